@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.answering import answering, free_port
+from tests.other_servers import answering, free_port
 
 
 def promtool(*arguments: object, cwd: Path | None = None) -> str:

@@ -15,7 +15,7 @@ from hopline.rollout.rollout import MAX_REASON, MAX_STEPS, RolloutRequest, begin
 from hopline.rollout.state import ModelState
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request
-from tests.rollout import loaded_units_rig as rig
+from tests import loaded_units_rig as rig
 
 WITH_STORE = load_config(overrides={"features.store": "memory:"})
 WITHOUT = load_config(overrides={})

@@ -20,8 +20,8 @@ from hopline.models import loader, model_inputs
 from hopline.rollout import state
 from hopline.rollout.rollout import RolloutRequest
 from hopline.types import ScoreRequest
+from tests import loaded_units_rig as rig
 from tests.engine import zoo
-from tests.rollout import loaded_units_rig as rig
 
 
 def regions(worker):

@@ -25,8 +25,8 @@ from hopline.errors import (
 from hopline.models.local_repository import LocalRepository
 from hopline.models.remote_repository import FsspecRepository
 from hopline.models.repositories import configured_repository, open_repository
-from tests.answering import versions
-from tests.answering.versions import FILES, version
+from tests import versions
+from tests.versions import FILES, version
 
 
 class Folder:

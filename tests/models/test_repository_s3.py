@@ -8,10 +8,10 @@ from hopline.errors import ArtifactCorrupted, RepositoryUnavailable
 from hopline.models.repositories import open_repository
 from hopline.service import Service
 from hopline.types import ScoreRequest
-from tests.answering import versions
-from tests.answering.versions import FILES, version
+from tests import versions
 from tests.engine import zoo
 from tests.s3_server import bucket, s3_server
+from tests.versions import FILES, version
 
 
 @pytest.fixture(scope="module")

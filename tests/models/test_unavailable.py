@@ -20,7 +20,7 @@ from hopline.models.loader import Loader
 from hopline.models.model_inputs import SharedInputs
 from hopline.service import Service
 from hopline.types import ScoreRequest
-from tests.rollout import loaded_units_rig as rig
+from tests import loaded_units_rig as rig
 from tests.servers import running
 
 

@@ -20,9 +20,9 @@ from hopline.pipelines.nesting import nesting
 from hopline.transports.oip import answer_parameters, tensors_from_result
 from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest
+from tests import loaded_units_rig
 from tests.engine import zoo
 from tests.packaging.conftest import _one_thread_and_one_seed, _operators_parsed_once  # noqa: F401
-from tests.rollout import loaded_units_rig
 
 FRAUD = """
 [inputs]

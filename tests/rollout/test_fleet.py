@@ -13,8 +13,8 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.store import redis as redis_store
 from hopline.types import ScoreRequest
+from tests import loaded_units_rig as rig
 from tests.features.redis_servers import redis_process
-from tests.rollout import loaded_units_rig as rig
 from tests.rollout.fleet_rig import Link
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick, quick_redis
 

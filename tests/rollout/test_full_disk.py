@@ -5,7 +5,7 @@ import os
 
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from tests.rollout import loaded_units_rig as rig
+from tests import loaded_units_rig as rig
 from tests.rollout.test_lifecycle import Traffic
 
 

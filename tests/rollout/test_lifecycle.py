@@ -22,8 +22,8 @@ from hopline.errors import (
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.types import ScoreRequest
+from tests import loaded_units_rig as rig
 from tests.engine import zoo
-from tests.rollout import loaded_units_rig as rig
 
 
 async def ask(service, count, **kwargs):

@@ -23,7 +23,7 @@ from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import LifecycleState, ModelState
 from hopline.types import ScoreRequest
-from tests.rollout import loaded_units_rig as rig
+from tests import loaded_units_rig as rig
 from tests.rollout.stub_workers import Answers
 
 PIPELINE = """

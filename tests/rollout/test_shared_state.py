@@ -13,7 +13,7 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import LifecycleState, ModelState, StateFile
 from hopline.service import Service
-from tests.rollout import loaded_units_rig as rig
+from tests import loaded_units_rig as rig
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick
 
 PATIENCE_S = 10.0

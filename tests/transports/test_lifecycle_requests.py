@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.client import Admin, Client
 from hopline.errors import BadRequest, Conflict, ModelNotFound
-from tests.rollout import loaded_units_rig
+from tests import loaded_units_rig
 from tests.servers import RunningServer, running
 from tests.transports.held_loads import ALLOWED
 

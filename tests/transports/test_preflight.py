@@ -11,7 +11,7 @@ from hopline.errors import RateLimited
 from hopline.transports.preflight import _message, preflight
 from hopline.transports.score_json import decode_score
 from hopline.types import ScoreRequest
-from tests.rollout import loaded_units_rig
+from tests import loaded_units_rig
 
 
 @pytest.fixture(scope="module")

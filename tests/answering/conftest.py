@@ -1,0 +1,3 @@
+from tests.rollout.conftest import root, source
+
+__all__ = ["root", "source"]
