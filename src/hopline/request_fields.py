@@ -2,7 +2,7 @@
 
 All code that reads, hashes, logs or sends a `ScoreRequest` derives from this list: JSON bodies and broker
 messages (`transports/score_json.py`), Open Inference Protocol parameters (`transports/oip.py`), the
-response cache (`answering/request_key.py`), the prediction log (`records/inputs.py`) and replays
+response cache (`answering/response_cache.py`), the prediction log (`records/inputs.py`) and replays
 (`jobs/targets.py`).
 A new option is a line here, a field of `types.ScoreRequest`, and an option of the Python client
 (`client/wire.py`); docs/extending.md lists the tests and pages that follow.

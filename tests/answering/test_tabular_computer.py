@@ -20,9 +20,8 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from xgboost import XGBClassifier
 
 import hopline
-from hopline.answering.columns import ColumnCheck
 from hopline.answering.queued import QueuedVersion
-from hopline.answering.tabular_computer import TabularComputer
+from hopline.answering.tabular_computer import ColumnCheck, TabularComputer
 from hopline.artifact import Column, ModelSpec, TabularSpec, read_artifact
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hopline.answering.direct import DirectAnswers
+from hopline.answering.lookup import DirectAnswers
 from hopline.answering.precomputed_files import precomputed_rows
 from hopline.config.schema import Config, PrecomputedConfig
 from hopline.engine.answer import Answerer

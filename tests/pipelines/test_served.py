@@ -16,7 +16,7 @@ from hopline.client import wire
 from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
 from hopline.models.interfaces import Offline, nobody
 from hopline.models.repositories import open_repository
-from hopline.pipelines.nesting import nesting
+from hopline.pipelines.spec import nesting
 from hopline.transports.oip import answer_parameters, tensors_from_result
 from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest

@@ -13,21 +13,67 @@ that the prediction log is whole; in the metrics it is a finished request withou
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from hopline.answering.cached_answers import FROM_CACHE, CachedAnswers
 from hopline.answering.limits import ModelLimits
 from hopline.answering.queued import deadlines_of
-from hopline.answering.request_key import content_key
 from hopline.answering.served import Ran, Recorder, Served
 from hopline.answering.single_flight import SingleFlight
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
+from hopline.request_fields import FIELDS, values_of
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
+
+#: What a caller said that changes the answer.
+_said = values_of(tuple(field for field in FIELDS if field.changes_answer))
+#: Longer content is kept as its digest.
+_LONGEST = 160
+#: Never begins a MessagePack value, so that no content looks like a digest.
+_DIGEST = b"\xc1"
+
+
+def content_key(request: ScoreRequest) -> bytes | None:
+    """The key of a request to one version of a model; 0.4 µs for one node.
+
+    int64 arrays of node ids have the key of the same list, whichever transport made them.
+
+    Returns: None where the content is nothing that transports make; it cannot be cached then.
+    """
+    nodes: Any = request.nodes
+    if type(nodes) is np.ndarray and nodes.dtype == np.int64 and nodes.ndim == 1:
+        nodes = nodes.tolist()
+    try:
+        if request.pairs is None and not request.inline:
+            key = _encode((nodes, request.columns, _said(request)))
+        else:
+            key = _encode((nodes, request.columns, _said(request), request.pairs, request.inline))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    if len(key) > _LONGEST:
+        return _DIGEST + hashlib.blake2b(key, digest_size=32).digest()
+    return key
+
+
+def _other(value: Any) -> Any:
+    """Arrays and NumPy's scalars; raises for anything else."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufSU":
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.ravel().tolist()
+    raise TypeError(f"{type(value).__name__} has no key")
+
+
+#: The order of names in mappings means nothing.
+_encode = msgspec.msgpack.Encoder(enc_hook=_other, order="deterministic").encode
 
 
 class CachedVersion:

@@ -45,7 +45,7 @@ FALLBACKS: Final = (
         STALE_ROW,
         'with `precomputed.stale = "serve"`: a precomputed row of another snapshot of the graph, or one '
         "that was computed from the graph folder's features though features come from a store",
-        ("answering/direct.py", "engine/answer.py"),
+        ("answering/lookup.py", "engine/answer.py"),
     ),
     Fallback(
         STALE_FEATURES,

@@ -205,7 +205,7 @@ class Loader:
         folder = newest(model)
         if folder is None or not (folder / "pipeline.toml").is_file():
             return 0
-        from hopline.pipelines.nesting import nesting
+        from hopline.pipelines.spec import nesting
 
         return nesting(model, newest)
 

@@ -18,13 +18,38 @@ docs/guides/pipelines.md has every key.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from hopline.errors import PipelineInvalid
+from hopline.errors import HoplineError, PipelineInvalid
 from hopline.toml import TOMLDecodeError, parse_toml
+
+
+def nesting(model: str, folder_of: Callable[[str], Path | None]) -> int:
+    """0 for a model, 1 for a pipeline of models, 2 for one that has a pipeline as a step, …
+
+    Args:
+        folder_of: name -> folder of the version that will serve; None where there is none.
+
+    A pipeline that cannot be read or that nests itself has some depth too: loading it says what is wrong.
+    """
+    return _nesting(model, folder_of, frozenset())
+
+
+def _nesting(model: str, folder_of: Callable[[str], Path | None], around: frozenset[str]) -> int:
+    folder = None if model in around else folder_of(model)
+    if folder is None or not (folder / FILE_NAME).is_file():
+        return 0
+    try:
+        below = read_pipeline(folder).models
+    except HoplineError:
+        return 1
+    inside = around | {model}
+    return 1 + max((_nesting(name, folder_of, inside) for name, _ in below), default=0)
+
 
 FILE_NAME = "pipeline.toml"
 MAX_STEPS = 64

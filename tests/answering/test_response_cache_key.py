@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.answering.request_key import content_key
+from hopline.answering.response_cache import content_key
 from hopline.types import InlineNode, ScoreRequest
 
 VALUES = (
