@@ -107,7 +107,7 @@ BUDGET: dict[str, int] = {
     "(top)": 3368,
     "answering": 6084,
     "brokers": 3212,
-    "client": 1209,
+    "client": 1198,
     "commands": 5063,
     "config": 1339,
     "demo": 1178,

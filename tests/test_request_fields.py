@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hopline.brokers.base import Message
-from hopline.client.wire import nodes_body
+from hopline.client.wire import score_body
 from hopline.errors import BadRequest
 from hopline.isolated.wire import pack_request, unpack_request
 from hopline.jobs.targets import _options
@@ -135,4 +135,4 @@ def test_the_log_keeps_it_or_says_that_it_does_not(field: RequestField) -> None:
 
 
 def test_the_client_sends_tags() -> None:
-    assert nodes_body([1], tags=["nightly"])["tags"] == ["nightly"]
+    assert score_body([1], None, None, tags=["nightly"])["tags"] == ["nightly"]

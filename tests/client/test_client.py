@@ -6,10 +6,12 @@ import asyncio
 import datetime
 import inspect
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import pytest
 
 import hopline
 from hopline import errors
-from hopline.client.wire import _BY_CODE, nodes_body, read_error, read_json, read_result
+from hopline.client.wire import _BY_CODE, read_error, read_json, read_result, score_body
 from hopline.types import InlineNode
 from tests.servers import RunningServer, running
 
@@ -154,7 +156,7 @@ def test_a_timeout_is_a_deadline(make: Any, server: RunningServer) -> None:
 def test_a_time_cut_may_be_a_number_or_a_moment(
     make: Any, server: RunningServer, as_of: Any, sent: Any
 ) -> None:
-    assert nodes_body([1], as_of=as_of)["as_of"] == sent
+    assert score_body([1], None, None, as_of=as_of)["as_of"] == sent
     assert make(server.url).score("sage", [1], as_of=as_of).outputs["label"].tolist() == [1]
 
 
@@ -168,6 +170,9 @@ def test_one_value_where_a_list_is_due_is_refused(make: Any, server: RunningServ
         (lambda: client.score_pairs("link", ["ab"]), r"each pair must be a list of two ids"),
         (lambda: client.score_pairs("link", (1, 2)), r"each pair must be a list of two ids"),
         (lambda: client.score_pairs("link", [(1, 2, 3)]), r"each pair must be \(source, destination\)"),
+        (lambda: client.score_inline("sage", {"features": [1, 2, 3]}), "inline must be a list of nodes"),
+        (lambda: client.send_events({"op": "add_node"}), "events must be a list of events"),
+        (lambda: client.send_events(None), "events must be a list of events"),
     ):
         with pytest.raises(errors.BadRequest, match=text):
             call()
@@ -201,7 +206,7 @@ def test_nan_is_not_sent_as_if_it_were_absent(make: Any, server: RunningServer) 
     for call, text in (
         (lambda: client.score("sage", [1], as_of=float("nan")), "as_of is NaN"),
         (lambda: client.score("sage", [1], as_of=np.float64("nan")), "as_of is NaN"),
-        (lambda: client.score("sage", [1], timeout=float("nan")), "timeout_ms is NaN"),
+        (lambda: client.score("sage", [1], timeout=float("nan")), "the timeout is NaN"),
         (lambda: client.send_events([remove, remove | {"time": float("nan")}]), r"events\[1\].time is NaN"),
         (lambda: client.send_events([remove | {"id": np.float64("nan")}]), r"events\[0\].id is NaN"),
         (lambda: client.score("sage", [object()]), "cannot be encoded as JSON"),
@@ -279,12 +284,22 @@ def test_inline_nodes_of_series_tensors_and_lists(make: Any, server: RunningServ
         ("http://", "has no host"),
         ("http://[::1", "not a server URL"),
         ("", "not a server URL"),
+        ("http://127.0.0.1:8700?x=1", "a query"),
     ],
 )
 def test_an_address_without_scheme_or_host_is_refused(url: str, text: str) -> None:
     for client in (hopline.Client, hopline.AsyncClient):
         with pytest.raises(errors.BadRequest, match=text):
             client(url)
+
+
+@pytest.mark.parametrize("secret", ["hopline_12_secret\n", " hopline_12_secret", "hopline_12_secrét"])
+@pytest.mark.parametrize("name", ["api_key", "token"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(name: str, secret: str) -> None:
+    for client in (hopline.Client, hopline.AsyncClient):
+        with pytest.raises(errors.BadRequest, match=f"{name} has a blank, a line break") as caught:
+            client("http://127.0.0.1:9", **{name: secret})
+        assert "12" not in str(caught.value)
 
 
 def test_models_and_readiness(make: Any, server: RunningServer) -> None:
@@ -364,6 +379,96 @@ def test_broken_connections_are_retried_and_other_errors_are_not(make: Any, scri
     with pytest.raises(errors.BadRequest, match="no"):
         make(scripted.url).score("m", [1])
     assert len(scripted.seen) == 3
+
+
+def test_a_request_of_unknown_effect_is_sent_once(make: Any, scripted: Any) -> None:
+    scripted.plan += [(0, None), GOOD]
+    with pytest.raises(errors.Unavailable, match="may have been done or not"):
+        make(scripted.url).send("POST", "/v1/graph/events", {"op": "add_edge", "src": 1, "dst": 2})
+    assert len(scripted.seen) == 1
+    make(scripted.url).send("POST", "/v1/graph/events", {}, retries=1)
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """Sends a good answer, a byte at a time."""
+
+    def do_POST(self) -> None:
+        body = json.dumps(GOOD[1]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        for byte in body:
+            threading.Event().wait(0.05)
+            try:
+                self.wfile.write(bytes([byte]))
+            except ConnectionError:
+                return
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_timeout_counts_for_the_whole_answer(make: Any) -> None:
+    with HTTPServer(("127.0.0.1", 0), Dripping) as dripping:
+        thread = threading.Thread(target=dripping.handle_request)
+        thread.start()
+        with pytest.raises(errors.DeadlineExceeded, match=r"no answer within 0\.4 s"):
+            make(f"http://127.0.0.1:{dripping.server_port}", timeout=0.4).score("m", [1])
+        thread.join()
+
+
+#: Prints the number of connections that a server gets of a client, its forked child, and the client again.
+FORKED = """
+import asyncio, os, sys
+import hopline
+
+url, kind = sys.stdin.read().split()
+if kind == "async":
+    client = hopline.AsyncClient(url)
+    runner = asyncio.Runner()
+    send = lambda runner: runner.run(client.send("GET", "/"))
+else:
+    client = hopline.Client(url)
+    runner = None
+    send = lambda runner: client.send("GET", "/")
+send(runner)
+child = os.fork()
+if not child:
+    send(runner and asyncio.Runner())
+    os._exit(0)
+os.waitpid(child, 0)
+send(runner)
+"""
+
+
+class Keeping(BaseHTTPRequestHandler):
+    """Answers over connections that stay open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.client_address)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_forked_process_has_connections_of_its_own(kind: str) -> None:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Keeping)
+    server.seen = []
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        words = f"http://127.0.0.1:{server.server_port} {kind}"
+        subprocess.run([sys.executable, "-c", FORKED], input=words.encode(), check=True, timeout=60)
+        server.shutdown()
+        thread.join()
+    parent, child, again = server.seen
+    assert parent == again != child
 
 
 def test_every_code_has_its_class() -> None:

@@ -6,13 +6,12 @@ import asyncio
 import ssl
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import httpx2
 
 from hopline.client import wire
-from hopline.client.exchange import Exchange
+from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess
 from hopline.client.graph import (
     EVENTS_PATH,
     GRAPH_PATH,
@@ -25,10 +24,6 @@ from hopline.client.graph import (
 from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
-
-_POLL_S = 0.1
-#: Timeout of a readiness probe; a slower server is not ready.
-_PROBE_S = 5.0
 
 
 class AsyncClient:
@@ -51,7 +46,8 @@ class AsyncClient:
         self._timeout = timeout
         self._retries = retries
         headers = wire.credentials(api_key, token)
-        self._http = httpx2.AsyncClient(base_url=wire.address(url), verify=verify, headers=headers)
+        self._origin = wire.origin(url)
+        self._http = OnePerProcess(lambda: httpx2.AsyncClient(base_url=url, verify=verify, headers=headers))
 
     async def score(
         self,
@@ -63,9 +59,7 @@ class AsyncClient:
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult:
         """See `Client.score`."""
-        if rows is None and columns is None:
-            return await self._score(model, wire.nodes_body(nodes, **options), options)
-        return await self._score(model, wire.table_body(nodes, rows, columns, **options), options)
+        return await self._score(model, wire.score_body(nodes, rows, columns, **options), options)
 
     async def score_inline(
         self,
@@ -88,7 +82,7 @@ class AsyncClient:
     ) -> EventsOutcome:
         """See `Client.send_events`."""
         body, may_repeat = events_body(events)
-        retries = None if may_repeat else 0
+        retries = self._retries if may_repeat else 0
         return read_outcome(await self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
 
     async def graph_state(self) -> GraphState:
@@ -102,7 +96,7 @@ class AsyncClient:
     async def ready(self) -> bool:
         """See `Client.ready`."""
         try:
-            await self.send("GET", "/readyz", timeout=_PROBE_S, retries=0)
+            await self.send("GET", "/readyz", timeout=PROBE_S, retries=0)
         except HoplineError:
             return False
         return True
@@ -112,25 +106,22 @@ class AsyncClient:
         end = time.monotonic() + timeout
         while not await self.ready():
             if time.monotonic() > end:
-                raise Unavailable(f"{self._http.base_url} was not ready within {timeout} s")
-            await asyncio.sleep(_POLL_S)
+                raise Unavailable(f"{self._origin} was not ready within {timeout} s")
+            await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http.get().aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
-        timeout = options.get("timeout")
-        timeout = self._timeout if timeout is None else timeout
-        return wire.read_result(await self.send("POST", wire.score_path(model), body, timeout=timeout))
+        timeout, path = options.get("timeout"), wire.score_path(model)
+        return wire.read_result(await self.send("POST", path, body, timeout, self._retries))
 
     async def send(
         self,
@@ -140,21 +131,19 @@ class AsyncClient:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> bytes:
-        """Send any request; return the response body. Raises the server's errors as the same classes."""
-        exchange = Exchange(
-            method,
-            path,
-            body,
-            timeout_s=self._timeout if timeout is None else timeout,
-            retries=self._retries if retries is None else retries,
-        )
+        """See `Client.send`."""
+        if retries is None:
+            retries = self._retries if method == "GET" else 0
+        exchange = Exchange(body, self._timeout if timeout is None else timeout, retries)
         while True:
             try:
-                response = await self._http.request(method, path, **exchange.arguments())
-            except httpx2.TransportError as error:
-                wait_s: float | None = exchange.broken(error, self._http.base_url)
+                arguments = exchange.arguments()
+                async with asyncio.timeout(arguments["timeout"]):
+                    response = await self._http.get().request(method, path, **arguments)
+            except (httpx2.TransportError, TimeoutError) as error:
+                wait_s: float | None = exchange.broken(error, self._origin)
             else:
-                wait_s = exchange.answered(response)
+                wait_s = exchange.answered(response, response.content)
             if wait_s is None:
                 return response.content
             await asyncio.sleep(wait_s)

@@ -1,21 +1,43 @@
-"""One call and its attempts, without a connection: what to retry, how long to wait, when to stop."""
+"""One call and its attempts: what to retry, how long to wait, when to stop. Connections of a process."""
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 import httpx2
 
 from hopline.client.wire import encode, read_error
-from hopline.errors import DeadlineExceeded, Overloaded, Unavailable
+from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, Unavailable
 
 #: Seconds before the second attempt if the server sends no time; doubled each time.
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 5.0
+#: Seconds between readiness probes, and timeout of one; a slower server is not ready.
+POLL_S, PROBE_S = 0.1, 5.0
+T = TypeVar("T")
+
+
+class OnePerProcess(Generic[T]):
+    """Connections that a fork does not share: two processes would read each other's answers.
+
+    Args:
+        make: opens them; called here, and by each forked process that needs them.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        #: Process id -> its connections; a child leaves its parent's open.
+        self._by_process = {os.getpid(): make()}
+
+    def get(self) -> T:
+        """Return the connections of this process."""
+        mine = self._by_process.get(os.getpid())
+        return self._by_process.setdefault(os.getpid(), self._make()) if mine is None else mine
 
 
 class Exchange:
@@ -26,28 +48,26 @@ class Exchange:
     and nothing is repeated after the timeout.
 
     Args:
-        method, path, body: the request.
-        timeout_s: for all attempts together; None means no limit.
+        body: of the request, None without one.
+        timeout_s: for all attempts together; None and infinity mean no limit.
         retries: attempts after the first one.
         clock: seconds, monotonic.
+    Raises: BadRequest: the timeout is NaN.
     """
 
     def __init__(
         self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
+        body: Any,
         timeout_s: float | None,
         retries: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.method = method
-        self.path = path
+        if timeout_s is not None and math.isnan(timeout_s):
+            raise BadRequest("the timeout is NaN; give seconds, or None for no limit")
         self._body = body
         self._clock = clock
         self._timeout_s = timeout_s
-        self._end = None if timeout_s is None else clock() + timeout_s
+        self._end = None if timeout_s is None or timeout_s == math.inf else clock() + timeout_s
         self._left = retries
         self._wait_s = _FIRST_WAIT_S
 
@@ -55,7 +75,7 @@ class Exchange:
         """Return arguments for httpx2's `request`, including the remaining time."""
         left = self._remaining()
         headers = {}
-        if left is not None and math.isfinite(left):
+        if left is not None:
             # The server cancels a request whose time is over.
             headers["timeout-ms"] = f"{left * 1000:.3f}"
         content = None
@@ -64,20 +84,27 @@ class Exchange:
             content = encode(self._body)
         return {"headers": headers, "content": content, "timeout": left}
 
-    def broken(self, error: httpx2.TransportError, server: httpx2.URL) -> float:
+    def in_time(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the parts of a response. Raises: DeadlineExceeded: they come too slowly."""
+        for part in parts:
+            self._remaining()
+            yield part
+
+    def broken(self, error: httpx2.TransportError | TimeoutError, server: str) -> float:
         """Handle a failed attempt at `server`; return the seconds to wait before the next one.
 
         Raises:
             DeadlineExceeded: the time is up.
             Unavailable: no attempt is left.
         """
-        if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return self._next_wait(Unavailable(f"the server at {server} cannot be reached: {error}"), None)
+        if isinstance(error, httpx2.TimeoutException | TimeoutError):
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s") from error
-        return self._next_wait(
-            Unavailable(f"the server at {_origin(server)} cannot be reached: {error}"), None
-        )
+        text = f"the connection to {server} broke, and what was sent may have been done or not: {error}"
+        return self._next_wait(Unavailable(text), None)
 
-    def answered(self, response: httpx2.Response) -> float | None:
+    def answered(self, response: httpx2.Response, content: bytes) -> float | None:
         """Handle a response: return None if it is good, else the seconds to wait before the next attempt.
 
         Raises: HoplineError: the server's error, if it must not be repeated or no attempt is left.
@@ -85,7 +112,7 @@ class Exchange:
         if response.is_success:
             return None
         code = response.headers.get("hopline-error", "")
-        error = read_error(response.status_code, response.content, code)
+        error = read_error(response.status_code, content, code)
         if isinstance(error, Overloaded | Unavailable):
             return self._next_wait(error, error.retry_after_s)
         raise error
@@ -108,8 +135,3 @@ class Exchange:
         if left <= 0:
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s")
         return left
-
-
-def _origin(url: httpx2.URL) -> str:
-    """Return the URL as given, without user and password."""
-    return f"{url.scheme}://{url.netloc.decode()}"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from hopline import errors
-from hopline.client.wire import encode, plain
-from hopline.types import UNREADABLE
+from hopline.client.wire import encode, listed, plain, read_json
 
 EVENTS_PATH = "/v1/graph/events"
 GRAPH_PATH = "/v1/graph"
-AnswerT = TypeVar("AnswerT")
 
 
 class RefusedEvent(msgspec.Struct, frozen=True):
@@ -78,26 +75,20 @@ def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Ra
 
     Args:
         events: objects; or bytes, which are sent unchanged and must not be repeated.
-    Raises: BadRequest: as `encode`, such as a field that is NaN, for example from a data frame.
+    Raises: BadRequest: not a list of events; as `encode`, such as a field that is NaN.
     """
     if isinstance(events, bytes):
         return msgspec.Raw(events), False
-    listed = list(map(plain, events))
-    return msgspec.Raw(encode(listed, "events")), all(each.get("id") is not None for each in listed)
+    rows = [plain(each) for each in listed(events, "events", "events")]
+    has_ids = all(isinstance(each, dict) and each.get("id") is not None for each in rows)
+    return msgspec.Raw(encode(rows, "events")), has_ids
 
 
 def read_outcome(content: bytes) -> EventsOutcome:
     """Decode the response to events. Raises: HoplineError: it is invalid."""
-    return _read(content, EventsOutcome)
+    return read_json(content, EventsOutcome)  # type: ignore[no-any-return]
 
 
 def read_state(content: bytes) -> GraphState:
     """Decode the response about the graph. Raises: HoplineError: it is invalid."""
-    return _read(content, GraphState)
-
-
-def _read(content: bytes, kind: type[AnswerT]) -> AnswerT:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except UNREADABLE as error:
-        raise errors.HoplineError(f"the server's response cannot be read: {error}") from None
+    return read_json(content, GraphState)  # type: ignore[no-any-return]

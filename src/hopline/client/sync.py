@@ -5,13 +5,12 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import httpx2
 
 from hopline.client import wire
-from hopline.client.exchange import Exchange
+from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess
 from hopline.client.graph import (
     EVENTS_PATH,
     GRAPH_PATH,
@@ -25,10 +24,6 @@ from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
 
-_POLL_S = 0.1
-#: Timeout of a readiness probe; a slower server is not ready.
-_PROBE_S = 5.0
-
 
 class Client:
     """A blocking client for scores; safe to share between threads.
@@ -38,7 +33,7 @@ class Client:
     Args:
         url: "http://127.0.0.1:8700".
         timeout: seconds for one call including all its attempts; None means no limit.
-        retries: further attempts after Overloaded, Unavailable and broken connections.
+        retries: further attempts after Overloaded, Unavailable and broken connections; see `send`.
         verify: TLS verification; see `ssl.create_default_context(cafile=...)`.
         api_key: created with `hopline auth new-key`, if the server requires one.
         token: a JSON Web Token instead.
@@ -57,7 +52,8 @@ class Client:
         self._timeout = timeout
         self._retries = retries
         headers = wire.credentials(api_key, token)
-        self._http = httpx2.Client(base_url=wire.address(url), verify=verify, headers=headers)
+        self._origin = wire.origin(url)
+        self._http = OnePerProcess(lambda: httpx2.Client(base_url=url, verify=verify, headers=headers))
 
     def score(
         self,
@@ -75,9 +71,7 @@ class Client:
             rows: mappings of column name -> value, for tabular models; None and NaN are missing values.
             columns: the same rows as column name -> values.
         """
-        if rows is None and columns is None:
-            return self._score(model, wire.nodes_body(nodes, **options), options)
-        return self._score(model, wire.table_body(nodes, rows, columns, **options), options)
+        return self._score(model, wire.score_body(nodes, rows, columns, **options), options)
 
     def score_inline(
         self,
@@ -112,7 +106,7 @@ class Client:
             WriterUnavailable, LogFull, LogFailed: the message says what happened to the change.
         """
         body, may_repeat = events_body(events)
-        retries = None if may_repeat else 0
+        retries = self._retries if may_repeat else 0
         return read_outcome(self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
 
     def graph_state(self) -> GraphState:
@@ -126,7 +120,7 @@ class Client:
     def ready(self) -> bool:
         """Return whether the server accepts requests; False also if it cannot be reached."""
         try:
-            self.send("GET", "/readyz", timeout=_PROBE_S, retries=0)
+            self.send("GET", "/readyz", timeout=PROBE_S, retries=0)
         except HoplineError:
             return False
         return True
@@ -139,25 +133,22 @@ class Client:
         end = time.monotonic() + timeout
         while not self.ready():
             if time.monotonic() > end:
-                raise Unavailable(f"{self._http.base_url} was not ready within {timeout} s")
-            time.sleep(_POLL_S)
+                raise Unavailable(f"{self._origin} was not ready within {timeout} s")
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._http.get().close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
-        timeout = options.get("timeout")
-        timeout = self._timeout if timeout is None else timeout
-        return wire.read_result(self.send("POST", wire.score_path(model), body, timeout=timeout))
+        timeout, path = options.get("timeout"), wire.score_path(model)
+        return wire.read_result(self.send("POST", path, body, timeout, self._retries))
 
     def send(
         self,
@@ -167,21 +158,22 @@ class Client:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> bytes:
-        """Send any request; return the response body. Raises the server's errors as the same classes."""
-        exchange = Exchange(
-            method,
-            path,
-            body,
-            timeout_s=self._timeout if timeout is None else timeout,
-            retries=self._retries if retries is None else retries,
-        )
+        """Send any request; return the response body. Raises the server's errors as the same classes.
+
+        Args:
+            retries: default: the client's for GET; 0 for other methods, whose effect could be doubled.
+        """
+        if retries is None:
+            retries = self._retries if method == "GET" else 0
+        exchange = Exchange(body, self._timeout if timeout is None else timeout, retries)
         while True:
             try:
-                response = self._http.request(method, path, **exchange.arguments())
+                with self._http.get().stream(method, path, **exchange.arguments()) as response:
+                    content = b"".join(exchange.in_time(response.iter_bytes()))
             except httpx2.TransportError as error:
-                wait_s: float | None = exchange.broken(error, self._http.base_url)
+                wait_s: float | None = exchange.broken(error, self._origin)
             else:
-                wait_s = exchange.answered(response)
+                wait_s = exchange.answered(response, content)
             if wait_s is None:
-                return response.content
+                return content
             time.sleep(wait_s)

@@ -6,6 +6,7 @@ This file handles the JSON of `/v1`; it does not depend on connections.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -83,32 +84,31 @@ class _Failure(msgspec.Struct):
 
 #: JSON has a form for all of these.
 _EXACT = frozenset({int, str, bool, type(None)})
-_read_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class _Models(msgspec.Struct):
     models: list[ModelInfo]
 
 
-_read_models = msgspec.json.Decoder(_Models).decode
-
-
 def credentials(api_key: str | None, token: str | None) -> dict[str, str]:
     """Return the headers that authenticate a client.
 
-    Raises: BadRequest: both are given.
+    Raises: BadRequest: both are given, or one that no header can have.
     """
     if api_key is not None and token is not None:
         raise errors.BadRequest("give api_key or token, not both")
+    for name, secret in (("api_key", api_key), ("token", token)):
+        if secret is not None and re.search("[^!-~]", secret):  # without the secret, which logs would show
+            raise errors.BadRequest(f"{name} has a blank, a line break or a letter outside ASCII")
     if api_key is not None:
         return {"x-api-key": api_key}
     return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
-def address(url: str) -> str:
-    """Check the URL of a server, and return it.
+def origin(url: str) -> str:
+    """Check the URL of a server; return its beginning, without path, user and password.
 
-    Raises: BadRequest: it does not begin with http:// or https://, or has no host.
+    Raises: BadRequest: it does not begin with http:// or https://, has no host, or has a query.
     """
     try:
         parts = urlsplit(url)
@@ -121,7 +121,9 @@ def address(url: str) -> str:
         )
     if not parts.hostname:
         raise errors.BadRequest(f"{url!r} is not a server URL: it has no host")
-    return url
+    if parts.query or parts.fragment:
+        raise errors.BadRequest(f"{url!r} is not a server URL: it has a query or a fragment")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def encode(body: Any, name: str = "") -> bytes:
@@ -165,18 +167,13 @@ def score_path(model: str) -> str:
     return f"/v1/models/{quote(model, safe='')}/score"
 
 
-def nodes_body(nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> dict[str, Any]:
-    """Build the body for known nodes."""
-    return {"nodes": _ids(nodes), **_options(options)}
-
-
-def table_body(
+def score_body(
     nodes: ExternalIds,
     rows: Iterable[Mapping[str, Any]] | None,
     columns: Mapping[str, Any] | None,
     **options: Unpack[ScoreOptions],
 ) -> dict[str, Any]:
-    """Build the body for rows of a tabular model, or of a pipeline that also reads nodes.
+    """Build the body for known nodes, for rows of a tabular model, or for a pipeline that reads both.
 
     Raises: BadRequest: both forms together.
     """
@@ -184,13 +181,13 @@ def table_body(
         raise errors.BadRequest("give rows or columns, not both")
     body = _options(options)
     ids = _ids(nodes)
-    if ids:
+    if ids or (rows is None and columns is None):
         body["nodes"] = ids
     if rows is not None:
         body["rows"] = [{name: _cell(value) for name, value in row.items()} for row in rows]
     if columns is not None:
         body["columns"] = {
-            name: [_cell(value) for value in _listed(values, f"column {name!r}", "values")]
+            name: [_cell(value) for value in listed(values, f"column {name!r}", "values")]
             for name, values in columns.items()
         }
     return body
@@ -200,7 +197,10 @@ def inline_body(
     inline: Iterable[InlineNode | Mapping[str, Any]], nodes: ExternalIds, **options: Unpack[ScoreOptions]
 ) -> dict[str, Any]:
     """Build the body for nodes that are not in the graph, after `nodes` that are."""
-    body: dict[str, Any] = {"inline": [_inline(node) for node in inline], **_options(options)}
+    body: dict[str, Any] = {
+        "inline": list(map(_inline, listed(inline, "inline", "nodes"))),
+        **_options(options),
+    }
     ids = _ids(nodes)
     if ids:
         body["nodes"] = ids
@@ -212,7 +212,7 @@ def pairs_body(
 ) -> dict[str, Any]:
     """Build the body for link scores."""
     return {
-        "pairs": [_pair(pair) for pair in _listed(_as_list(pairs), "pairs", "pairs")],
+        "pairs": [_pair(pair) for pair in listed(_as_list(pairs), "pairs", "pairs")],
         **_options(options),
     }
 
@@ -222,10 +222,7 @@ def read_result(content: bytes) -> ScoreResult:
 
     Raises: HoplineError: the response is not that of a Hopline server.
     """
-    try:
-        answer = _read_answer(content)
-    except UNREADABLE as error:
-        raise errors.HoplineError(f"the server's response cannot be read: {error}") from None
+    answer: _Answer = read_json(content, _Answer)
     gone: list[bool] = []
     if answer.missing is not None:
         first = next(iter(answer.outputs.values()), [])
@@ -250,20 +247,18 @@ def read_result(content: bytes) -> ScoreResult:
     )
 
 
-def read_json(content: bytes) -> Any:
-    """Decode any JSON of the server.
-
-    Raises: HoplineError: it is invalid.
-    """
+def read_json(content: bytes, kind: Any = Any) -> Any:
+    """Decode JSON of the server, as a kind of object. Raises: HoplineError: it is invalid."""
     try:
-        return msgspec.json.decode(content)
+        return msgspec.json.decode(content, type=kind)
     except UNREADABLE as error:
         raise errors.HoplineError(f"the server's response cannot be read: {error}") from None
 
 
 def read_models(content: bytes) -> list[ModelInfo]:
     """Decode the model list."""
-    return _read_models(content).models
+    models: list[ModelInfo] = read_json(content, _Models).models
+    return models
 
 
 def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineError:
@@ -312,12 +307,12 @@ def _options(options: ScoreOptions) -> dict[str, Any]:
     if timeout is not None:
         body["timeout_ms"] = timeout * 1000
     if "outputs" in body:
-        body["outputs"] = _listed(body["outputs"], "outputs", "names")
+        body["outputs"] = listed(body["outputs"], "outputs", "names")
     return body
 
 
 def _ids(ids: ExternalIds) -> list[Any]:
-    return list(map(_id, _listed(_as_list(ids), "nodes", "ids")))
+    return list(map(_id, listed(_as_list(ids), "nodes", "ids")))
 
 
 def _as_list(values: Any) -> Any:
@@ -325,7 +320,7 @@ def _as_list(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def _listed(values: Any, what: str, items: str) -> list[Any]:
+def listed(values: Any, what: str, items: str) -> list[Any]:
     """Convert to a list; a string is refused, since it would become its characters.
 
     Raises: BadRequest: a single value; a set or a mapping, which have no order or are not a list.
@@ -340,7 +335,7 @@ def _listed(values: Any, what: str, items: str) -> list[Any]:
 
 
 def _pair(pair: tuple[ExternalId, ExternalId]) -> list[Any]:
-    ends = _listed(_as_list(pair), "each pair", "two ids")
+    ends = listed(_as_list(pair), "each pair", "two ids")
     if len(ends) != 2:
         raise errors.BadRequest(f"each pair must be (source, destination), not {pair!r}")
     return [_id(ends[0]), _id(ends[1])]
