@@ -88,7 +88,7 @@ class Hopline:
         return {"total": 1e6 * float(np.median(whole)), "sample": 1e6 * float(np.median(plans))}
 
     def bit_equal(self) -> bool:
-        """Whether 1,000 nodes get the same bits cold, warm, together and alone."""
+        """True if 1,000 nodes get the same bits cold, warm, together and alone."""
         ids = self.rng.permutation(self.num_nodes)[:1000]
         cold = self.cold.final_states({"node": ids})["node"].copy()
         warm = self.warm.final_states({"node": ids})["node"].copy()

@@ -43,7 +43,7 @@ class Load:
 
     @property
     def failed(self) -> bool:
-        """Whether any request failed: then the run's figures are void."""
+        """True if any request failed: then the run's figures are void."""
         return self.num_requests == 0 or any(self.errors.values())
 
 

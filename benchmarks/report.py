@@ -21,7 +21,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether any request of either run failed."""
+        """True if any request of either run failed."""
         return self.c1.failed or self.c32.failed
 
     def figures(self) -> dict[str, dict[str, float]]:

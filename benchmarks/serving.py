@@ -106,7 +106,7 @@ def bench_python() -> str:
 
 
 def is_installed(peer: Peer) -> bool:
-    """Whether the peers' environment can find all that a peer imports."""
+    """True if the peers' environment can find all that a peer imports."""
     probe = "import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))"
     command = [bench_python(), "-c", probe, *peer.imports]
     try:

@@ -77,7 +77,7 @@ class Target:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs and is not a zombie."""
+        """True if the process runs and is not a zombie."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except OSError:

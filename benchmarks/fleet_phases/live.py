@@ -173,7 +173,7 @@ class Reader:
 
 
 def _reaches(found: str, wanted: str) -> bool:
-    """Whether a version of a Redis stream is not before another one."""
+    """True if a version of a Redis stream is not before another one."""
 
     def place(version: str) -> tuple[int, ...]:
         return tuple(map(int, version.partition("+")[2].partition(".")[0].split("-")))

@@ -178,7 +178,7 @@ def _post(port: int, number: int) -> None:
 
 
 def is_up(url: str) -> bool:
-    """Whether a URL answers with success."""
+    """True if a URL answers with success."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)

@@ -139,7 +139,7 @@ class Hosts:
         return f"http://{self.network.address('clients', host)}:{_PORT}"
 
     def serve(self, snapshot: str) -> bool:
-        """Whether every host serves a snapshot, and no rollout is under way."""
+        """True if every host serves a snapshot, and no rollout is under way."""
         for host in self.network.hosts:
             found = self.found(host)
             if found is None or found["rollout"] is not None:

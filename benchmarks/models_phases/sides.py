@@ -120,7 +120,7 @@ class Hopline:
             self.score(self.filled, np.arange(first, min(first + 4096, self._num_nodes)))
 
     def is_bit_equal(self) -> bool:
-        """Whether nodes get the same bits alone and together, with and without the state cache."""
+        """True if nodes get the same bits alone and together, with and without the state cache."""
         ids = np.random.default_rng(5).permutation(self._num_nodes)[:300]
         together = self.score(self.empty, ids).copy()
         alone = np.concatenate([self.score(self.empty, ids[i : i + 1]).copy() for i in range(60)])

@@ -114,7 +114,7 @@ class Producer(ABC):
 
     @abstractmethod
     async def send(self, events: list[bytes]) -> bool:
-        """Whether all were acknowledged."""
+        """True if all were acknowledged."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -60,7 +60,7 @@ def workers_of(server: Hopline) -> list[int]:
 
 
 def is_writer(pid: int) -> bool:
-    """Whether a process writes a live graph."""
+    """True if a process writes a live graph."""
     return b"hopline.live.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 

@@ -164,7 +164,7 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reads_own_state(self) -> bool:
-        """Whether the node's own state one level below is read."""
+        """True if the node's own state one level below is read."""
         attention = self.attention
         return (
             self.kind == "self"
@@ -174,7 +174,7 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reads_attr(self) -> bool:
-        """Whether attributes of edges are read."""
+        """True if attributes of edges are read."""
         return self.kind == "edge_attr" or (self.attention is not None and self.attention.num_attr > 0)
 
 
@@ -205,12 +205,12 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reads_own_state(self) -> bool:
-        """Whether the node's own state one level below is read."""
+        """True if the node's own state one level below is read."""
         return any(entry.reads_own_state for entry in (*self.inputs, *self.query_inputs))
 
     @property
     def reads_features(self) -> bool:
-        """Whether the node's own raw features are read."""
+        """True if the node's own raw features are read."""
         return any(entry.kind == "features" for entry in (*self.inputs, *self.query_inputs))
 
 

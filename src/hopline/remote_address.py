@@ -173,7 +173,7 @@ def _bytes_of(target: Path) -> int:
 
 
 def is_address(text: str | Path) -> bool:
-    """Whether a text is a URL, not the path of a folder."""
+    """True if a text is a URL, not the path of a folder."""
     return isinstance(text, str) and "://" in text
 
 

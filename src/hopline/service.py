@@ -233,7 +233,7 @@ class Service:
                 served.reject_early()
 
     def is_pressed(self) -> bool:
-        """Whether a queue has something to run on this loop, and has not had its turn yet."""
+        """True if a queue has something to run on this loop, and has not had its turn yet."""
         return self._loader is not None and bool(self._loader.turnstile.waiting)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -271,11 +271,11 @@ class Service:
     # What there is
 
     def live(self) -> bool:
-        """Whether the process works at all."""
+        """True if the process works at all."""
         return True
 
     def ready(self) -> bool:
-        """Whether requests are accepted, and at least one model can answer them unless none is wanted."""
+        """True if requests are accepted, and at least one model can answer them unless none is wanted."""
         is_current = self.graph_updates is None or self.graph_updates.is_current
         can_serve = bool(self._serving) or not self.unavailable()
         return self._ready and not self._draining and is_current and can_serve

@@ -52,7 +52,7 @@ def words_of(column: str) -> set[str]:
 
 
 def is_processor_time(column: str) -> bool:
-    """Whether a column is the use of a processor, not a limit or a request of it."""
+    """True if a column is the use of a processor, not a limit or a request of it."""
     words = words_of(column)
     return bool(words & _PROCESSOR) and not words & _NOT_USED
 

@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has any measurement."""
+        """True if it has any measurement."""
         return bool(np.isfinite(self.node_features).any() or np.isfinite(self.edge_features).any())
 
     def unmeasured(self, time_s: float, gap: Gap) -> Snapshot:

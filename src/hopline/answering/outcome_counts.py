@@ -218,7 +218,7 @@ def difference(wanted: ScoreResult, found: ScoreResult) -> tuple[float, int]:
 
 
 def _moved_on(wanted: ScoreResult, found: ScoreResult) -> bool:
-    """Whether two answers are about two versions of one live graph."""
+    """True if two answers are about two versions of one live graph."""
     versions = wanted.graph_version, found.graph_version
     first, other = (version.partition("+")[0] for version in versions)
     return first == other and versions[0] != versions[1]

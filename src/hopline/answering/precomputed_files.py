@@ -199,5 +199,5 @@ def _known_rows(file: PrecomputedFile, graph: Any) -> NDArray[np.bool_]:
 
 
 def replaced(rows: Mapping[str, FinalRows]) -> bool:
-    """Whether one of the files has a successor under its path."""
+    """True if one of the files has a successor under its path."""
     return any(each.file.is_replaced() for each in rows.values())

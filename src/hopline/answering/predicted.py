@@ -172,7 +172,7 @@ class PredictedRows:
             del self.large[next(iter(self.large))]
 
     def knows(self, request: ScoreRequest) -> bool:
-        """Whether what it is about was large."""
+        """True if what it is about was large."""
         return _only(request) in self.large
 
     def _counted(

@@ -47,7 +47,7 @@ class Prefetcher(Protocol):
 
     @property
     def was_lost(self) -> bool:
-        """Whether it went away a moment ago: rows that it had claimed will not come."""
+        """True if it went away a moment ago: rows that it had claimed will not come."""
         ...
 
     async def fetch(

@@ -68,7 +68,7 @@ class ColumnCheck:
         return count
 
     def _is_fine(self, values: list[Any]) -> bool:
-        """Whether every value is of the usual type and size; a tenth of the time of looking at each."""
+        """True if every value is of the usual type and size; a tenth of the time of looking at each."""
         kinds = set(map(type, values))
         if self._column.nullable:
             kinds.discard(type(None))

@@ -116,7 +116,7 @@ class Address:
 
     @property
     def is_of_fleet(self) -> bool:
-        """Whether all hosts of a fleet follow the topic, so that each must get all messages of it."""
+        """True if all hosts of a fleet follow the topic, so that each must get all messages of it."""
         return self.setting == _FLEET
 
     def wrong(self, what: str) -> ConfigError:

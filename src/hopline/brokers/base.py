@@ -95,7 +95,7 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the connection works."""
+        """True if the connection works."""
         return not self.reason
 
 

@@ -31,7 +31,7 @@ class Condition:
 
     @property
     def ok(self) -> bool:
-        """Whether the last call succeeded."""
+        """True if the last call succeeded."""
         return not self._health.reason
 
     def good(self) -> None:

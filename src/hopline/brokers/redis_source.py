@@ -268,7 +268,7 @@ class RedisSource:
 
 
 def _is_missing(error: BaseException) -> bool:
-    """Whether there is no such stream."""
+    """True if there is no such stream."""
     return isinstance(error, ResponseError) and "no such key" in str(error)
 
 

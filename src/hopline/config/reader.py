@@ -180,7 +180,7 @@ def _plain(name: str) -> str:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes set it for a Service, such as one that is named `hopline-server`."""
+    """True if Kubernetes set it for a Service, such as one that is named `hopline-server`."""
     return bool(_SERVICE_LINK.search(name)) and ("_SERVICE_" in name or "://" in value or "_PORT_" in name)
 
 

@@ -325,7 +325,7 @@ class TlsConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether connections are encrypted."""
+        """True if connections are encrypted."""
         return self.cert_file is not None
 
 
@@ -373,17 +373,17 @@ class AuthConfig:
 
     @property
     def tokens(self) -> bool:
-        """Whether JSON Web Tokens are accepted."""
+        """True if JSON Web Tokens are accepted."""
         return self.jwt_key_file is not None or self.jwt_jwks_file is not None or self.is_remote
 
     @property
     def is_remote(self) -> bool:
-        """Whether the keys of tokens are at a URL."""
+        """True if the keys of tokens are at a URL."""
         return bool(self.jwt_jwks_url) or self.jwt_discovery
 
     @property
     def enabled(self) -> bool:
-        """Whether clients authenticate with keys or tokens; see also `Config.authenticates`."""
+        """True if clients authenticate with keys or tokens; see also `Config.authenticates`."""
         return self.clients_file is not None or self.tokens
 
 
@@ -651,7 +651,7 @@ class Config:
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must authenticate."""
+        """True if clients must authenticate."""
         return self.auth.enabled or self.tls.client_ca_file is not None
 
     def replace(self, **settings: Any) -> Config:

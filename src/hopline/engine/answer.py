@@ -160,7 +160,7 @@ class Answerer:
             outcomes[m] = outcome
 
     def _misses_rows(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
-        """Whether rows that a request reads are missing."""
+        """True if rows that a request reads are missing."""
         assert isinstance(self.model, Model)
         if request.inline:
             return True  # only answering it alone shows that

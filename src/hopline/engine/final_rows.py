@@ -66,7 +66,7 @@ class FinalRows(PrecomputedRows):
         return True
 
     def near_row(self, names: Sequence[str], row: int, now: float) -> bool:
-        """Whether one row can be read for these outputs without waiting for a disk; see `Residency`."""
+        """True if one row can be read for these outputs without waiting for a disk; see `Residency`."""
         if self._hot is not None and self._hot.slots[row] >= 0:
             return True
         return self.residency.near_row(self._strips(names), row, now)

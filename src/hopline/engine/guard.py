@@ -32,7 +32,7 @@ class Waiting(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the request already has its outcome."""
+        """True if the request already has its outcome."""
         ...
 
 

@@ -138,7 +138,7 @@ class StateCachePlan:
 
 
 def has_changed_at(spec: ModelSpec, graph: LiveView) -> bool:
-    """Whether a live graph records `changed_at` for everything that a model's cached rows depend on."""
+    """True if a live graph records `changed_at` for everything that a model's cached rows depend on."""
     plan = graph.memory.plan
     reads_degrees = any(
         entry.reduce in ("gcn", "gcn_noself")

@@ -71,7 +71,7 @@ class PrecomputedRows:
         self.embedding = spec.head.embedding or (0, self.state_dim)
 
     def holds(self, row: int) -> bool:
-        """Whether one row, at least 0, is valid; if not, `good` counts the reason."""
+        """True if one row, at least 0, is valid; if not, `good` counts the reason."""
         if row >= self.num_rows:
             return False
         computed_at = self._take_one(self._computed_at, row)[0]

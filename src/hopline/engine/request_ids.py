@@ -31,7 +31,7 @@ def all_at_once(index: IdIndex, wanted: list[ExternalIds]) -> IdArray | None:
 
 
 def all_known(ids: IdArray) -> bool:
-    """Whether no id is -1. (A reduction costs 3 µs, a comparison of one element 0.1.)"""
+    """True if no id is -1. (A reduction costs 3 µs, a comparison of one element 0.1.)"""
     if ids.shape[0] == 1:
         return bool(ids[0] >= 0)
     return ids.shape[0] == 0 or bool(ids.min() >= 0)

@@ -25,7 +25,7 @@ LEAST_SHARE = 0.5
 
 
 def stands_in(model: Model | EgoModel, request: ScoreRequest, names: Sequence[str]) -> bool:
-    """Whether a model has a student that can answer the request: known nodes, present graph."""
+    """True if a model has a student that can answer the request: known nodes, present graph."""
     return (
         getattr(model, "student", None) is not None
         and not request.inline

@@ -179,7 +179,7 @@ def num_names(events: Iterable[Event]) -> int:
 
 
 def is_list(payload: bytes) -> bool:
-    """Whether a payload is a list, whose items `split` returns; else it may be lines."""
+    """True if a payload is a list, whose items `split` returns; else it may be lines."""
     return payload.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 

@@ -141,7 +141,7 @@ class Waiter:
 
     @property
     def waits(self) -> bool:
-        """Whether any of its rows is still being fetched."""
+        """True if any of its rows is still being fetched."""
         return self._open > 0
 
     def awaits(self, flight: Flight) -> bool:

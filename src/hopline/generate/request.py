@@ -58,12 +58,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether tokens are drawn; otherwise each is the most probable one."""
+        """True if tokens are drawn; otherwise each is the most probable one."""
         return self.temperature >= LEAST_TEMPERATURE
 
     @property
     def runs_alone(self) -> bool:
-        """Whether no other text may run with it."""
+        """True if no other text may run with it."""
         return self.repeatable and self.is_drawn
 
 
@@ -168,7 +168,7 @@ def completed(request: ScoreRequest, default_outputs: tuple[str, ...]) -> ScoreR
 
 
 def is_repeatable(columns: Mapping[str, Any]) -> bool:
-    """Whether the texts of a completed request are the same whenever it is repeated."""
+    """True if the texts of a completed request are the same whenever it is repeated."""
     drawn = [value >= LEAST_TEMPERATURE for value in _plain(columns.get("temperature", ()))]
     repeatable = _plain(columns.get("repeatable", ()))
     drawn = drawn or [True] * len(repeatable)

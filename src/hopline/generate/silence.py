@@ -55,7 +55,7 @@ class Silence:
 
     @property
     def is_long(self) -> bool:
-        """Whether the process was silent for most of the time after which it would hang."""
+        """True if the process was silent for most of the time after which it would hang."""
         return 2 * self._num_silent * self.period_s >= self._hang_s
 
     def heard(self) -> None:

@@ -60,7 +60,7 @@ class _Kind(msgspec.Struct):
 
 
 def is_generative(folder: Path) -> bool:
-    """Whether a version is a generative model; one that cannot be read is not."""
+    """True if a version is a generative model; one that cannot be read is not."""
     try:
         return msgspec.json.decode((folder / "model.json").read_bytes(), type=_Kind).kind == "generative"
     except (OSError, *UNREADABLE):

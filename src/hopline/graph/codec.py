@@ -334,7 +334,7 @@ def num_sums(num_edges: int) -> int:
 
 
 def is_compressed(adjacency: Adjacency) -> bool:
-    """Whether an adjacency's neighbours are packed."""
+    """True if an adjacency's neighbours are packed."""
     return isinstance(adjacency.indices, PackedIds)
 
 
@@ -394,7 +394,7 @@ def stored(adjacency: Adjacency) -> dict[str, AnyArray]:
 
 
 def is_stored(arrays: Mapping[str, AnyArray]) -> bool:
-    """Whether the arrays of an edge type are packed ones."""
+    """True if the arrays of an edge type are packed ones."""
     return "packed_data" in arrays
 
 

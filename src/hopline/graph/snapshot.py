@@ -251,7 +251,7 @@ class Graph:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether edges are packed."""
+        """True if edges are packed."""
         return any(codec.is_compressed(part) for part in self.edges.values())
 
     @cached_property

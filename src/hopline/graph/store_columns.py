@@ -147,5 +147,5 @@ class FetchedEdges:
 
 
 def is_in_store(adjacency: Any) -> bool:
-    """Whether the edges of a type lie in a graph store."""
+    """True if the edges of a type lie in a graph store."""
     return isinstance(adjacency.indices, StoreIds)

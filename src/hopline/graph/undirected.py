@@ -14,7 +14,7 @@ from hopline.types import AnyArray
 def both_directions(
     src: NDArray[np.int32], dst: NDArray[np.int32], columns: Sequence[AnyArray | None], what: str
 ) -> bool:
-    """Whether every edge has its reverse, with the same columns.
+    """True if every edge has its reverse, with the same columns.
 
     Args:
         src, dst: rows of the ends [E]; loops are ignored.
@@ -50,6 +50,6 @@ def both_directions(
 
 
 def _same_rows(first: Sequence[AnyArray], second: Sequence[AnyArray]) -> bool:
-    """Whether two tables, passed as columns, hold the same rows in any order."""
+    """True if two tables, passed as columns, hold the same rows in any order."""
     one, other = np.lexsort(first[::-1]), np.lexsort(second[::-1])
     return all(np.array_equal(a[one], b[other]) for a, b in zip(first, second, strict=True))

@@ -205,12 +205,12 @@ class Report(msgspec.Struct):
 
     @property
     def all_identical(self) -> bool:
-        """Whether every entry that should be compared was compared and is identical."""
+        """True if every entry that should be compared was compared and is identical."""
         return self.is_complete and self.identical == self.compared
 
     @property
     def is_complete(self) -> bool:
-        """Whether some entries were compared, and none that should have been is missing."""
+        """True if some entries were compared, and none that should have been is missing."""
         return self.compared > 0 and not self.not_compared
 
 
@@ -352,7 +352,7 @@ class _Replay:
                 self._compare(entry, request, result)
 
     def _is_exact(self, entry: Entry, graph_version: str) -> bool:
-        """Whether an answer on this graph is compared; reports an entry that is not."""
+        """True if an answer on this graph is compared; reports an entry that is not."""
         if self._any_graph or entry.graph_version in ("", graph_version):
             return True
         self._num_inexact += 1

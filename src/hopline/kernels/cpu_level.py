@@ -81,7 +81,7 @@ def shipped_folder(level: str, root: str, file: str) -> Path:
 
 
 def is_writing() -> bool:
-    """Whether this process writes kernels of its level into `FOLDER`."""
+    """True if this process writes kernels of its level into `FOLDER`."""
     return bool(_compiling_for)
 
 

@@ -65,7 +65,7 @@ class WriterLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is connected."""
+        """True if it is connected."""
         return self._up.is_set()
 
     def start(self) -> None:

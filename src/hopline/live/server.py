@@ -60,7 +60,7 @@ class AppliesChanges(Protocol):
 
     @property
     def follows(self) -> bool:
-        """Whether only a stream changes the graph; then its reader alone knows that it is up to date."""
+        """True if only a stream changes the graph; then its reader alone knows that it is up to date."""
         ...
 
     @property

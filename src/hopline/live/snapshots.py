@@ -26,7 +26,7 @@ def open_graph(path: Path, *, fresh: bool = True) -> Graph:
 
 
 def is_live_folder(path: Path) -> bool:
-    """Whether a folder holds changes of a live graph."""
+    """True if a folder holds changes of a live graph."""
     return (path / NAME).is_file()
 
 

@@ -104,7 +104,7 @@ async def _ask_to_yield(owner: Owner) -> str:
 
 
 async def _answers(owner: Owner) -> bool:
-    """Whether an owner accepts changes."""
+    """True if an owner accepts changes."""
     link = WriterLink(Path(owner.socket), "another writer", patience_s=_CONNECT_S, quiet=True)
     link.start()
     try:

@@ -89,7 +89,7 @@ class LiveUpdates:
 
     @property
     def is_current(self) -> bool:
-        """Whether the graph has had everything that its stream has, or this was waited for long enough."""
+        """True if the graph has had everything that its stream has, or this was waited for long enough."""
         if self._stream is None or self._graph.memory.is_caught_up:
             return True
         return time.monotonic() >= self._patience_until

@@ -218,5 +218,5 @@ class HostSnapshots:
 
 
 def is_on(unit: Unit, base: str) -> bool:
-    """Whether a unit answers on a snapshot of an address."""
+    """True if a unit answers on a snapshot of an address."""
     return bool(base) and unit.graph.startswith(f"{base}#")

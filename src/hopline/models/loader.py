@@ -210,7 +210,7 @@ class Loader:
         return nesting(model, newest)
 
     def reads_graph(self, model: str, version: str) -> bool:
-        """Whether a version is a graph model; one that cannot be read says why when it is loaded."""
+        """True if a version is a graph model; one that cannot be read says why when it is loaded."""
         try:
             folder = self.repository.fetch(model, version)
             return not (folder / "pipeline.toml").is_file() and isinstance(

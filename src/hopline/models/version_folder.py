@@ -30,7 +30,7 @@ class _Manifest(msgspec.Struct):
 
 
 def is_name(name: str) -> bool:
-    """Whether a model, version or file may have this name: one visible part of a path."""
+    """True if a model, version or file may have this name: one visible part of a path."""
     return (
         0 < len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
         and name[0] != "."

@@ -38,7 +38,7 @@ def shown(progress: Progress | bool | None, what: str = "") -> Iterator[Progress
 
 
 def _in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, which shows output without a terminal."""
+    """True if this is the kernel of a notebook, which shows output without a terminal."""
     return "ipykernel" in sys.modules
 
 

@@ -210,7 +210,7 @@ class Comparison(NamedTuple):
         return max(0.0, self.psi - self.noise)
 
     def above(self, threshold: float) -> bool:
-        """Whether it exceeds a threshold, not by chance; False without values on both sides."""
+        """True if it exceeds a threshold, not by chance; False without values on both sides."""
         return self.excess > threshold and self.psi > self.limit
 
 

@@ -46,7 +46,7 @@ class ToLogits(nn.Module):
 def answers_probabilities(
     reference: Reference, graph: CheckGraph, pairs: Pairs | None, rows: Rows, task: Task, output: Output
 ) -> bool:
-    """Whether the module ends in the activation of its task.
+    """True if the module ends in the activation of its task.
 
     Args:
         rows: its answers on `graph`, float64 [n, c]. output: the user's argument.

@@ -57,7 +57,7 @@ class _Candidate:
 
     @property
     def has_some(self) -> bool:
-        """Whether any of its names is one of the module's: a loss next to a state dict is a tensor, too."""
+        """True if any of its names is one of the module's: a loss next to a state dict is a tensor, too."""
         return len(self.state) > len(self.unexpected)
 
     @property
@@ -182,7 +182,7 @@ def _judged(key: str, prefix: str, names: Mapping[str, Any], wanted: Mapping[str
 
 
 def _is_extra(name: str) -> bool:
-    """Whether a name is that of `Module.get_extra_state`, whose value may be any object."""
+    """True if a name is that of `Module.get_extra_state`, whose value may be any object."""
     return name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
 
 

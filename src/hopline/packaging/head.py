@@ -239,7 +239,7 @@ def check_shape(task: Task, shape: Sequence[int], on_fewer: Sequence[int]) -> No
 
 
 def is_link(head: object) -> bool:
-    """Whether a head scores pairs: "dot", or a module of two arguments."""
+    """True if a head scores pairs: "dot", or a module of two arguments."""
     if head == "dot":
         return True
     if not isinstance(head, nn.Module):

@@ -341,7 +341,7 @@ class Job:
 
     @property
     def is_link(self) -> bool:
-        """Whether the head scores pairs."""
+        """True if the head scores pairs."""
         return is_link(self.head)
 
     @property

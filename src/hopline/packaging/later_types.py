@@ -63,7 +63,7 @@ def types_not_compared(
     binding, graph = reference.binding, probe.check
 
     def reads(key: str, on_failure: bool) -> bool:
-        """Whether answers change with edges of a type that the graph lacks."""
+        """True if answers change with edges of a type that the graph lacks."""
         try:
             after = _with_type(reference, key).answers(_with_edges(graph, key), pairs)
         except PackagingError:

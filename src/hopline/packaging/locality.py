@@ -225,7 +225,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
 
 
 def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph) -> bool:
-    """Whether columns of edges elsewhere change answers of real nodes, and features elsewhere do not."""
+    """True if columns of edges elsewhere change answers of real nodes, and features elsewhere do not."""
     if all(part.attr is None and part.weight is None for part in real.edges.values()):
         return False
 

@@ -200,7 +200,7 @@ class RunningTracer(fx.Tracer):
         raise TraceError(f"a condition on a tensor's numbers{_line()} cannot be followed")
 
     def is_constant(self, node: fx.Node) -> bool:
-        """Whether a value is computed from parameters and buffers alone, unchanged by this call."""
+        """True if a value is computed from parameters and buffers alone, unchanged by this call."""
         changed = {n for made in self.graph.nodes for n in made.meta.get(CHANGED, ())}
 
         def constant(node: fx.Node) -> bool:
@@ -237,7 +237,7 @@ def value_of(node: fx.Node) -> Any:
 
 
 def depends_on_values(node: fx.Node) -> bool:
-    """Whether a number depends on the content of tensors, not only on their types and sizes."""
+    """True if a number depends on the content of tensors, not only on their types and sizes."""
     if node.op == "call_method" and node.target in _SIZES:
         return False
     if node.op == "call_function" and node.target is getattr and node.args[1] in _SIZES:
@@ -257,7 +257,7 @@ def versions(value: Any) -> list[int]:
 
 
 def same_tensor(one: Any, other: Any) -> bool:
-    """Whether two values are one tensor, not a part of each other."""
+    """True if two values are one tensor, not a part of each other."""
     return (
         isinstance(one, Tensor)
         and isinstance(other, Tensor)
@@ -294,5 +294,5 @@ def as_their_values() -> Iterator[None]:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether a module only calls its parts in order."""
+    """True if a module only calls its parts in order."""
     return type(module) is torch.nn.Sequential

@@ -164,7 +164,7 @@ class Reference:
             return np.full(len(rows), np.inf)
 
     def is_pooled(self, graph: CheckGraph) -> bool:
-        """Whether the answer is one row for the graph, not one for each node.
+        """True if the answer is one row for the graph, not one for each node.
 
         Raises: PackagingError: as `states_of_nodes`.
         """

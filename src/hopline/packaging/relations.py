@@ -17,7 +17,7 @@ def natural(key: str) -> list[tuple[int, str]]:
 
 
 def numbered(keys: tuple[str, ...]) -> bool:
-    """Whether edge types differ by numbers alone, and none from 0 is missing: each place is the number."""
+    """True if edge types differ by numbers alone, and none from 0 is missing: each place is the number."""
     names = [re.fullmatch(r"(.*?)0*(\d+)", split_key(key)[1]) for key in keys]
     found = [(name[1], int(name[2])) for name in names if name]
     if not found:

@@ -133,7 +133,7 @@ class _Call:
         return [name for name, each in self.parameters.items() if each.default is not each.empty]
 
     def has(self, role: Role) -> bool:
-        """Whether the graph has the data of a role."""
+        """True if the graph has the data of a role."""
         if role == "edge_type":
             return len(self.schema.edge_types) > 1 and len(self.schema.node_types) == 1
         return bool({"edge_attr": self.attributed, "edge_weight": self.weighted}.get(role, True))
@@ -336,7 +336,7 @@ def _optional(call: _Call, bound: Mapping[str, Role]) -> dict[str, Role]:
 
 
 def _is_meant(call: _Call, name: str, role: Role) -> bool:
-    """Whether a model was built to read the edge data of an optional argument.
+    """True if a model was built to read the edge data of an optional argument.
 
     Raises:
         PackagingError: nothing shows whether it was trained with data that the graph has; both calls.
@@ -477,7 +477,7 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
 
 
 def _mentions(module: nn.Module, word: str) -> bool:
-    """Whether the source of a module's class contains a word; False if no source is available."""
+    """True if the source of a module's class contains a word; False if no source is available."""
     try:
         return word in inspect.getsource(type(module))
     except (OSError, TypeError):

@@ -145,7 +145,7 @@ class Splitter:
                 self._require(place, arg, seen)
 
     def _is_loaded(self, place: Place, node: fx.Node) -> bool:
-        """Whether the stage reads this value from the node's own state below."""
+        """True if the stage reads this value from the node's own state below."""
         level, node_type = place
         node_level = self.traced.levels[node]
         if level == 0 or node_level == level or not isinstance(self.traced.values[node], Tensor):

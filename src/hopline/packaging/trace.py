@@ -76,7 +76,7 @@ def slot_of(node: fx.Node) -> str | None:
 
 
 def is_conv(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a value is the result of a message-passing module."""
+    """True if a value is the result of a message-passing module."""
     return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), MessagePassing)
 
 

@@ -112,7 +112,7 @@ class ModelStep(Step):
         self._questions: WeakKeyDictionary[Scorer, Question] = WeakKeyDictionary()
 
     def follows(self, model: str) -> bool:
-        """Whether it asks whatever version of a model serves."""
+        """True if it asks whatever version of a model serves."""
         return self._model == model and self._version is None
 
     def begin(self, run: Run) -> None:

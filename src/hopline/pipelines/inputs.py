@@ -85,7 +85,7 @@ class InputReader:
         }
 
     def is_optional(self, column: str) -> bool:
-        """Whether requests may leave a column out."""
+        """True if requests may leave a column out."""
         return self._column_defaults[column] is not None
 
     def read(self, request: ScoreRequest, num_steps: int) -> Values:

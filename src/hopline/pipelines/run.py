@@ -158,11 +158,11 @@ class Run:
             self.want(dep, index)
 
     def is_waiting(self, index: int) -> bool:
-        """Whether a step has not begun."""
+        """True if a step has not begun."""
         return self._states[index] == _WAITING and not self._ended
 
     def is_running(self, index: int) -> bool:
-        """Whether a step has begun and not ended."""
+        """True if a step has begun and not ended."""
         return self._states[index] == _RUNNING and not self._ended
 
     def begin(self, step: Step) -> None:

@@ -68,7 +68,7 @@ class ValueType:
         return np.full(shape, one, DTYPES[self.datatype])
 
     def fits(self, datatype: str) -> bool:
-        """Whether nothing is lost but digits when it becomes a `datatype`."""
+        """True if nothing is lost but digits when it becomes a `datatype`."""
         wanted, own = kind_of(datatype), self.kind
         if wanted != "number":
             return own == wanted

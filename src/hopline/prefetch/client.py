@@ -133,7 +133,7 @@ class PrefetcherClient:
 
     @property
     def is_up(self) -> bool:
-        """Whether the prefetcher accepts requests."""
+        """True if the prefetcher accepts requests."""
         return self._writer is not None and not self._silent
 
     @property

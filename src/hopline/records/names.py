@@ -42,7 +42,7 @@ class LogFile:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the file is no longer written to."""
+        """True if the file is no longer written to."""
         return self.form != JOURNAL + PART
 
 

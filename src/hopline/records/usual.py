@@ -117,5 +117,5 @@ def usual_line(
 
 
 def _is_plain(array: AnyArray) -> bool:
-    """Whether orjson encodes an array without loss: float32 or int64 with values."""
+    """True if orjson encodes an array without loss: float32 or int64 with values."""
     return array.dtype.char in "fl" and 0 < array.size <= _MOST_VALUES and array.ndim > 0

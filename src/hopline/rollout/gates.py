@@ -103,7 +103,7 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def exceeds(hits: int, count: int, limit: float, chance: float = _CHANCE) -> bool:
-    """Whether `hits` of `count` are certainly more than a share of `limit` would bring.
+    """True if `hits` of `count` are certainly more than a share of `limit` would bring.
 
     Args:
         chance: that is still taken for certain.

@@ -64,7 +64,7 @@ class RolloutJudge:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a rollout is under way."""
+        """True if a rollout is under way."""
         return bool(self._watches)
 
     def between(self, rollout: Rollout, current: Served, candidate: Served) -> Scorer:

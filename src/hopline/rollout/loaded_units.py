@@ -253,7 +253,7 @@ class LoadedUnits:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that the state wants is loaded, or could not be."""
+        """True if all that the state wants is loaded, or could not be."""
         return all(
             (name, unit_id) in self._loaded or (name, unit_id) in self.failed
             for name, model in self.state.models.items()
@@ -265,7 +265,7 @@ class LoadedUnits:
             await self.load(name, unit)
 
     def wants(self, name: str, unit_id: str) -> bool:
-        """Whether the state that is followed has a unit."""
+        """True if the state that is followed has a unit."""
         state = self.model(name)
         return state is not None and unit_id in state.wanted
 

@@ -121,7 +121,7 @@ class RolloutMonitor:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to publish, and to judge."""
+        """True if it is time to publish, and to judge."""
         interval_s = _SHADOW_S if self.rollout.kind == "shadow" else _JUDGE_S
         return self._clock() - self._published_at >= interval_s
 

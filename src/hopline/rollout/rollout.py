@@ -155,7 +155,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it needs no more attention."""
+        """True if it needs no more attention."""
         return self.status in ("promoted", "rolled_back", "ended")
 
 

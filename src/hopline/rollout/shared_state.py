@@ -159,7 +159,7 @@ class SharedState:
         self._followed, self._confirmed_at = identity, heard.at
 
     def is_confirmed(self) -> bool:
-        """Whether the state that this member follows was the newest within `LEASE_S`."""
+        """True if the state that this member follows was the newest within `LEASE_S`."""
         return time.monotonic() - self._confirmed_at < LEASE_S
 
     async def publish(

@@ -171,7 +171,7 @@ class SnapshotWatch:
                 await self._lifecycle.unload(name, unit.id)
 
     def _is_decided(self, name: str, state: ModelState, unit: Unit, pointer: Pointer) -> bool:
-        """Whether a rollout of this snapshot has ended, and the pointer did not move since."""
+        """True if a rollout of this snapshot has ended, and the pointer did not move since."""
         ended = [rollout for rollout in state.past if rollout.candidate == unit.id]
         followed = self._followed.get((name, unit.id))
         if not ended or followed is not None:

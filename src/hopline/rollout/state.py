@@ -227,7 +227,7 @@ class Leadership:
         self._mine = False
 
     def is_mine(self) -> bool:
-        """Whether this process decides; takes the lock if it is free."""
+        """True if this process decides; takes the lock if it is free."""
         if not self._mine:
             with contextlib.suppress(OSError):
                 self._mine = lock(self._file.fileno(), wait=False)

@@ -94,7 +94,7 @@ def padded(slots: Sequence[str], tensors: Sequence[Tensor], size: int) -> list[T
 
 
 def tells_padding(program: Program, slots: Sequence[str], widths: Sequence[int]) -> bool:
-    """Whether a program's answers change with the padding; then it must not be padded.
+    """True if a program's answers change with the padding; then it must not be padded.
 
     Args:
         widths: columns of each slot's tensor, 0 for a one-dimensional one (and for edge lists).

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor multiplies and adds int8 in one instruction."""
+    """True if this processor multiplies and adds int8 in one instruction."""
     try:
         flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
     except (OSError, StopIteration):
@@ -24,7 +24,7 @@ def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 @functools.cache
 def adds_in_16_bits() -> bool:
-    """Whether products of uint8 and int8 are added in 16 bits, two at a time, where they can overflow.
+    """True if products of uint8 and int8 are added in 16 bits, two at a time, where they can overflow.
 
     ONNX Runtime does so on x86 without VNNI (`vpmaddubsw`): 2 · 255 · 127 is more than 32,767, and is
     clipped. With weights of 7 bits it is 2 · 255 · 64, which fits.

@@ -187,7 +187,7 @@ class Batcher:
             self._rest()
 
     def is_counted(self, work: Work) -> bool:
-        """Whether a request's rows were counted when it was tried, not predicted."""
+        """True if a request's rows were counted when it was tried, not predicted."""
         return work in self._counted
 
     def larger(self, batch: Sequence[Work], rows: int) -> LargerThanPredicted | None:

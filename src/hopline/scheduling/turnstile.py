@@ -56,7 +56,7 @@ class Turn:
         gate.waiting.add(self)
 
     def must_wait(self) -> bool:
-        """Whether another waiting queue should go first."""
+        """True if another waiting queue should go first."""
         waiting = self._gate.waiting
         if len(waiting) < 2:
             return False

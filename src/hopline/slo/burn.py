@@ -41,7 +41,7 @@ class Standing:
 
     @property
     def is_burnt(self) -> bool:
-        """Whether the budget is used up."""
+        """True if the budget is used up."""
         # the exact target meets the objective, despite the rounding of 1 - 0.999
         return self.budget_left < -1e-9
 

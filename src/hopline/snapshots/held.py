@@ -67,7 +67,7 @@ def hold(place: Path, manifest_name: str) -> HeldSnapshot | None:
 
 
 def is_used(place: Path) -> bool:
-    """Whether a process uses a snapshot."""
+    """True if a process uses a snapshot."""
     with lock_unused(place) as is_free:
         return not is_free
 
@@ -93,7 +93,7 @@ def _opened(place: Path) -> int | None:
 
 
 def _is_at(handle: int, place: Path) -> bool:
-    """Whether an open folder still has its name."""
+    """True if an open folder still has its name."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(place))
     except OSError:

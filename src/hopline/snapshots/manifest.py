@@ -125,7 +125,7 @@ def id_of(manifest: bytes) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be the id of a snapshot."""
+    """True if a text can be the id of a snapshot."""
     return _ID.fullmatch(text) is not None
 
 

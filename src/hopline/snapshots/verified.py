@@ -43,7 +43,7 @@ class VerifiedFiles:
         return record.files if record.boot == boot_id() else {}
 
     def holds(self, path: Path, file: SnapshotFile, known: dict[str, tuple[int, int, int]]) -> bool:
-        """Whether a file is one that was compared and has not changed since; reads no content."""
+        """True if a file is one that was compared and has not changed since; reads no content."""
         try:
             return known.get(file.sha256) == _identity(path)
         except OSError:

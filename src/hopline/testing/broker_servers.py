@@ -69,7 +69,7 @@ class BrokerServer:
             time.sleep(0.01)
 
     def answers(self, talk: socket.socket) -> bool:
-        """Whether the server is ready, over a new connection."""
+        """True if the server is ready, over a new connection."""
         return True
 
     def kill(self) -> None:

@@ -143,7 +143,7 @@ class FakeService:
         return True
 
     def ready(self) -> bool:
-        """Whether the service is between start and drain."""
+        """True if the service is between start and drain."""
         return self._started and not self._draining
 
     def model_names(self) -> tuple[str, ...]:

@@ -263,12 +263,12 @@ class Call:
 
     @property
     def is_open(self) -> bool:
-        """Whether the call has no status yet and the client has not cancelled it."""
+        """True if the call has no status yet and the client has not cancelled it."""
         return self._stream.is_open
 
     @property
     def has_more(self) -> bool:
-        """Whether a message, or a part of one, waits to be read."""
+        """True if a message, or a part of one, waits to be read."""
         return self._next is not None or bool(self._kept)
 
     @property
@@ -415,7 +415,7 @@ class Call:
         return PREFIX_BYTES + size
 
     def _has_whole(self) -> bool:
-        """Whether the stored data begin with a complete message."""
+        """True if the stored data begin with a complete message."""
         head = self._kept.head(PREFIX_BYTES)
         return len(self._kept) >= PREFIX_BYTES + int.from_bytes(head[1:], "big")
 

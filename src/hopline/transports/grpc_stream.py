@@ -225,7 +225,7 @@ class InferStream(Listener):
             self._stop(error)
 
     def _is_full(self) -> bool:
-        """Whether no more requests may begin now."""
+        """True if no more requests may begin now."""
         return (
             len(self._places) >= MAX_DEPTH
             or self._is_reading

@@ -25,12 +25,12 @@ Offer: TypeAlias = Callable[[Callable[[], bytes]], object]
 
 
 def wants_parts(request: Any) -> bool:
-    """Whether a request (an OuterInferRequest) asks for a last response that is marked."""
+    """True if a request (an OuterInferRequest) asks for a last response that is marked."""
     return _WANTED in request.parameters and request.parameters[_WANTED].bool_param
 
 
 def has_parts(request: Any, scoring: ScoreRequest) -> bool:
-    """Whether its answer comes in parts: of one text, since a response does not tell rows apart."""
+    """True if its answer comes in parts: of one text, since a response does not tell rows apart."""
     columns = scoring.columns or {}
     is_one = all(len(values) == 1 for values in columns.values())
     return bool(columns) and is_one and wants_parts(request) and _TEXT in (scoring.outputs or (_TEXT,))

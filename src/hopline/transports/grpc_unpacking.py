@@ -40,7 +40,7 @@ class Unpacking:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its content is no longer needed."""
+        """True if its content is no longer needed."""
         return self._done is None
 
     def cancel(self) -> None:

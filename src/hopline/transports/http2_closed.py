@@ -35,11 +35,11 @@ class ClosedStreams:
         self.last = number
 
     def is_idle(self, number: int) -> bool:
-        """Whether a client has not used the stream, or cannot use it."""
+        """True if a client has not used the stream, or cannot use it."""
         return number > self.last or number % 2 == 0
 
     def was_skipped(self, number: int) -> bool:
-        """Whether the id was skipped in favour of a larger one."""
+        """True if the id was skipped in favour of a larger one."""
         return any(start < number < end for start, end in self._gaps)
 
     def discard(self, number: int) -> None:
@@ -49,7 +49,7 @@ class ClosedStreams:
         self._discarded[number] = None
 
     def takes(self, number: int, *, is_last: bool) -> bool:
-        """Whether a frame may still arrive for a closed stream; not after the last one."""
+        """True if a frame may still arrive for a closed stream; not after the last one."""
         if number not in self._discarded:
             return False
         if is_last:

@@ -161,17 +161,17 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def is_reading_requests(self) -> bool:
-        """Whether a request is arriving that must be answered before the server ends."""
+        """True if a request is arriving that must be answered before the server ends."""
         return any(not stream.is_heard and not stream.lasts for stream in self._streams.values())
 
     @property
     def is_reading(self) -> bool:
-        """Whether input is read now: what is large is sent after it."""
+        """True if input is read now: what is large is sent after it."""
         return self._out is not None
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is open."""
+        """True if no stream is open."""
         return not self._streams
 
     # Called by the event loop

@@ -124,7 +124,7 @@ class Stream:
 
     @property
     def holds(self) -> bool:
-        """Whether the client must wait with further data."""
+        """True if the client must wait with further data."""
         return self._holds
 
     def hold(self) -> None:
@@ -252,7 +252,7 @@ class Stream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether data wait to be sent."""
+        """True if data wait to be sent."""
         return bool(self._pending)
 
     def pump(self) -> bool:

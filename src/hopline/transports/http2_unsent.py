@@ -46,7 +46,7 @@ class Unsent:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has to take some answers before a request begins."""
+        """True if the client has to take some answers before a request begins."""
         return self.num_bytes > SHARE_BYTES
 
     def may_begin(self, stream: Stream) -> bool:

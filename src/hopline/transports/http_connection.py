@@ -226,12 +226,12 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether the next request must wait for others of this connection."""
+        """True if the next request must wait for others of this connection."""
         return self._current is not None or self._outbox.is_blocked or bool(self._waiting)
 
     @property
     def _is_full(self) -> bool:
-        """Whether the limit of requests behind one that is being answered is reached."""
+        """True if the limit of requests behind one that is being answered is reached."""
         return self._is_busy and (
             len(self._waiting) >= MAX_PIPELINED
             or self._waiting_bytes + self._body_bytes > _MAX_BEHIND_BYTES
@@ -243,7 +243,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _turn_is_over(self) -> bool:
-        """Whether the turn is over; the first check starts the time, since most turns need no limit."""
+        """True if the turn is over; the first check starts the time, since most turns need no limit."""
         now = self._endpoint.turns.clock()
         self._turn_ends = self._turn_ends or now + TURN_S
         return self._num_started >= _MAX_STARTED or now > self._turn_ends
@@ -567,7 +567,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether this request offers an upgrade and has a body; see `_read_without_upgrade`."""
+        """True if this request offers an upgrade and has a body; see `_read_without_upgrade`."""
         headers = self._headers
         if b"upgrade" not in headers or not self._parser.should_upgrade():
             return False
@@ -775,7 +775,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered and no input waits to be read."""
+        """True if no request is being answered and no input waits to be read."""
         return (
             self._current is None
             and not self._waiting

@@ -81,12 +81,12 @@ class Operation:
 
     @property
     def is_oip(self) -> bool:
-        """Whether errors have the form of the Open Inference Protocol."""
+        """True if errors have the form of the Open Inference Protocol."""
         return self.path == "/v2" or self.path.startswith("/v2/")
 
     @property
     def takes_body(self) -> bool:
-        """Whether requests have a body."""
+        """True if requests have a body."""
         return self.method == "POST"
 
     @property

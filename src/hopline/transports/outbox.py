@@ -98,12 +98,12 @@ class Outbox:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no further answer may begin: the client, or the loop, has to take this one first."""
+        """True if no further answer may begin: the client, or the loop, has to take this one first."""
         return self._is_paused or bool(self._parts)
 
     @property
     def has_parts(self) -> bool:
-        """Whether the transport does not have all bytes yet."""
+        """True if the transport does not have all bytes yet."""
         return bool(self._parts)
 
     def write(self, data: bytes) -> None:

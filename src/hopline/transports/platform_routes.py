@@ -86,7 +86,7 @@ def only_model(names: tuple[str, ...]) -> str:
 
 
 def _has_instances(body: bytes) -> bool:
-    """Whether it is the name of a field: it may also be a tag, or an id."""
+    """True if it is the name of a field: it may also be a tag, or an id."""
     try:
         return "instances" in _decode_names(body)
     except (msgspec.DecodeError, RecursionError, ValueError):  # reported by the decoder of either body

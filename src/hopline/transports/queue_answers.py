@@ -158,7 +158,7 @@ class AnswerWriter:
         return [outcome for write in writes for outcome in await self._send([write])]
 
     def _is_late(self, write: _Write) -> bool:
-        """Whether a topic has not taken a message for `retry_s`, although the broker was reachable.
+        """True if a topic has not taken a message for `retry_s`, although the broker was reachable.
 
         The topics of the settings are waited for without limit.
         """

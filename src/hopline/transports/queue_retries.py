@@ -57,7 +57,7 @@ class Retries:
     def is_vain(
         self, message: Message, request: ScoreRequest, error: HoplineError, left_s: float, *, is_first: bool
     ) -> bool:
-        """Whether a message is answered with its error now.
+        """True if a message is answered with its error now.
 
         Args:
             message, request: what was refused.

@@ -57,7 +57,7 @@ class Owners:
         return workload
 
     def knows(self, namespace: str, pod: str) -> bool:
-        """Whether the workload of a pod is known: from its owner, else from the form of its name."""
+        """True if the workload of a pod is known: from its owner, else from the form of its name."""
         return (namespace, pod) in self._workloads or workload_by_name(pod) != pod
 
     def learn(self, answers: Sequence[Answer]) -> bool:

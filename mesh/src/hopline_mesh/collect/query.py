@@ -90,7 +90,7 @@ class QuerySet:
 
     @property
     def by_pod(self) -> bool:
-        """Whether some series are joined to services by their pod's owner."""
+        """True if some series are joined to services by their pod's owner."""
         return any(query.service.pod for query in self.queries)
 
     def columns(self, of: Literal["node", "edge"]) -> tuple[str, ...]:

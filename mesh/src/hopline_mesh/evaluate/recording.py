@@ -131,7 +131,7 @@ class Recording:
         return [event for event in self.events if within(event.start_s, self.test) and self.saw(event)]
 
     def saw(self, event: Event) -> bool:
-        """Whether a snapshot was recorded during an event, or within an interval after it."""
+        """True if a snapshot was recorded during an event, or within an interval after it."""
         return any(event.start_s <= each.time_s <= event.end_s + self.interval_s for each in self.snapshots)
 
     def why_not_counted(self, event: Event) -> str:
@@ -263,7 +263,7 @@ def _means(parts: Sequence[tuple[NDArray[Any], FloatArray]]) -> tuple[NDArray[An
 
 
 def within(time_s: float, periods: Iterable[Period]) -> bool:
-    """Whether a time is in one of the periods."""
+    """True if a time is in one of the periods."""
     return any(time_s in period for period in periods)
 
 

@@ -72,7 +72,7 @@ class Backends:
         self._services_of: dict[WorkloadKey, frozenset[str]] = {}
 
     def __contains__(self, service: object) -> bool:
-        """Whether a service has endpoint slices, also empty ones."""
+        """True if a service has endpoint slices, also empty ones."""
         return service in self._slices_of
 
     def ready(self, service: str) -> int:

@@ -249,7 +249,7 @@ class Operations:
         return not existing or any(self._backends.ready(service) for service in existing)
 
     def _over(self, failure: Failure, key: WorkloadKey, state: Workload) -> bool:
-        """Whether a failure is over."""
+        """True if a failure is over."""
         then = failure.state
         if (state.template, state.desired) != (then.template, then.desired):
             return True  # another change

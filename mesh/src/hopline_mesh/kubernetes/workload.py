@@ -71,12 +71,12 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def settled(self) -> bool:
-        """Whether the wanted state is reached."""
+        """True if the wanted state is reached."""
         return self.observed and self.distance == 0
 
     @property
     def resized(self) -> bool:
-        """Whether the wanted state is reached, except for the version of pods."""
+        """True if the wanted state is reached, except for the version of pods."""
         return self.observed and self.replicas == self.desired and self.available >= self.desired
 
 

@@ -162,7 +162,7 @@ class Board:
 
     @property
     def alive(self) -> bool:
-        """Whether verdicts come; False if an interval hangs, which only a restart ends."""
+        """True if verdicts come; False if an interval hangs, which only a restart ends."""
         return self.silent_s <= max(_HANGS_S, _HANGS_INTERVALS * self.interval_s)
 
     @property
@@ -216,11 +216,11 @@ class Board:
                     record.mark = marks.get(id)
 
     def is_muted(self, id: str) -> bool:
-        """Whether an incident raises no alert, because of its mark."""
+        """True if an incident raises no alert, because of its mark."""
         return self._mark_of(id) in ("muted", "not_an_incident")
 
     def is_real(self, id: str) -> bool:
-        """Whether an incident is one: trainings leave its time out."""
+        """True if an incident is one: trainings leave its time out."""
         return self._mark_of(id) != "not_an_incident"
 
     def _mark_of(self, id: str) -> MarkKind | None:

@@ -303,7 +303,7 @@ def _refusal(status: int, text: str, lines: bytes = b"") -> Response:
 
 
 def _has_no_name(place: str) -> bool:
-    """Whether a host and port is this machine, or an address: no one else can let it lead here."""
+    """True if a host and port is this machine, or an address: no one else can let it lead here."""
     try:
         host = urlsplit(f"//{place}").hostname or ""
         return host == "localhost" or bool(ipaddress.ip_address(host))

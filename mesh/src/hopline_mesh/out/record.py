@@ -128,7 +128,7 @@ class Record(msgspec.Struct):
 
     @property
     def is_open(self) -> bool:
-        """Whether the incident is open."""
+        """True if the incident is open."""
         return self.incident.end_s is None
 
     def take(self, incident: Incident) -> None:

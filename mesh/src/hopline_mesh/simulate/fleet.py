@@ -134,7 +134,7 @@ class Fleet:
         self._journal.end(now_s, service, "stuck_rollout")
 
     def is_stuck(self, service: int, now_s: float) -> bool:
-        """Whether the newest version of a service fails, and its deadline is over."""
+        """True if the newest version of a service fails, and its deadline is over."""
         return service in self.failing and now_s - self.progress_s.get(service, now_s) > DEADLINE_S
 
     def _new_version(self, service: int, now_s: float) -> None:

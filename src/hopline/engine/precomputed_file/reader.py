@@ -77,7 +77,7 @@ class PrecomputedFile:
             )
 
     def is_replaced(self) -> bool:
-        """Whether the path has another file now."""
+        """True if the path has another file now."""
         try:
             return identity_of(os.stat(self.path)) != self.identity
         except OSError:

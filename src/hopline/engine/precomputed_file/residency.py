@@ -74,7 +74,7 @@ class Residency:
         )
 
     def near_row(self, strips: Sequence[Strip], row: int, now: float) -> bool:
-        """Whether a row of all these strips can be read without waiting.
+        """True if a row of all these strips can be read without waiting.
 
         Args:
             now: seconds, monotonic.

@@ -159,7 +159,7 @@ class LiveMemory:
 
     @property
     def is_filled(self) -> bool:
-        """Whether a first version was published."""
+        """True if a first version was published."""
         return bool(self.latest[1])
 
     @property
@@ -169,7 +169,7 @@ class LiveMemory:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the graph once had everything that its stream had."""
+        """True if the graph once had everything that its stream had."""
         return bool(self.latest[2])
 
     def set_caught_up(self) -> None:

@@ -48,7 +48,7 @@ class StreamOffset(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """Whether it is a place in a stream at all."""
+        """True if it is a place in a stream at all."""
         return self.major != UNNAMED
 
     def reaches(self, wanted: StreamOffset) -> bool | None:

@@ -130,7 +130,7 @@ class WorkFolder:
         return self._done.get((level, node_type), [])
 
     def is_marked(self, level: int, node_type: str, flag: str) -> bool:
-        """Whether a level is "complete", or its rows of the previous run are "kept"."""
+        """True if a level is "complete", or its rows of the previous run are "kept"."""
         return (level, node_type, flag) in self._flags
 
     def mark(self, marks: list[Mark]) -> None:

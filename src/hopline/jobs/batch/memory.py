@@ -33,7 +33,7 @@ def peak_bytes() -> int:
 
 
 def is_mapped(array: AnyArray) -> bool:
-    """Whether an array's memory is a mapped file, whose pages can be released."""
+    """True if an array's memory is a mapped file, whose pages can be released."""
     base: object = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj

@@ -167,5 +167,5 @@ def _quiet() -> Iterator[None]:
 
 
 def saves(layer: Layer, least: int) -> bool:
-    """Whether a layer has enough weights for narrow ones to make the file smaller."""
+    """True if a layer has enough weights for narrow ones to make the file smaller."""
     return int(np.prod(layer.shape)) >= least

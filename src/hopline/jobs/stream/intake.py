@@ -72,13 +72,13 @@ class Intake:
 
     @property
     def is_dry(self) -> bool:
-        """Whether the broker answers and has no more."""
+        """True if the broker answers and has no more."""
         if self._waiting or self._dry_polls <= _DRY_POLLS or not self._source.health().ok:
             return False
         return not any(self.lag.values())
 
     def has_taken_backlog(self, num_held: int) -> bool:
-        """Whether all that the broker had at the start was taken. On a busy stream `is_dry` is never true.
+        """True if all that the broker had at the start was taken. On a busy stream `is_dry` is never true.
 
         Args:
             num_held: messages that were taken and are not applied yet.

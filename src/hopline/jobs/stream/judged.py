@@ -84,7 +84,7 @@ class Judged:
         return judged, others
 
     def holds(self, messages: Sequence[Message]) -> bool:
-        """Whether a batch of these messages was judged."""
+        """True if a batch of these messages was judged."""
         ends = {message.partition: message.position for message in messages}
         return all(self._until.get(name, (None, 0))[0] == position for name, position in ends.items())
 

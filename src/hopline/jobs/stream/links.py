@@ -149,7 +149,7 @@ class OwnWriter:
 
 
 def writer_listens(path: Path) -> bool:
-    """Whether there is a writer at a socket."""
+    """True if there is a writer at a socket."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(1.0)
         try:

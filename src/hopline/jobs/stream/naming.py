@@ -111,7 +111,7 @@ def _place(position: int | str) -> int | str:
 
 
 def _begins(message: Message) -> bool:
-    """Whether no message was before this one, as far as its position tells."""
+    """True if no message was before this one, as far as its position tells."""
     position = message.position
     if isinstance(position, int):
         return position == (2 if message.partition.startswith("nats/") else 1)

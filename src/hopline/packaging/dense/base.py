@@ -110,7 +110,7 @@ class ConvCall:
 
     @property
     def has_destination(self) -> bool:
-        """Whether the call gives the nodes' own rows."""
+        """True if the call gives the nodes' own rows."""
         return self.destination_dim > 0
 
     def refusal(self, reason: str) -> NotSplittable:

@@ -101,7 +101,7 @@ def check_preprocessing(model: TabularModel, oracle: Oracle, sample: Sample) -> 
 
 
 def answers_alone(model: TabularModel, sample: Sample) -> bool:
-    """Whether rows have the same bytes alone and in batches of several sizes."""
+    """True if rows have the same bytes alone and in batches of several sizes."""
     rows = sample.take(range(min(_ALONE, sample.num_rows)))
     together = run(model, rows)
     for size in (1, 2, 3, 5, 17):

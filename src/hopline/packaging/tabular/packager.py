@@ -199,7 +199,7 @@ class Job:
         return msgspec.structs.replace(column, nullable=nullable, values=plain)
 
     def _can_be_asked(self, one: Probe) -> bool:
-        """Whether a server would accept these rows."""
+        """True if a server would accept these rows."""
         column = next(column for column in self.columns if column.name == one.column.name)
         if one.value is None:
             return column.nullable

@@ -80,7 +80,7 @@ def _set_missing(model: onnx.ModelProto, predictor: Any) -> None:
 
 
 def is_xgboost(predictor: Any) -> bool:
-    """Whether a predictor is one of XGBoost's scikit-learn classes; imports nothing."""
+    """True if a predictor is one of XGBoost's scikit-learn classes; imports nothing."""
     return type(predictor).__module__.startswith("xgboost.")
 
 

@@ -65,5 +65,5 @@ class SampleReader:
 
 
 def _tells(outcome: object) -> bool:
-    """Whether an outcome is used: answers, and unknown nodes; other errors are ignored."""
+    """True if an outcome is used: answers, and unknown nodes; other errors are ignored."""
     return isinstance(outcome, ScoreResult | NodeNotFound)

@@ -155,7 +155,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def leads(self) -> bool:
-        """Whether this member judges rollouts; it takes the lead if no other member has it."""
+        """True if this member judges rollouts; it takes the lead if no other member has it."""
 
     @abstractmethod
     def publish_counts(self, step: str, counts: bytes) -> None:

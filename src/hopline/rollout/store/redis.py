@@ -436,7 +436,7 @@ class RedisStore(StateStore):
 
 
 def _is_older(stored: _Stored, newest: _Stored) -> bool:
-    """Whether a server has another state than one that it had before, and no newer one."""
+    """True if a server has another state than one that it had before, and no newer one."""
     if stored.generation == newest.generation:
         return stored.nonce != newest.nonce
     return stored.generation < newest.generation

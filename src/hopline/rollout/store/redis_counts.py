@@ -53,7 +53,7 @@ class RedisCounts:
 
     @property
     def in_use(self) -> bool:
-        """Whether a step is counted now: this member wants to judge it."""
+        """True if a step is counted now: this member wants to judge it."""
         return bool(self._steps)
 
     def publish(self, step: str, counts: bytes, now: float) -> None:

@@ -51,7 +51,7 @@ Rule = Callable[[MeshVector, Sequence[Snapshot]], tuple[Values, Values]]
 
 
 def watched(column: str) -> bool:
-    """Whether bounds on a column's absolute value are useful by default.
+    """True if bounds on a column's absolute value are useful by default.
 
     They are for latencies, errors, shares and CPU time. Memory drifts, and would keep the alarm on for ever
     after a drift, which is worse than ignoring it. Rates follow the load.
