@@ -1,4 +1,4 @@
-"""What a caller can do to the others: attacks on a real server, and what each costs them.
+"""Attacks on a real server, and the cost of each for other callers.
 
     python -m benchmarks.abuse [--quick] [--cases a,b] [--python PATH/TO/PYTHON]
 
@@ -124,7 +124,7 @@ def run(case: Case, servers: Servers, rounds: int) -> Measured:
 
 
 def verdict(case: Case, found: Measured) -> list[str]:
-    """What does not hold; empty where all does."""
+    """Bounds that do not hold; empty if all hold."""
     wrong = []
     if min(found.blocked_ms, found.cpu_ms) > case.bar_ms:
         wrong.append("blocks")

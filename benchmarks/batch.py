@@ -40,7 +40,7 @@ KILLS = 5
 def phases(
     folder: Path, serve_dir: Path, scratch: Path, num_nodes: int, *, quick: bool
 ) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What can be measured, by name."""
+    """Measurements by name."""
     rounds, batches = (2, 6) if quick else (5, 16)
 
     def look_up() -> dict[str, Any]:

@@ -43,7 +43,7 @@ PHASES = ("fetch", "l1", "faults", "hub", "prewarm")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
         rounds: of fetches.

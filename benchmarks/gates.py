@@ -1,4 +1,4 @@
-"""Whether a rollout's gates tell an honest retraining from a broken version: 50 of each, at the defaults.
+"""Gates of a rollout on honest retrainings and on broken versions: 50 of each, at the defaults.
 
     python -m benchmarks.gates            the seeds that judge
     python -m benchmarks.gates --choose   the seeds on which the defaults were chosen
@@ -227,7 +227,7 @@ FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def judge(current: Answers, candidate: Answers, seed: int) -> tuple[bool, str]:
-    """Whether the gates roll the candidate back, and why; they look as the rows come."""
+    """(True if the gates roll the candidate back, the reason); they look as the rows come."""
     rng = np.random.default_rng(seed)
     one, other = OutcomeCounts(), OutcomeCounts()
     for number, row in enumerate(rng.permutation(_TRIED).tolist(), 1):

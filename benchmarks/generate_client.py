@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Streamed:
-    """What came of one stream.
+    """Result of one stream.
 
     Attributes:
         tokens: as the usage says.

@@ -1,4 +1,4 @@
-"""How the serving benchmark starts Hopline: the only file here that knows its interfaces."""
+"""Start of Hopline for the serving benchmark: the only file here that knows its interfaces."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _BODIES = 4000
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
         seconds: of each run at a rate.
@@ -80,7 +80,7 @@ class Report(PhaseReport):
 
 
 class Places:
-    """What the phases serve, made when it is first needed.
+    """Models and graphs of the phases, made when they are first needed.
 
     Args:
         folder: temporary.

@@ -19,7 +19,7 @@ ID = "$ID"
 
 @dataclass(frozen=True)
 class Request:
-    """What to send: the body holds `$ID` once, in place of the node id."""
+    """Request to send: the body holds `$ID` once, in place of the node id."""
 
     path: str
     body: str

@@ -1,4 +1,4 @@
-"""What a benchmark's JSON line says about where it ran."""
+"""Description of the machine in a benchmark's JSON line."""
 
 from __future__ import annotations
 

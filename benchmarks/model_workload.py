@@ -1,4 +1,4 @@
-"""What `benchmarks.serving --model` serves: one graph and one model in files that every server reads.
+"""Models of `benchmarks.serving --model`: one graph and one model in files that every server reads.
 
     sage     two GraphSAGE layers over 128 features (`benchmarks.workload`)
     gatv2    two GATv2 layers, four heads of 32, over 64 features
@@ -44,7 +44,7 @@ _DRAWN_NODES = 100_000
 
 @dataclass(frozen=True)
 class Facts:
-    """What a workload is.
+    """A workload.
 
     Attributes:
         target: node type of the answers.

@@ -1,4 +1,4 @@
-"""What each benchmark needs in addition to a plain installation, checked before anything else is done.
+"""Needs of each benchmark in addition to a plain installation, checked first.
 
 A benchmark that ran for ten minutes and then lacked a program has cost ten minutes.
 """
@@ -35,7 +35,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def missing(name: str) -> str:
-    """What `python -m benchmarks.<name>` lacks here and how to install it; "" where nothing is missing."""
+    """Missing needs of `python -m benchmarks.<name>`, and how to install them; "" for none."""
     packages, programs = NEEDS.get(name, ((), ()))
     no_packages = [each for each in packages if find_spec(each) is None]
     no_programs = [each for each in programs if shutil.which(each) is None]

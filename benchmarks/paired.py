@@ -1,4 +1,4 @@
-"""What one request costs in two checkouts, in turns: for changes that may slow down the hot path.
+"""Cost of one request in two checkouts, in turns: for changes that may slow down the hot path.
 
     python -m benchmarks.paired FOLDER OTHER [--turns 40] [--requests 300] [--only http_c1,submit]
 

@@ -44,7 +44,7 @@ NUM_WARMUP_IDS = 100
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement shares."""
+    """Setup that all measurements share."""
 
     folder: Path
     model: str

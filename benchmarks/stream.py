@@ -42,7 +42,7 @@ _HEADLINE = "10000"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
         seconds: of each rate. updates: of `exact`.
@@ -75,7 +75,7 @@ class Report(PhaseReport):
 
 @dataclass(frozen=True)
 class Bench:
-    """What every phase needs."""
+    """Setup that all phases share."""
 
     report: Report
     place: Place
@@ -167,7 +167,7 @@ class Bench:
 
 
 def phases(bench: Bench) -> dict[str, Callable[[], None]]:
-    """What can be measured, by name."""
+    """Measurements by name."""
     return {"rates": bench.rates, "exact": bench.exact, "serving": bench.serving, "crash": bench.crash}
 
 

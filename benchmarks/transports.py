@@ -1,4 +1,4 @@
-"""What HTTP costs before anything is scored: Hopline's connection against an ASGI echo on uvicorn.
+"""Cost of HTTP before anything is scored: Hopline's connection against an ASGI echo on uvicorn.
 
     python -m benchmarks.transports [--seconds 5] [--connections 32]
 

@@ -42,7 +42,7 @@ The top node's share is n**(-1/TAIL): 0.67 % of 20 M edges = 134,000 at n = 1 M.
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a drawn graph is, and from which seed."""
+    """Size and seed of a drawn graph."""
 
     name: str
     num_nodes: int
@@ -55,7 +55,7 @@ SMALL = Sizes("small", 50_000, 1_000_000)
 
 
 def cache_dir() -> Path:
-    """Where workloads live: $HOPLINE_BENCH_CACHE, else `build/bench` in the repository."""
+    """Folder of workloads: $HOPLINE_BENCH_CACHE, else `build/bench` in the repository."""
     default = Path(__file__).resolve().parents[1] / "build" / "bench"
     return Path(os.environ.get("HOPLINE_BENCH_CACHE") or default)
 

@@ -286,7 +286,7 @@ def _accuracy(logits: FloatArray, labels: NDArray[np.int64]) -> float:
 
 
 def failures(figures: dict[str, Any]) -> list[str]:
-    """What --check holds against the figures, in words; empty when all is well."""
+    """Faults that --check finds in the figures, in words; empty for none."""
     found = []
     if not figures["max_abs_diff"] <= LARGEST_DIFFERENCE:
         found.append(

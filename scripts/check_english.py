@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Check that docs pages and the texts in Python files are plain English.
 
-Checked: words and phrases of `WORDS`, docstrings that begin with a section such as `Args:`, and sentences
-of pages that are longer than `LONGEST` words. Python texts are docstrings, comments and string literals
-that have blanks in them. Not checked: code fences, code in backticks, link targets, generated tables, and
-docs/log.md, which is a dated journal.
+Checked: words and phrases of `WORDS`, docstrings that begin with a section such as `Args:` or with a
+clause (Whether, What, Who …), and sentences of pages that are longer than `LONGEST` words. Python texts are
+docstrings, comments and string literals that have blanks in them. Not checked: code fences, code in
+backticks, link targets, generated tables, and docs/log.md, which is a dated journal.
 
     scripts/check_english.py [--count] [FILE or FOLDER ...]
 
@@ -76,6 +76,7 @@ WORDS = {
 _BETTER = tuple(WORDS.values())
 _WORDS = re.compile(rf"\b(?:{'|'.join(f'({words})' for words in WORDS)})\b".replace(" ", r"\s+"))
 _SECTION = re.compile(r"\s*(?:Args|Returns|Raises|Yields|Attributes|Examples?|Notes?):")
+_CLAUSE = re.compile(r"(?:Whether|What|Which|Whose?|Where|When|How)\b")
 _GENERATED = re.compile(r"<!-- ([\w-]+):start -->.*?<!-- \1:end -->", re.DOTALL)
 _FENCE = re.compile(r"^ *```.*?^ *```\s*?$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
@@ -112,15 +113,15 @@ def check_page(text: str) -> list[Finding]:
 
 
 def check_python(source: str) -> list[Finding]:
-    """Words in docstrings, comments and strings, and docstrings that begin with a section."""
+    """Words in docstrings, comments and strings, and docstrings that begin with a section or a clause."""
     found = list(_words(_CODE.sub(lambda part: re.sub(r"[^\n]", "`", part[0]), _texts(source))))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            section = _SECTION.match(ast.get_docstring(node) or "")
-            if section:
-                found.append(
-                    Finding(node.body[0].lineno, section[0], "first a sentence that says what it is")
-                )
+            text = ast.get_docstring(node) or ""
+            begin = _SECTION.match(text) or _CLAUSE.match(text)
+            if begin:
+                better = "begin with a noun or a verb that says what it is"
+                found.append(Finding(node.body[0].lineno, begin[0], better))
     return sorted(found)
 
 

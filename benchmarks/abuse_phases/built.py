@@ -1,4 +1,4 @@
-"""What the attacked server serves: a graph of six edge types, a GNN of three layers, a tabular model.
+"""Models of the attacked server: a GNN of three layers on a graph of six edge types, a tabular model.
 
 Run by the interpreter that is attacked, in a separate process: `python built.py FOLDER`. Knows Hopline's
 packaging and nothing of this folder, so that another checkout's interpreter can run it.

@@ -62,7 +62,7 @@ def _is_closed(client: socket.socket, end: float) -> bool:
 
 
 def pages(target: Target) -> Attack:
-    """What a page of another site lets a browser send, and requests for a name that leads here."""
+    """Requests that a page of another site lets a browser send, and requests for a name that leads here."""
     page = [
         ("origin", "https://evil.example"),
         ("sec-fetch-site", "cross-site"),

@@ -114,7 +114,7 @@ class GrpcSocket:
         self._socket.close()
 
     def summary(self, expected: int) -> Counter[str]:
-        """How often each status came, and how many are missing."""
+        """Counts of each status, and of missing ones."""
         found = Counter(self.statuses.values())
         missing = expected - found.total()
         if missing > 0:

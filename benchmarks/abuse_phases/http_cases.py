@@ -150,7 +150,7 @@ def bad_paths(target: Target) -> Attack:
 
 
 def ready_unasked(target: Target) -> Attack:
-    """What `/readyz` answers to a caller without credentials: model names are not public."""
+    """Answers of `/readyz` to a caller without credentials: model names are not public."""
     ask = http.request("/readyz", method="GET")
 
     def attack() -> Counter[str]:

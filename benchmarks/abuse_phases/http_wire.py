@@ -72,7 +72,7 @@ class HttpSocket:
         self._socket.close()
 
     def summary(self, expected: int) -> Counter[str]:
-        """How often each status came, and how many answers are missing."""
+        """Counts of each status, and of missing answers."""
         found = Counter(status for status in self.statuses if status != "100")
         missing = expected - found.total()
         if missing > 0:
@@ -142,6 +142,6 @@ def at_once(senders: Sequence[Callable[[], Counter[str]]]) -> Counter[str]:
 
 
 def for_seconds(limit_s: float) -> Callable[[], bool]:
-    """Whether so many seconds have gone since now."""
+    """A function that returns True when so many seconds have passed."""
     end = time.monotonic() + limit_s
     return lambda: time.monotonic() > end

@@ -94,7 +94,7 @@ def brackets(target: Target) -> Attack:
 
 
 def _one_mib() -> list[bytes]:
-    """What honest callers may send when they send much."""
+    """Large requests of honest callers."""
     ids, floats = ",".join(map(str, range(149_000))), ",".join(["0.12345"] * 125_000)
     tensor = '{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[149000],"data":[%s]}]}'
     rows = ",".join(['{"amount":12.5,"age":30}'] * 41_000)

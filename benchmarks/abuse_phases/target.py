@@ -28,7 +28,7 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True)
 class Setup:
-    """How a server is started; cases with the same setup share one.
+    """Start of a server; cases with the same setup share one.
 
     Attributes:
         auth: whether clients have to say who they are.
@@ -86,7 +86,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one attack did to the others.
+    """Effect of one attack on other callers.
 
     Attributes:
         blocked_ms: the longest that `/healthz` waited on another connection.

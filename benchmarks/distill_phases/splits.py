@@ -50,7 +50,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Observed:
-    """What teacher and student may see when they are made; nodes are renumbered.
+    """Part of the graph that teacher and student may see when they are made; nodes are renumbered.
 
     Attributes:
         edge_index: int64 [2, E'], edges between observed nodes.

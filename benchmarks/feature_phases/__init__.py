@@ -1,1 +1,1 @@
-"""What `benchmarks.features` measures: one file for each phase, and the processes that they need."""
+"""Phases of `benchmarks.features`: one file for each, and the processes that they need."""

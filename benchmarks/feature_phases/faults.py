@@ -1,4 +1,4 @@
-"""What the store's failures cost: one fault at a time under load, each with its own server.
+"""Cost of the store's failures: one fault at a time under load, each with its own server.
 
     normal ──── fault ──── the store is back
     calm_s      fault_s    calm_s

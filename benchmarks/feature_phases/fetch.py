@@ -1,4 +1,4 @@
-"""What 421 rows of 512 bytes cost: one GET each, one MGET, through an empty L1, and from L1.
+"""Cost of 421 rows of 512 bytes: one GET each, one MGET, through an empty L1, and from L1.
 
 In one process and on one event loop; the four take turns, each with ids that were never requested before,
 so that neither Redis' nor the processor's caches favour one.
@@ -105,7 +105,7 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
 
 
 def _check(near: L1Rows, server: RedisProcess, ids: IdArray) -> None:
-    """What L1 has is what Redis has."""
+    """Check that L1 has the rows of Redis."""
     out: FloatArray = np.empty((ids.shape[0], near.group.dim), np.float32)
     assert not near.read(ids, out)[0].shape[0]
     with redis.Redis(port=server.port) as bare:

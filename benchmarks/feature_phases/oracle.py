@@ -1,4 +1,4 @@
-"""What answers and rows should be: the same model in this process, its features in memory."""
+"""Oracle of answers and rows: the same model in this process, its features in memory."""
 
 from __future__ import annotations
 

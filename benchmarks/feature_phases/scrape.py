@@ -1,4 +1,4 @@
-"""What a server says of itself at /metrics."""
+"""Metrics of a server, from /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the phases start Hopline: with its features in a store."""
+"""Start of Hopline for the phases: with its features in a store."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _afterwards(
 
 
 def _turns(changes: list[int]) -> int:
-    """How often the direction of the changes turned; once is up and then down."""
+    """Number of changes of direction; once is up and then down."""
     return sum(now * before < 0 for before, now in pairwise(changes))
 
 

@@ -105,7 +105,7 @@ class Fleet:
             )
 
     def admin(self, host: int, ask: Callable[[Admin], Any]) -> Any:
-        """What a host answers to an admin call; None where it does not."""
+        """Answer of a host to an admin call; None without one."""
         url = f"http://{self.network.address('clients', host)}:{_PORT}"
         try:
             with Client(url, timeout=20, retries=0) as client:
@@ -145,7 +145,7 @@ class Fleet:
         return self.rolled_back[version] - began
 
     def serves(self, host: int) -> str:
-        """What a host says that it serves."""
+        """Versions that a host reports."""
         found = self.admin(host, lambda it: it.rollout(MODEL))
         return "" if found is None else str(found["serving"])
 

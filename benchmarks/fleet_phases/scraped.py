@@ -1,4 +1,4 @@
-"""What an autoscaler reads: a real Prometheus that scrapes pods, the shipped queries, and CPU use."""
+"""Inputs of an autoscaler: a real Prometheus that scrapes pods, the shipped queries, and CPU use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERLAY = _DEPLOY / "overlays" / "autoscaled"
 
 
 class Metrics:
-    """What the autoscaler reads: the adapter's queries in Prometheus, and CPU use as of a metrics server.
+    """Inputs of the autoscaler: the adapter's queries in Prometheus, and CPU use as of a metrics server.
 
     Args:
         url: of Prometheus.

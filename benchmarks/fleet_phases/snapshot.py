@@ -123,11 +123,11 @@ class Hosts:
             wait_until(lambda host=host: self.found(host), _PATIENCE_S, "start")
 
     def cache(self, host: int) -> Path:
-        """Where a host has its copies."""
+        """Folder of a host's copies."""
         return self.folder / f"cache{host}"
 
     def found(self, host: int) -> dict[str, Any] | None:
-        """What a host says of the model; None where it does not answer."""
+        """Description of the model by a host; None without an answer."""
         try:
             with Client(self.url(host), timeout=20, retries=0) as client:
                 return Admin(client).rollout(_MODEL)

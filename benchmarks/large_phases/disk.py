@@ -66,7 +66,7 @@ def server_command(folder: Path, port: int, *settings: str) -> list[str]:
 
 
 def figures_of(row: load.Load) -> dict[str, float]:
-    """What the JSON line has of a run."""
+    """Fields of a run in the JSON line."""
     return {
         "rps": round(row.rps, 1),
         "p50_ms": round(row.p50_ms, 3),

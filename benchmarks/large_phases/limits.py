@@ -32,7 +32,7 @@ class Bounded:
 
     @property
     def how(self) -> str:
-        """How memory is bounded, for the report."""
+        """Bound of the memory, for the report."""
         if self.folder is None:
             return "RLIMIT_DATA, without the page cache"
         return "cgroup v1" if (self.folder / "memory.limit_in_bytes").exists() else "cgroup v2"

@@ -32,7 +32,7 @@ _LOST_S = 10.0
 
 @dataclass(frozen=True)
 class Target:
-    """What to ask for: `bodies` in turn, at a path."""
+    """Requests: `bodies` in turn, at a path."""
 
     path: str
     bodies: Sequence[str]
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass
 class Figures:
-    """What came of one run; times in ms.
+    """Results of one run; times in ms.
 
     Attributes:
         sent, answered: requests; `lost` got no answer, `twice` more than one.

@@ -45,7 +45,7 @@ def measure(
 
 
 class Times:
-    """What came of the requests.
+    """Results of the requests.
 
     Attributes:
         seconds: of each good answer.

@@ -21,7 +21,7 @@ _CONNECTIONS = 16
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one canary came to.
+    """Result of one canary.
 
     Attributes:
         status: "rolled_back" or "promoted".

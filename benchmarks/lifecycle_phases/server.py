@@ -1,4 +1,4 @@
-"""How the phases start Hopline, and what they ask it."""
+"""Start of Hopline for the phases, and their requests."""
 
 from __future__ import annotations
 

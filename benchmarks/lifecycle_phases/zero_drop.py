@@ -224,7 +224,7 @@ class Callers:
         self.errors.append(text)
 
     def _check(self, node: int, version: str, row: list[float]) -> None:
-        """Whether it is this node's answer by this version: the same as ever."""
+        """Check that it is this node's answer by this version: the same as before."""
         key = (node, version)
         known = _ANSWERS.setdefault(key, row)
         if any(abs(a - b) > 1e-5 for a, b in zip(known, row, strict=True)):

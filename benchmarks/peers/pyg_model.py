@@ -1,4 +1,4 @@
-"""What every peer serves by default: PyG's sampler, kept open, and a two-layer GraphSAGE.
+"""Default model of every peer: PyG's sampler, which stays open, and a two-layer GraphSAGE.
 
 A request costs one `sample_from_nodes` over the union of its seeds, one gather
 and one forward pass; nothing is built per request.

@@ -1,4 +1,4 @@
-"""What a peer's server needs: its command line, and the model of the workload that it names."""
+"""Needs of a peer's server: its command line, and the model of the workload that it names."""
 
 from __future__ import annotations
 

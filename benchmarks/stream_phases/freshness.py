@@ -1,4 +1,4 @@
-"""How soon an event is in the answers, seen from outside: publish it, then ask every worker until it shows.
+"""Delay from an event to answers, seen from outside: publish it, then query every worker until it shows.
 
 An event sets the features of a node that no edge comes to, so that nothing else changes that node's answer.
 The time runs from before the event is published until the first answer that shows it has come. In addition,
@@ -78,7 +78,7 @@ async def callers(port: int, model: str, workers: Sequence[int]) -> list[Caller]
 
 
 def _owner(port: int, peer: int, pids: Sequence[int]) -> int:
-    """Who has the server's end of a loopback connection, from /proc."""
+    """Process that has the server's end of a loopback connection, from /proc."""
     local, remote = (f"{socket.htonl(0x7F000001):08X}:{number:04X}" for number in (port, peer))
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     (inode,) = (row[9] for row in rows if (row[1], row[2]) == (local, remote))

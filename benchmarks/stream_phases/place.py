@@ -42,7 +42,7 @@ _RANKS = "ranks.npy"
 
 @dataclass(frozen=True)
 class Place:
-    """Where all of it is.
+    """Folders of the setup.
 
     Attributes:
         hubs: popular destinations are popular sources.

@@ -34,7 +34,7 @@ def ends(number: int, num_nodes: int) -> tuple[int, int]:
 
 
 def times_there(before: Graph, after: Graph, numbers: IdArray) -> IdArray:
-    """How often each event's edge is in a graph, beyond what was there before: int64 [n]."""
+    """Count of each event's edge in a graph, beyond the count before: int64 [n]."""
 
     def count(graph: Graph) -> IdArray:
         edges = graph.edges[EDGE]

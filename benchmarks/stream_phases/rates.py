@@ -1,4 +1,4 @@
-"""How many edge updates one core makes durable in a second: rows computed on demand, and all rows eagerly.
+"""Edge updates that one core makes durable in a second: rows computed on demand, or all rows eagerly.
 
 A separate process, pinned to one processor:
 

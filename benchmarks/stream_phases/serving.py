@@ -114,7 +114,7 @@ def measure(place: Place, scratch: Path, window_s: float, rounds: int) -> dict[s
 
 
 class _Windows:
-    """What is done for the length of one window."""
+    """Work of one window."""
 
     def __init__(self, place: Place, server: Hopline, address: str, window_s: float) -> None:
         self._place, self._server, self._address, self._window_s = place, server, address, window_s
@@ -152,7 +152,7 @@ class _Windows:
         return found
 
     def agree(self) -> dict[str, Any]:
-        """Whether the workers do, when all is quiet."""
+        """Results of the workers when all is quiet."""
         found: dict[str, Any] = worker.run("freshness", **self._whom(), nodes=1_000)
         return found
 

@@ -117,7 +117,7 @@ class Updates:
 
 
 class Plain:
-    """What happened, as lists; an edge is there if it came after the last removal of its pair.
+    """Events as lists; an edge exists if it came after the last removal of its pair.
 
     Attributes:
         pairs: of the edges that it began with, then of each batch's added ones: src · 2^32 + dst.

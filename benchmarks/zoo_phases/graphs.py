@@ -44,7 +44,7 @@ class ZooGraph:
     popular: dict[str, NDArray[np.int64]]
 
     def arguments(self, module: nn.Module) -> dict[str, Any]:
-        """What a module's forward is called with: what it must have, and edge data that it may have."""
+        """Arguments of a module's forward: the required ones, and edge data that it may have."""
         parameters = inspect.signature(module.forward).parameters
         usual = ("x", "edge_index")
         wanted = [name for name, each in parameters.items() if each.default is each.empty or name in usual]

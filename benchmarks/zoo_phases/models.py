@@ -56,7 +56,7 @@ EXCLUDED: Excluded = {
 
 
 class Encoder(nn.Module):
-    """What the autoencoders encode with."""
+    """Encoder of the autoencoders."""
 
     def __init__(self, variational: bool = False) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class ServedGraph:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one module.
+    """Result of one module.
 
     Attributes:
         why: of a refusal, a silent difference or a crash; else the report's notes.
@@ -78,7 +78,7 @@ class Verdict:
 
 
 def ask_module(module: nn.Module, arguments: Mapping[str, Any], *, dtype: torch.dtype | None = None) -> Any:
-    """What a copy of the module answers in eval mode. Arguments are copied: modules write to them."""
+    """Answers of a copy of the module in eval mode. Arguments are copied: modules write to them."""
     mine, given = copy.deepcopy((module, dict(arguments)))
     mine = mine.eval()
     if dtype is not None:
@@ -163,7 +163,7 @@ def judge(
 
 
 def fanouts_asked_for(message: str) -> int | None:
-    """How many fanouts would do, by the message of a refusal."""
+    """Number of fanouts that a refusal's message asks for."""
     said = _SAYS_FANOUTS.search(message)
     return int(said[1] or said[2]) if said else None
 

@@ -81,7 +81,7 @@ def run(num_splits: int, scale: Scale, console: Console) -> dict[str, Any]:
 
 
 def failures(figures: dict[str, Any]) -> list[str]:
-    """What --check holds against the figures, in words; empty when all is well."""
+    """Faults that --check finds in the figures, in words; empty for none."""
     found = []
     for name in ("fraud", "tolokers"):
         differs = figures[f"{name}_max_abs_diff"]

@@ -19,7 +19,7 @@ _LOOK_S, _LONGEST_S = 0.1, 90.0
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What each client says to the server; `hopline auth new-key` makes them for people.
+    """Keys of the clients; `hopline auth new-key` makes them for people.
 
     Attributes:
         payments: may score `fraud*`. admin: may do everything.
@@ -44,7 +44,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a rollout went.
+    """Course of a rollout.
 
     Attributes:
         version: that was tried. kind: canary or shadow.
@@ -120,7 +120,7 @@ class Administrator:
 
 
 def may_change(client: hopline.Client) -> bool:
-    """Whether a client's key is let in to rollouts of the trees."""
+    """Check that a client's key may change rollouts of the trees."""
     try:
         hopline.Admin(client).decide(MODEL, "rollback")
     except PermissionDenied:

@@ -87,7 +87,7 @@ class Opinions(nn.Module):
 
 
 class Embedding(nn.Module):
-    """What is packaged: float32 [n, d] and edges to [n, 5 d + 1], states and the mean opinion."""
+    """The packaged module: float32 [n, d] and edges to [n, 5 d + 1], states and the mean opinion."""
 
     def __init__(self, neighbourhood: Neighbourhood, opinions: Opinions) -> None:
         super().__init__()

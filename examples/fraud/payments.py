@@ -57,7 +57,7 @@ class PaymentService:
         return Answer(answer.as_numpy("score"), decisions, version, seconds)
 
     def may_score(self, model: str, node: int) -> bool:
-        """Whether the key is let in to a model of nodes."""
+        """Check that the key may call a model of nodes."""
         tensor = triton.InferInput("node_ids", [1], "INT64")
         tensor.set_data_from_numpy(np.array([node], np.int64))
         try:
@@ -129,5 +129,5 @@ class Traffic:
         service.close()
 
     def answered_by(self, version: str) -> int:
-        """How many were answered by a version of the trees."""
+        """Number of answers by a version of the trees."""
         return sum(answer.version == version for answer in self.answers)

@@ -1,4 +1,4 @@
-"""What follows from a score: for the shop to say, so it stands in a pipeline and is no part of a model."""
+"""Decisions from a score: the shop makes them, so they are in a pipeline and not in a model."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def decided(scores: FloatArray) -> AnyArray:
 
 
 def counted(decisions: Iterable[str]) -> dict[str, int]:
-    """How often each was decided."""
+    """Counts of the decisions."""
     counts = Counter(decisions)
     return {name: counts[name] for name in DECISIONS}

@@ -34,7 +34,7 @@ def settings(folder: Path) -> list[str]:
 
 
 def write_training_reference(frame: pd.DataFrame, scores: FloatArray, folder: Path) -> None:
-    """What traffic of version 1 is compared with; `hopline drift reference --table` makes it for people."""
+    """Reference for the traffic of version 1; `hopline drift reference --table` makes it for people."""
     place = folder / MODEL / "1"
     place.mkdir(parents=True)
     table = place / "training.csv"

@@ -1,4 +1,4 @@
-"""What happens, in order: checkouts, crowd workers, a sale that alarms, versions that come and go."""
+"""The story in order: checkouts, crowd workers, a sale that alarms, versions that come and go."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NODES_OF_A_REQUEST = 1000
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything.
+    """Amounts of the story.
 
     Attributes:
         calls: timed, of one transaction each.

@@ -38,7 +38,7 @@ class Tolokers:
 
     @property
     def features(self) -> FloatArray:
-        """What a graph of it holds of each worker: figures and logarithm of the degree, standardised."""
+        """Features of each worker in the graph: figures and logarithm of the degree, standardised."""
         degree = np.bincount(self.edge_index[1], minlength=len(self.y))
         columns = np.column_stack([self.x, np.log1p(degree)])
         scaled: FloatArray = ((columns - columns.mean(0)) / columns.std(0)).astype(np.float32)

@@ -86,7 +86,7 @@ def fitted(train: Transactions) -> Pipeline:
 
 
 def fitted_in_cents(train: Transactions) -> Pipeline:
-    """What goes wrong in practice: this export had amounts in cents, and the checkout sends euros.
+    """A fault from practice: this export had amounts in cents, and the checkout sends euros.
 
     On data from the same export it is as good as ever, and its package agrees with it.
     """

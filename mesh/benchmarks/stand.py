@@ -139,7 +139,7 @@ class Stand:
         raise TimeoutError(f"{what}: did not happen within {timeout_s:.0f} s\n{self.log('watch')[-3000:]}")
 
     def answers(self, url: str) -> bool:
-        """Whether a server answers with success."""
+        """True if a server answers with success."""
         return self.client.get(url).status_code == 200
 
     def simulated(self, seconds: float) -> None:

@@ -102,7 +102,7 @@ InputKind = Literal[
 
 
 class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an input of kind `attend` is computed (see the module docstring).
+    """Computation of an input of kind `attend` (see the module docstring).
 
     Attributes:
         heads, channels: H and C.

@@ -44,7 +44,7 @@ def changed(
 
 
 def loss(value: Any) -> str:
-    """How float32 would change an integer."""
+    """Change of an integer by float32, in words."""
     becomes = int(np.float32(value))
     return f"{int(value)} would become {becomes}: float32 holds all integers up to {EXACT:,} only"
 
@@ -66,7 +66,7 @@ def refusal(value: Any, column: int | None, names: Sequence[str] = ()) -> str:
 
 
 def inexact_integers(chunk: AnyArray) -> NDArray[np.bool_]:
-    """Whether float32 changes each element of an integer array."""
+    """Mask of the elements of an integer array that float32 changes."""
     rounded = chunk.astype(np.float32)
     # Beyond the range of the type, casting back is undefined.
     beyond = rounded >= 2.0 ** (8 * chunk.dtype.itemsize - (chunk.dtype.kind == "i"))

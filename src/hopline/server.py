@@ -173,7 +173,7 @@ class Server:
         return 0
 
     def serving(self) -> str:
-        """Which version of each model answers requests that name none: "risk version 3"."""
+        """Version of each model that answers requests that name none: "risk version 3"."""
         service = self._service
         names = service.model_names()
         shown = [f"{name} version {service.describe(name).version}" for name in names[:_SHOWN_MODELS]]

@@ -127,12 +127,12 @@ class Service:
 
     @property
     def log_id(self) -> str:
-        """Which prediction log is written (`records/log_id.py`); "" where none is."""
+        """Identity of the prediction log (`records/log_id.py`); "" for none."""
         return self._records.log_id
 
     @property
     def sources(self) -> Sources | None:
-        """Where features come from that are not in the server's own graph."""
+        """Source of features that are not in the server's own graph."""
         own = None if self._loader is None else self._loader.inputs.own
         return None if own is None else own.sources
 

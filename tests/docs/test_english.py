@@ -31,8 +31,9 @@ def _found(findings):
         ('a = (\n    "it lets "\n    "go of it"\n)\n', 2, "'lets go of'"),
         ('a = 1\nb = f"{a} is told twice"\n', 2, "'told'"),
         ('def f():\n    """Args:\n    a: A number.\n    """\n', 2, "Args:"),
+        ('def f():\n    """Whether it works."""\n', 2, "Whether"),
     ],
-    ids=["docstring", "comment", "comments", "string", "strings", "f-string", "section"],
+    ids=["docstring", "comment", "comments", "string", "strings", "f-string", "section", "clause"],
 )
 def test_a_planted_fault_in_python_is_found(english, source, line, what):
     assert _found(english.check_python(source)) == [(line, what)]

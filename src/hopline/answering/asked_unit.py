@@ -1,4 +1,4 @@
-"""What a caller asks to be loaded, checked: a unit, or a clear refusal. Blocks: it looks at folders."""
+"""Checks of a request to load: a unit, or a clear refusal. Blocks: it reads folders."""
 
 from __future__ import annotations
 

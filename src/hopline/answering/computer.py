@@ -69,7 +69,7 @@ class Computer:
         """Take note of the queue that gives it batches; called once, before `warm_up`."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """What transports say about this version; `versions` are all that can be asked for."""
+        """Description of this version for transports; `versions` are all that can be requested."""
         raise NotImplementedError
 
     def warm_up(self) -> None:
@@ -126,7 +126,7 @@ class Computer:
         return ()
 
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
-        """What the model reads of a request: arrays by name, a row for each of its first rows.
+        """Arrays that the model reads of a request, by name, with a row for each of its first rows.
 
         Called on a thread off the event loop: it only reads.
         """

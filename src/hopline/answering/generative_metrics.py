@@ -1,4 +1,4 @@
-"""What is measured of a generative model: tokens, times, KV blocks, and its share of processor time."""
+"""Metrics of a generative model: tokens, times, KV blocks, and its share of processor time."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class GenerativeVersion(CountedVersion):
             raise
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """What transports tell about it."""
+        """Description for transports."""
         generator = self.generator
         context = self.spec.context_tokens or generator.engine.context_tokens
         state = "UNAVAILABLE" if generator.reason else "READY"
@@ -188,7 +188,7 @@ class GenerativeVersion(CountedVersion):
 
 
 class _Text:
-    """What came of one row."""
+    """The outcome of one row."""
 
     __slots__ = ("cached_tokens", "finish", "logprobs", "num_tokens", "number", "parts", "prompt_tokens")
 
@@ -332,7 +332,7 @@ def generator_of(
     hang_s: float,
     on_replaced: Callable[[str], object],
 ) -> Generator:
-    """What generates the texts of a version; arguments as for `ProcessLink`."""
+    """The generator of a version's texts; arguments as for `ProcessLink`."""
     if spec.engine == "openai":
         from hopline.generate.upstream import Upstream
 

@@ -50,7 +50,7 @@ _FEW_ROWS = 256
 
 
 def _supply_of(work: Work) -> FetchedInputs:
-    """What was fetched for a request."""
+    """Rows that were fetched for a request."""
     fetch: Fetch | None = work.fetch
     return _NOTHING_YET if fetch is None or fetch.supply is None else fetch.supply
 
@@ -413,7 +413,7 @@ class GraphComputer(Computer):
         )
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
-        """What a request is about; None where inline nodes are part of it."""
+        """The nodes of a request; None where inline nodes are among them."""
         if request.inline:
             return None
         head = self.model.spec.head
@@ -445,7 +445,7 @@ class GraphComputer(Computer):
             return seed_tensors(self.model, graph, self._seed_rows, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """What transports tell about this version."""
+        """Description of this version for transports."""
         spec = self.model.spec
         head = spec.head
         index = self.model.graph.nodes[head.node_type].ids

@@ -1,4 +1,4 @@
-"""What one model may use of a server: `serving.toml` next to the model's versions.
+"""Limits of one model in a server: `serving.toml` next to the model's versions.
 
     # <repository>/risk/serving.toml
     max_concurrency = 64

@@ -1,4 +1,4 @@
-"""What one worker saw of one unit during one step of a rollout: counts that add up over workers."""
+"""Counts of one unit's outcomes in one worker during one step of a rollout; they add up over workers."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def bucket(seconds: float) -> int:
 
 
 def other_form(wanted: ScoreResult, found: ScoreResult) -> str:
-    """How an answer is of another form than the one that the caller knows; "" if it is not."""
+    """Difference of an answer's form from the one that the caller knows; "" for none."""
     for name, values in wanted.outputs.items():
         others = found.outputs.get(name)
         if others is None:

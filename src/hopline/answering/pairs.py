@@ -43,7 +43,7 @@ Pair = tuple[int | None, int | None, float, float, bool]
 
 
 class Evidence(NamedTuple):
-    """What a sample of pairs says; see the module.
+    """Figures of a sample of pairs; see the module.
 
     Attributes:
         num_keys: distinct rows.
@@ -98,7 +98,7 @@ def smallest(pairs: dict[int, Pair]) -> dict[int, Pair]:
 
 
 def weigh(pairs: Mapping[int, Pair], tolerance: float, threshold: float | None = None) -> Evidence:
-    """What pairs say together; half a millisecond for a thousand.
+    """Figures of pairs; half a millisecond for a thousand.
 
     Args:
         tolerance: difference of scores that does not count, in standard deviations of the current ones.
@@ -224,7 +224,7 @@ def _decisions(
 
 
 def _by_class(decisions: Sequence[tuple[int | None, int | None]]) -> Evidence:
-    """What decisions say, whatever the classes are."""
+    """Figures of decisions, for any classes."""
     if not decisions:
         return Evidence()
     _, codes = np.unique(np.array(decisions, np.int64), return_inverse=True)

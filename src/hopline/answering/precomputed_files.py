@@ -1,4 +1,4 @@
-"""Which precomputed files belong to a version, and whether their artifact and graph are the served ones."""
+"""Precomputed files of a version, and the check that their artifact and graph are the served ones."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _pin(path: Path, rows: FinalRows, graph: Any, settings: PrecomputedConfig) -
 
 
 def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unchanged | None]:
-    """Whether rows of a file hold on a graph, but for those that the second result says have changed."""
+    """(True if rows of a file are valid on a graph, the rows that have changed)."""
     if not getattr(graph, "is_live", False):
         return plan.graph_version == graph.version, None
     since = _since(plan.graph_version, graph)
@@ -189,7 +189,7 @@ def _since(version: str, graph: Any) -> int | None:
 
 
 def _known_rows(file: PrecomputedFile, graph: Any) -> NDArray[np.bool_]:
-    """Which rows are about the node that has the same number in another graph: bool [N]."""
+    """Rows whose node has the same number in another graph: bool [N]."""
     plan = file.header.plan
     nodes = graph.nodes[plan.node_type]
     count = min(plan.num_nodes, nodes.num_nodes)

@@ -203,7 +203,7 @@ _Key = tuple[ExternalId, ...]
 def first_costs(
     preflight: Callable[[IdArray], object], guard: Guard, num_nodes: int
 ) -> tuple[IdArray, tuple[int, int], tuple[float, float]]:
-    """What made-up requests take, one node and `MEASURED` of them, from all over the graph.
+    """Times of made-up requests for one node and for `MEASURED` nodes, from all over the graph.
 
     Args:
         preflight: answers about nodes.

@@ -11,7 +11,7 @@ from hopline.types import IdArray
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request is about: with the graph, this says which rows it reads.
+    """The nodes of a request: with the graph, they determine the rows that it reads.
 
     Attributes:
         model, version: that answers it.
@@ -31,7 +31,7 @@ class Wanted:
 
 
 class Told(NamedTuple):
-    """What the prefetcher says at the end: rows are in L1, but for some.
+    """The prefetcher's response: rows are in L1, except for those listed.
 
     Attributes:
         lacking: node type -> int64 ids that could not be had; None: whatever is not in L1.

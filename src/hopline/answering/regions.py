@@ -1,4 +1,4 @@
-"""Where the state caches of each unit lie in the memory that all workers of a host map.
+"""Places of each unit's state caches in the memory that all workers of a host map.
 
 One memfd, handed to every worker; a directory at its beginning says which bytes are whose. Units come and
 go while workers die and restart: so a region is found by its key, never by the order in which

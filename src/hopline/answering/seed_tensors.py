@@ -1,4 +1,4 @@
-"""What a graph model reads of a request's own nodes: their feature rows and degrees, as float32 and counts.
+"""Tensors that a graph model reads of a request's own nodes: feature rows, float32, and degrees, counts.
 
 Reads mapped arrays and the shared rows of L1, which other threads may do while the loop works; never the
 model's buffers.

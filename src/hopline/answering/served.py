@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scorer(Protocol):
-    """Who takes the requests to one name: a version, or two of them while a rollout is under way.
+    """Takes the requests to one name: a version, or two of them during a rollout.
 
     Attributes:
         name, version: as answers and metrics name it.
@@ -48,7 +48,7 @@ class Scorer(Protocol):
         ...
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """What transports tell about it; `versions` are all that can be asked for."""
+        """Description for transports; `versions` are all that can be requested."""
         ...
 
 
@@ -125,7 +125,7 @@ class AsksModels(Protocol):
     """A version that asks others: what it expects of them can be checked before they change."""
 
     def check_model(self, info: ModelInfo) -> None:
-        """Whether it could ask this version of a model in place of the present one.
+        """Check that it could call this version of a model in place of the present one.
 
         Raises: PipelineInvalid: it could not, and why.
         """

@@ -220,7 +220,7 @@ class TabularComputer(Computer):
         raise BadRequest(f"columns are of unequal length: {shown}")
 
     def _check_rest(self, request: ScoreRequest, count: int) -> int:
-        """What the usual request need not be asked; its number of rows."""
+        """Number of rows of a request that needs no further checks."""
         columns = request.columns or {}
         known = {name for name, _ in self._checks}
         unexpected = [name for name in columns if name not in known]
@@ -286,7 +286,7 @@ class TabularComputer(Computer):
         return {"features": self.model.preprocess(columns, count)}
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """What transports tell about this version."""
+        """Description of this version for transports."""
         spec = self.spec
         wide = (-1, spec.output_dim)
         tensors = {

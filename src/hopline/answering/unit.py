@@ -1,4 +1,4 @@
-"""What is rolled out: a model version with the graph snapshot and the feature groups that it answers on."""
+"""A unit of rollout: a model version with the graph snapshot and the feature groups that it answers on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """What requests, answers and metrics call it: the version, with a mark where it is not alone."""
+        """Its name in requests, answers and metrics: the version, with a mark where it is not alone."""
         name = self.version
         if self.graph or self.groups:
             mark = hashlib.sha256(repr((self.graph, self.groups)).encode()).hexdigest()[:6]

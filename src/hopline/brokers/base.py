@@ -72,7 +72,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placed(NamedTuple):
-    """Where a sent message is.
+    """Position of a sent message.
 
     Attributes:
         partition, position: with which a source of the topic delivers it; of Redis without the count.

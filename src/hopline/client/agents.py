@@ -40,7 +40,7 @@ def _strict(function: Callable[..., Awaitable[Any]]) -> Tool:
 
 
 class AgentTools:
-    """What agents may call.
+    """Tools that agents may call.
 
     Args:
         client: of the server.

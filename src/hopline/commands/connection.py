@@ -1,4 +1,4 @@
-"""How commands reach a running server: `--url`, `--api-key`, `--token`, and the environment."""
+"""Connection of commands to a running server: `--url`, `--api-key`, `--token`, and the environment."""
 
 from __future__ import annotations
 

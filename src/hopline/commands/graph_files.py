@@ -102,7 +102,7 @@ class FileOptions:
 
 
 def missing(na: Sequence[str], fill: Sequence[str]) -> Missing:
-    """How missing values are marked and filled. Raises: GraphError: `fill` is not a number."""
+    """Marks and fill of missing values. Raises: GraphError: `fill` is not a number."""
     every = [text for text in fill if "=" not in text]
     if not every and not fill:
         return Missing(tuple(na))

@@ -200,7 +200,7 @@ def _watch(admin: Admin, model: str) -> int:
 
 
 def _panel(found: dict[str, Any]) -> Group:
-    """What to show of one model."""
+    """Lines to show of one model."""
     units = ", ".join(unit["id"] for unit in found["units"]) or "nothing"
     parts: list[Any] = [
         Text.from_markup(

@@ -26,14 +26,14 @@ _YOUNG = 100_000
 
 
 class UnknownNode(StrEnum):
-    """What to do with events that name nodes that the graph does not have."""
+    """Treatment of events that name nodes that the graph does not have."""
 
     reject = "reject"
     add = "add"
 
 
 class SchemaChange(StrEnum):
-    """What to do with events with another schema."""
+    """Treatment of events with another schema."""
 
     dead_letter = "dead-letter"
     stop = "stop"

@@ -147,7 +147,7 @@ class PrecomputedConfig:
 
 @dataclass(frozen=True, slots=True)
 class ComputeConfig:
-    """Where and how models run."""
+    """Place and way in which models run."""
 
     inline_cost_us: float = setting(
         5000.0, "batches predicted to cost less run on the event loop, others on a thread", minimum=0

@@ -50,7 +50,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """How well a model separates held-out accounts.
+    """Quality of a model on held-out accounts.
 
     Attributes:
         auc: area under the ROC curve: probability that a member scores above an honest account.

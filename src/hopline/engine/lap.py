@@ -1,4 +1,4 @@
-"""Where a batch's time goes: a watch that the engine presses when one stage of the work ends.
+"""Stages of a batch's time: a watch that the engine presses when one stage of the work ends.
 
 All time since `start` is assigned to the stage that ends next, so no time between stages is lost:
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class StateCachePlan:
-    """How a memory budget is divided among the state caches of a model.
+    """Shares of a memory budget among the state caches of a model.
 
     Every worker derives the same plan from the same numbers, so all workers use the same layout.
 

@@ -1,4 +1,4 @@
-"""How row kernels read rows: directly, or decoded from narrow storage, one element at a time.
+"""Reads of row kernels: directly, or decoded from narrow storage, one element at a time.
 
 `decoder_of` and `value_at` hold the whole difference. Numba selects their code by the type of the input,
 so each kernel is written once, and for float32 compiles to the same code as without them. Narrow rows

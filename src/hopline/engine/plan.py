@@ -1,4 +1,4 @@
-"""Which rows a batch must compute: from the requested states down to raw features.
+"""Rows that a batch must compute: from the requested states down to raw features.
 
 Level by level from the top, for each node type: look the wanted rows up in the state cache, and sample
 neighbours for the rows that are not cached. The union of their ids and their neighbours' ids, each once,

@@ -1,4 +1,4 @@
-"""Whether a model fits a graph."""
+"""Checks that a model fits a graph."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _edge_types(spec: ModelSpec, known: GraphSchema, graph: Graph | LiveView) ->
 
 
 def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:
-    """Which of the absent kinds of edges a graph has, in words; "" for none."""
+    """The absent kinds of edges that a graph has, in words; "" for none."""
     if isinstance(graph, LiveView):
         return f"a live graph can get {' and '.join(absent)}"
     edges = graph.edges[key]

@@ -1,4 +1,4 @@
-"""How many rows a request will read, predicted before planning: by fanouts, or by degrees without fanouts.
+"""Number of rows that a request will read, predicted by fanouts, or by degrees without fanouts.
 
 direct   seeds, and their neighbours: read even if all states are cached
 below    paths further down, as if no two paths met and no rows were cached: the share of them that is

@@ -207,7 +207,7 @@ class RawRead(RowRead):
 
 
 class Ages:
-    """How old the rows are that a model has read for a batch.
+    """Age of the rows that a model has read for a batch.
 
     Attributes:
         oldest_ms: age of the oldest one when it was read, rounded up; -1 for no rows that age.

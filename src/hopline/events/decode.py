@@ -345,7 +345,7 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
 
 
 def _bad_times(ms: IdArray) -> NDArray[np.bool_]:
-    """Whether times are invalid as ms since 1970: bool [n]."""
+    """Mask of times that are invalid as ms since 1970: bool [n]."""
     bad: NDArray[np.bool_] = (ms < 0) | (ms > _LATEST_MS) | ((ms >= _SECONDS[0]) & (ms < _SECONDS[1]))
     return bad
 

@@ -240,7 +240,7 @@ def _count_items(payload: bytes) -> None:
 
 
 def why(error: BaseException, payload: bytes) -> str:
-    """What is wrong with a payload, in words."""
+    """Description of a payload's fault."""
     if isinstance(error, RecursionError):
         return "JSON is nested too deeply"
     if payload.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in payload[:2]:

@@ -21,7 +21,7 @@ _OK, _FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """When a breaker opens, and how soon it tries again.
+    """Rules of a breaker: when it opens, and how soon it tries again.
 
     Attributes:
         failure_share: opens if at least this share of the calls in the window failed …

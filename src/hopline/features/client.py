@@ -78,7 +78,7 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """When calls to a store are retried or paused.
+    """Rules for retries and pauses of calls to a store.
 
     Attributes:
         breaker, retry: the policies; None for the defaults.

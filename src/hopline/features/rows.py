@@ -96,7 +96,7 @@ def refuse_changed(where: str, values: AnyArray, names: Sequence[str] = ()) -> N
 
 
 def not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray, row: int) -> str:
-    """Where a row has its first NaN or infinity, as a message says it.
+    """Place of a row's first NaN or infinity, for a message.
 
     Args:
         row: of `values` [n, dim], which has one.

@@ -135,7 +135,7 @@ class SchemaWatch:
 
 
 async def _compared(store: FeatureStore, expected: FeatureGroup) -> str:
-    """How a store's rows differ from the expected ones; "" where they do not."""
+    """Difference between a store's rows and the expected ones; "" for none."""
     try:
         async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
             stored = await store.describe(expected.name)

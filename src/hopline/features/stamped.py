@@ -34,6 +34,6 @@ def stamped(values: FloatArray, time_s: float) -> FloatArray:
 
 
 def times_of(copies: FloatArray) -> NDArray[np.float64]:
-    """When the origin had these rows, float64 [n] seconds of `time.time()`."""
+    """Times at which the origin had these rows, float64 [n] seconds of `time.time()`."""
     high, low = np.float64(copies[:, -2]), np.float64(copies[:, -1])
     return np.asarray((high * _STEP + low) * 1e-3)

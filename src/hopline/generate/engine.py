@@ -24,7 +24,7 @@ Finish: TypeAlias = str
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """What an engine may use.
+    """Resources that an engine may use.
 
     Attributes:
         device: "CPU" or "GPU".
@@ -48,7 +48,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What an engine says of itself.
+    """An engine's description.
 
     Attributes:
         context_tokens: prompt and answer together, at most.

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model: the metadata and the list of tensors (format versions 2 and 3).
+"""Header of a GGUF file: the metadata and the list of tensors (format versions 2 and 3).
 
     "GGUF" │ u32 version │ u64 tensors │ u64 entries │ entries: string key, u32 type, value
            │ tensors: string name, u32 dimensions, u64 of each, u32 type, u64 offset │ aligned: data
@@ -41,7 +41,7 @@ _ALIGNMENT = 32
 
 
 class GgufModel(NamedTuple):
-    """What a file says.
+    """Contents of a file's header.
 
     Attributes:
         metadata: texts, numbers and truth values.

@@ -50,7 +50,7 @@ _LONGEST_PATH = 107
 
 
 class Generator(Protocol):
-    """What generates the texts of one version: a process of this host, or another server.
+    """The generator of one version's texts: a process of this host, or another server.
 
     Attributes:
         engine: what generates.
@@ -319,7 +319,7 @@ class ProcessLink:
 
 
 def socket_path(orders: Orders, config: Config) -> Path:
-    """Where the process of a version listens: the same for all workers of one server, and for no other.
+    """Path at which a version's process listens: the same for all workers of one server, and for no other.
 
     Raises: ConfigError: the folder cannot be used.
     """

@@ -41,7 +41,7 @@ _ENGINE_FAILED = 3
 
 
 class Orders(msgspec.Struct):
-    """What a worker tells a process that it starts.
+    """Orders to a process that a worker starts.
 
     Attributes:
         socket: where it listens.

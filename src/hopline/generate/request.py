@@ -1,4 +1,4 @@
-"""What a caller asks of a generative model, and the limits that can be checked before any work.
+"""Requests to a generative model, and the limits that can be checked before any work.
 
 One row of columns is one text to generate, so that logs, replay, pipelines and the inference protocol treat
 a prompt as they treat any other input.
@@ -28,7 +28,7 @@ _ROLES = ("system", "user", "assistant", "developer", "tool")
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How the next token is chosen, and when generation ends.
+    """Rules for the choice of the next token, and for the end of a text.
 
     Attributes:
         max_tokens: longest answer; 0 takes the server's default.

@@ -1,4 +1,4 @@
-"""Who runs: pure decisions about texts that wait and KV blocks. Knows no engine, thread or clock.
+"""Pure decisions about texts that wait and KV blocks. Knows no engine, thread or clock.
 
 A text that starts reserves the blocks that its prompt and its longest answer need, so a running text is
 never evicted for another. Texts start in the order of their lanes, and in a lane in the order in which they
@@ -22,7 +22,7 @@ _ORDER = (HIGH, NORMAL, LOW)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a text needs.
+    """Needs of a text.
 
     Attributes:
         tokens: of its prompt and its longest answer.

@@ -1,4 +1,4 @@
-"""Whether a process that says nothing hangs, or computes.
+"""Distinguishes a silent process that hangs from one that computes.
 
 A process reports once a second. An engine may hold it for longer: a step of a large model over a long
 prompt takes seconds, and more where other programs take the processor. So silence alone is no proof.
@@ -18,7 +18,7 @@ _WORKING = frozenset("RD")
 
 
 class Activity(NamedTuple):
-    """What a process does now.
+    """Present activity of a process.
 
     Attributes:
         ticks: processor time that it has used.
@@ -82,7 +82,7 @@ class Silence:
 
 
 def activity_of(pid: int) -> Activity:
-    """What a process does; one that has ended does not hang."""
+    """Activity of a process; one that has ended does not hang."""
     try:
         stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread has ended meanwhile

@@ -128,7 +128,7 @@ DEFAULT_OUTPUTS = ("text", "finish_reason", "prompt_tokens", "completion_tokens"
 def describe(
     spec: GenerativeSpec, versions: tuple[str, ...], version: str, state: str, reason: str, context: int
 ) -> ModelInfo:
-    """What transports tell about a version."""
+    """Description of a version for transports."""
     return ModelInfo(
         name=spec.name,
         versions=versions,

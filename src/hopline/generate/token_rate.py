@@ -1,4 +1,4 @@
-"""How many tokens a client may use in a minute, over all generative models.
+"""Limit of the tokens that a client may use in a minute, over all generative models.
 
 A bucket holds one minute's worth and fills evenly (`scheduling/limiter.py`). What a text uses is known only
 as it is generated, so a request is admitted while there are tokens, and tokens are charged as they come: a

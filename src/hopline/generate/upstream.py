@@ -244,7 +244,7 @@ class Upstream:
 
 
 class _Streamed:
-    """What has come of a text.
+    """Present result of a text.
 
     Args:
         number: of the text.
@@ -371,7 +371,7 @@ def _seconds(retry_after: str) -> float:
 
 
 def _said(error: Any) -> str:
-    """What an error says, short."""
+    """Short text of an error."""
     if isinstance(error, str):
         try:
             error = msgspec.json.decode(error)

@@ -68,7 +68,7 @@ class Failure(msgspec.Struct, array_like=True):
 
 
 class Part(msgspec.Struct, array_like=True):
-    """What a step gave one text; the first part is empty, and comes when the text starts.
+    """One text's part of a step; the first part is empty, and comes when the text starts.
 
     Attributes:
         text: new text; may be empty, as while a character is incomplete.
@@ -90,7 +90,7 @@ class Part(msgspec.Struct, array_like=True):
 
 
 class Parts(msgspec.Struct, tag="parts"):
-    """What one step gave the texts of one worker."""
+    """Results of one step for the texts of one worker."""
 
     parts: list[Part]
 

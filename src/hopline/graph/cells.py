@@ -40,7 +40,7 @@ _WRITTEN = r"^-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?$"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Which cells are missing values, and what replaces them.
+    """Rules for missing values, and what replaces them.
 
     Attributes:
         na: cells that are missing values in addition to empty ones, in columns of ids, numbers and times.

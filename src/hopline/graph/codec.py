@@ -167,7 +167,7 @@ class PackedIds(_Column):
 
 
 class PackedBounds(_Column):
-    """Where each list begins and the last one ends: `indptr`.
+    """Begin of each list, and end of the last one: `indptr`.
 
     Attributes:
         groups: uint8 [G, 20]. longs: int32 [rows, 17]. See `codec_kernels.read_bounds`.

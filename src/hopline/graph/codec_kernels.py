@@ -289,7 +289,7 @@ _ALL = ~np.uint64(0)
 
 @njit(forceinline=True)
 def read_bounds(groups_at, long_at, v):  # type: ignore[no-untyped-def]
-    """Where the list of destination `v` begins and ends, int64. Arguments: addresses, and int64."""
+    """Begin and end of the list of destination `v`, int64. Arguments: addresses, and int64."""
     at = groups_at + (v >> GROUP_BITS) * GROUP_BYTES
     j = v & _IN_GROUP
     first = load_half(at)

@@ -108,7 +108,7 @@ def running_weights(indptr: Any, weight: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def any_self_loop(indptr: Any, indices: Any) -> Any:
-    """Whether a destination is its own in-neighbour."""
+    """True if a destination is its own in-neighbour."""
     for node in range(indptr.shape[0] - 1):
         for edge in range(indptr[node], indptr[node + 1]):
             if indices[edge] == node:

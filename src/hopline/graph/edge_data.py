@@ -1,4 +1,4 @@
-"""How kernels read neighbours and weights: the same functions for arrays and for data packed by `codec.py`.
+"""Reads of neighbours and weights in kernels: the same functions for arrays and for packed data.
 
 Numba selects the code by type at compile time: for plain arrays it is the same as without this file.
 Packed ids are (address of offsets, address of data, bits); packed weights are (address of codes, address of
@@ -56,7 +56,7 @@ def finish(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any
 
 
 def has_weights(weights: Any) -> Any:
-    """Whether there are weights."""
+    """True if there are weights."""
 
 
 def weight_at(weights: Any, position: Any) -> Any:

@@ -79,7 +79,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
 
 
 def _hot(graph: Graph, features: bool) -> list[AnyArray]:
-    """What every request reads."""
+    """Arrays that every request reads."""
     arrays: list[AnyArray] = []
     for nodes in graph.nodes.values() if features else ():
         if not isinstance(nodes.features, StoreFeatures):

@@ -208,7 +208,7 @@ def _entries(graph: Graph, manifest: storage.Manifest, name: str, width: int) ->
 
 
 def _bounds(part: Adjacency) -> Any:
-    """Where each list begins, in memory."""
+    """Begin of each list, in memory."""
     assert not is_compressed(part)
     if part.num_edges <= _MAX_PACKED_EDGES:
         return PackedBounds.pack(np.asarray(part.indptr))

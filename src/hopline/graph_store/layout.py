@@ -1,4 +1,4 @@
-"""How a graph lies in Redis: keys, chunks and the manifest.
+"""Layout of a graph in Redis: keys, chunks and the manifest.
 
     <prefix>graph:current                     version that servers read, if they name none
     <prefix>graph:versions                    a set of the complete versions
@@ -57,7 +57,7 @@ class EdgePart(msgspec.Struct, frozen=True):
 
 
 class StoreManifest(msgspec.Struct, frozen=True):
-    """What the store has of a graph.
+    """Contents of the store for a graph.
 
     Attributes:
         graph: of the graph that was pushed, with its version, schema, counts and digests.

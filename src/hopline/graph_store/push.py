@@ -35,7 +35,7 @@ _BATCH_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push did.
+    """Result of a push.
 
     Attributes:
         version: of the graph.

@@ -1,4 +1,4 @@
-"""Which bytes of which chunks a set of edges is, and the edges in the bytes that were read.
+"""Byte ranges of chunks for a set of edges, and the edges in the bytes that were read.
 
 A column of E entries is cut into chunks of equal size. Positions close to each other share one range, since
 a command costs more than the entries between them.

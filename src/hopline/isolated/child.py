@@ -23,7 +23,7 @@ _END_S = 5.0
 
 
 class Owner(Protocol):
-    """Whose process it is. Called on the event loop."""
+    """Owner of a process. Called on the event loop."""
 
     def withdrawn(self, work: Work) -> None:
         """A request was cancelled."""
@@ -218,7 +218,7 @@ class ModelProcess(asyncio.Protocol):
         self._leaving = asyncio.ensure_future(self._see_off())
 
     def data_received(self, data: bytes) -> None:
-        """What the process says."""
+        """Messages of the process."""
         try:
             for view in self._frames.feed(data):
                 self._hear(wire.from_model.decode(view))

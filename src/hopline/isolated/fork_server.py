@@ -155,7 +155,7 @@ def num_threads() -> int:
 
 
 def read_orders(file: int) -> dict[str, Any]:
-    """What a server wrote for a process; closes the file."""
+    """Orders that a server wrote for a process; closes the file."""
     with open(file, "rb") as orders:
         told: dict[str, Any] = json.load(orders)
     return told

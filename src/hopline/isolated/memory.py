@@ -1,4 +1,4 @@
-"""What a model's own process takes, and how it is kept from taking a machine."""
+"""Memory of a model's own process, and its limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def limit_growth(memory_bytes: int) -> None:
 
 
 def offer_first() -> None:
-    """When the machine runs out of memory, let the kernel end this process before its server."""
+    """Let the kernel end this process before its server when the machine runs out of memory."""
     Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 

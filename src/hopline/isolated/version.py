@@ -60,7 +60,7 @@ _TOGETHER_S = 0.001
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """What a model's process runs.
+    """Program of a model's process.
 
     Attributes:
         factory: "module:attribute" of what makes the model there; see `main`.
@@ -216,7 +216,7 @@ class ProcessVersion(CountedVersion):
             raise
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """What the model says of itself, and whether its process lives."""
+        """Description of the model, and the state of its process."""
         keeper = self._keeper
         assert keeper.ready is not None
         info, is_up = keeper.ready.info, keeper.process is not None

@@ -1,4 +1,4 @@
-"""What a server and the process of one model say to each other over a socket pair.
+"""Messages between a server and the process of one model, over a socket pair.
 
     server                              model process
             ◄─────────────────────────── Ready or Failed, once
@@ -117,7 +117,7 @@ class Compare(msgspec.Struct, tag="compare"):
 
 
 class Compared(msgspec.Struct, tag="compared"):
-    """What became of one `Compare`.
+    """Result of one `Compare`.
 
     Attributes:
         num_copies: in it.
@@ -132,7 +132,7 @@ FromServer = Ask | Drop | Compare
 
 
 def _encode_other(value: Any) -> Any:
-    """What msgspec does not know: arrays and NumPy's numbers."""
+    """Encoding of values that msgspec does not know: arrays and NumPy's numbers."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             shape_and_items = (value.shape, value.ravel().tolist())
@@ -216,7 +216,7 @@ def pack_copy(request: ScoreRequest, outcome: ScoreResult | HoplineError) -> byt
 
 
 def unpack_copy(copy: msgspec.Raw) -> tuple[ScoreRequest, ScoreResult | HoplineError]:
-    """What `pack_copy` packed."""
+    """Inverse of `pack_copy`."""
     fields, result, error = _plain.decode(copy)
     request = unpack_request(fields)
     if result is not None:

@@ -43,7 +43,7 @@ _TRIED_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What is imported, and where to.
+    """Source and destination of an import.
 
     Attributes:
         source: a .gguf file, a folder with openvino_model.xml, or a URL of either.
@@ -244,7 +244,7 @@ def _bring(source: Path, folder: Path, spec: GenerativeSpec, *, links: bool) -> 
 
 
 def summary(spec: GenerativeSpec) -> dict[str, Any]:
-    """What the command prints: all but texts and hashes."""
+    """Report that the command prints: all but texts and hashes."""
     found = msgspec.to_builtins(spec)
     for name in ("files", "chat_template", "licence"):
         found.pop(name)

@@ -33,7 +33,7 @@ def stamp_of(path: str) -> bytes:
 
 
 def top_folder(folder: str) -> str:
-    """Where the top-level package of a folder lies."""
+    """Folder of the top-level package of a folder."""
     return _top(folder)[0]
 
 

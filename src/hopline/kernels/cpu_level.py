@@ -71,7 +71,7 @@ def features() -> frozenset[str]:
 
 
 def shipped_folder(level: str, root: str, file: str) -> Path:
-    """Where the kernels of a module lie that were compiled for a level.
+    """Folder of the kernels of a module that were compiled for a level.
 
     Args:
         root: the folder of the module's top-level package.

@@ -185,7 +185,7 @@ def prefetch_at(typingctx: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def count_ones(typingctx: Any, word: Any) -> Any:
-    """How many bits of a uint64 are set, int64."""
+    """Number of set bits of a uint64, int64."""
     signature = types.int64(types.uint64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -167,7 +167,7 @@ class _KernelCache(_Cache):  # type: ignore[misc]
         return "" if cache is None else str(cache.cache_path)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was compiled for these types, or None; without Numba's `target_context.refresh()`."""
+        """Compiled function for these types, or None; without Numba's `target_context.refresh()`."""
         rtsys.initialize(target_context)
         found = None
         if self._shipped is not None:

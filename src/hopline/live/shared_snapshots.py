@@ -139,7 +139,7 @@ class SharedSnapshots:
         write_manifest(folder, Manifest(self._lineage, self._address, (entry,)))
 
     def _asked(self, ask: Callable[[], ResultT]) -> ResultT:
-        """What the address answers; drivers raise whatever their libraries do."""
+        """Answer of the address; drivers raise whatever their libraries do."""
         try:
             return ask()
         except HoplineError:

@@ -106,7 +106,7 @@ class HostSnapshots:
             return str(address), self._groups(store.manifest(address.id))
 
     def pointer(self) -> Pointer:
-        """What the pointer of the server's own address says now. Raises: HoplineError."""
+        """Present content of the pointer at the server's own address. Raises: HoplineError."""
         with self._counting():
             return self._store(self.base).pointer()
 

@@ -15,7 +15,7 @@ from hopline.remote_address import is_address
 
 
 class Load:
-    """What one loaded unit holds; released once.
+    """Resources of one loaded unit; released once.
 
     Args:
         model: name.
@@ -30,13 +30,13 @@ class Load:
 
     @property
     def served(self) -> Served:
-        """What answers, once it is made."""
+        """The version that answers, once it is made."""
         assert self._served is not None, f"{self} is not made yet"
         return self._served
 
     @served.setter
     def served(self, served: Served) -> None:
-        """What answers now: one that wraps what was made before releases that too."""
+        """Replace the version that answers: one that wraps the earlier one releases that too."""
         self._served = served
 
     def hold(self, give_back: Callable[[], object]) -> None:

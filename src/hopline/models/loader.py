@@ -154,7 +154,7 @@ class Loader:
             self._last_listing = done.result()
 
     def limits(self, model: str) -> ModelLimits:
-        """What `serving.toml` next to the model's versions says.
+        """Contents of `serving.toml` next to the model's versions.
 
         Raises: ConfigError: it says something unknown.
         """
@@ -193,7 +193,7 @@ class Loader:
         return names
 
     def nesting(self, model: str) -> int:
-        """How deep a model is made of others, 0 for one that is not: those must be loaded first."""
+        """Depth of a model that is made of others, 0 for one that is not: those must be loaded first."""
 
         def newest(name: str) -> Path | None:
             try:
@@ -220,7 +220,7 @@ class Loader:
             return False
 
     def first_units(self, model: str) -> tuple[Unit, ...]:
-        """What a server without a state loads of a model: every version, oldest first, on its own graph.
+        """Units of a model for a server without a state: every version, oldest first, on its own graph.
 
         Raises: HoplineError: the address of the graph names no snapshot now.
         """
@@ -416,7 +416,7 @@ class Loader:
         )
 
     def _region_key(self, load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
-        """Whose region it is: another artifact in the same folder has other rows."""
+        """Owner of a region: another artifact in the same folder has other rows."""
         version = f"live {graph.memory.plan.lineage}" if isinstance(graph, LiveView) else graph.version
         digest = hashlib.sha256(msgspec.json.encode(spec) + version.encode()).hexdigest()[:16]
         return f"{load}/{digest}"

@@ -132,7 +132,7 @@ _OWN: _Key = ("", ())
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What graph models read.
+    """Inputs of graph models.
 
     Attributes:
         graph: snapshot, or the live graph.
@@ -203,7 +203,7 @@ class SharedInputs:
         return opening.task.result()
 
     async def take(self, unit: Unit) -> ModelInputs:
-        """What a unit reads, opened if need be; to be returned once, by `give_back`.
+        """Inputs of a unit, opened if need be; to be returned once, by `give_back`.
 
         Raises: HoplineError: it cannot be opened; nothing is to be returned.
         """

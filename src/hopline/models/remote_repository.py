@@ -84,7 +84,7 @@ class VersionCache:
         return place
 
     def model_file(self, model: str, name: str) -> Path:
-        """Where the copy of a file next to the versions is, if there is one."""
+        """Path of the copy of a file next to the versions, if there is one."""
         return self.folder / "model_files" / model / name
 
     def write(self, path: Path, content: bytes) -> None:
@@ -288,7 +288,7 @@ class FsspecRepository:
         return sizes
 
     def _asked(self, ask: Callable[[], T], remembered: Callable[[], T]) -> T:
-        """What the address says; where it cannot be asked, what is remembered, if that is anything."""
+        """Answer of the address; while it does not respond, the remembered answer, if there is one."""
         try:
             with self._foreign():
                 return ask()

@@ -1,4 +1,4 @@
-"""What a model repository answers: models, their versions, and files next to the versions.
+"""Interface of a model repository: models, their versions, and files next to the versions.
 
 Calls block (disk, network): make them on a thread. `repositories.py` opens one.
 """

@@ -1,4 +1,4 @@
-"""How a model is called on a graph: the data that each argument of its forward receives.
+"""Call of a model on a graph: the data that each argument of its forward receives.
 
 The traced model has one input, a mapping of *slots*: "features:<node type>", "edge_index:<edge type>",
 "edge_attr:<edge type>", "edge_weight:<edge type>", and "edge_index:*", "edge_type:*" where one argument
@@ -36,7 +36,7 @@ def by_position(parameters: Mapping[str, Parameter], roles: Mapping[str, Role]) 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How a model is called.
+    """Call of a model.
 
     Attributes:
         roles: argument name -> what it receives, in the order of the signature.
@@ -77,7 +77,7 @@ class Binding:
 
     @property
     def matrix_hint(self) -> str:
-        """What to write if forward fails since it multiplies by an adjacency; "" if it receives none."""
+        """Advice if forward fails since it multiplies by an adjacency; "" if it receives none."""
         names = [
             name for name, role in self.roles.items()
             if role == "adj_t" or (role == "edge_index" and name.lower().startswith("adj"))

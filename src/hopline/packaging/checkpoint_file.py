@@ -88,7 +88,7 @@ def _head(path: Path) -> bytes:
 
 
 def _why(error: Exception, head: bytes) -> str:
-    """What an error of `torch.load` means."""
+    """Meaning of an error of `torch.load`."""
     text = str(error)
     found = _GLOBAL.search(text)
     if found:

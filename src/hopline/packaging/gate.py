@@ -261,7 +261,7 @@ class _Calls:
 
 
 def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
-    """Which nodes or pairs see all neighbours at the packaged fanouts, so that nothing is drawn."""
+    """Nodes or pairs that see all neighbours at the packaged fanouts, so that nothing is drawn."""
     check = answered.probe.check
     seen = {name: np.ones(len(rows), np.bool_) for name, rows in check.features.items()}
     for hop in reversed(range(max(map(len, spec.fanouts.values())))):

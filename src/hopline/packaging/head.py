@@ -253,7 +253,7 @@ def is_link(head: object) -> bool:
 
 
 def head_call(head: object, targets: Sequence[str]) -> str:
-    """How a user's head is called, in words: by position, whatever its arguments are named."""
+    """Call of a user's head, in words: by position, whatever its arguments are named."""
     if not isinstance(head, nn.Module):
         return ""
     names = _required(head)

@@ -176,7 +176,7 @@ def _decided(decisions: Sequence[str]) -> str:
 
 
 def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Sequence[str]) -> str:
-    """Whether the module's answers change with nodes that no edge joins to the requested ones."""
+    """Fault if the module's answers change with nodes that no edge joins to the requested ones, else ""."""
     real = probe.real
     rng = np.random.default_rng(1)
     before = reference.answers(real)
@@ -298,7 +298,7 @@ def _looks_further(
     hops: int,
     decisions: Sequence[str],
 ) -> str:
-    """Whether more hops give the module's answers, or only outgoing edges that leave the neighbourhood."""
+    """Advice: more hops give the module's answers, or outgoing edges leave the neighbourhood."""
     most = hops + _FURTHER
     chains = strangers(probe.real, most, np.random.default_rng(4))
     graph = beside(probe.check, chains)

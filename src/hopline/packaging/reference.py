@@ -186,7 +186,7 @@ class Reference:
         return states
 
     def _of_edges(self, count: int, graph: CheckGraph) -> str:
-        """What to write if the module answers as many rows as there are edges; else ""."""
+        """Advice if the module answers as many rows as there are edges; else ""."""
         if count not in (len(part.indices) for part in graph.edges.values()):
             return ""
         return (
@@ -323,7 +323,7 @@ def described(slots: dict[str, Tensor]) -> str:
 
 
 def single_columns(slots: Mapping[str, Tensor]) -> str:
-    """What to write for a column that was [n] in training; "" if no matrix has a single column."""
+    """Advice for a column that was [n] in training; "" if no matrix has a single column."""
     names = [
         "x" if name.startswith("features:") else "edge_attr"
         for name, rows in slots.items()
@@ -338,7 +338,7 @@ def single_columns(slots: Mapping[str, Tensor]) -> str:
 
 
 def hint(error: Exception) -> str:
-    """What to write if a model fails because of a dtype or of node numbers; "" for other failures."""
+    """Advice if a model fails because of a dtype or of node numbers; "" for other failures."""
     text = str(error)
     if isinstance(error, AttributeError) and any(f"'{name}'" in text for name in ("node_id", "n_id")):
         return (

@@ -25,7 +25,7 @@ CheckedFanouts = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def checked_fanouts(fanouts: Fanouts) -> CheckedFanouts:
-    """What the caller gave as fanouts, as tuples of Python's integers.
+    """The caller's fanouts, as tuples of Python's integers.
 
     Args:
         fanouts: a list or array of integers, or edge type -> list.

@@ -359,7 +359,7 @@ def _is_meant(call: _Call, name: str, role: Role) -> bool:
 
 
 def _built_for(module: nn.Module, role: Role) -> bool | None:
-    """Whether the model was built to read this edge data: True, False, or None if unknown."""
+    """True if the model was built to read this edge data, False if not, None if unknown."""
     if isinstance(module, BasicGNN) and role != "edge_type":
         supports = module.supports_edge_weight if role == "edge_weight" else module.supports_edge_attr
         if not supports:
@@ -407,7 +407,7 @@ def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str])
 
 
 def _unknown(call: _Call, name: str, unknown: list[str], missing: list[Role]) -> str:
-    """What to write for a required argument of an unknown name."""
+    """Advice for a required argument of an unknown name."""
     instead = _INSTEAD.get(name)
     if instead:
         return f"{call.shown} needs {name!r}: {instead}"

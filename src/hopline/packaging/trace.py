@@ -31,7 +31,7 @@ EDGES = ("edge_index:", "adj_t:")
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Whose rows a value has: those of a node type, or those of an edge type."""
+    """Owner of a value's rows: a node type, or an edge type."""
 
     kind: str
     type: str
@@ -88,7 +88,7 @@ def conv_arguments(module: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
 
 
 def describe(module: fx.GraphModule, node: fx.Node) -> str:
-    """What a value is and where the user's source computes it."""
+    """Description of a value, and the line of the user's source that computes it."""
     if node.op == "call_module":
         what = f"{node.target} ({type(module.get_submodule(str(node.target))).__name__})"
     elif node.op == "call_method":

@@ -32,7 +32,7 @@ Resolver: TypeAlias = Callable[[str, str | None], Scorer]
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Where one column of a model comes from.
+    """Source of one column of a model.
 
     Attributes:
         name: of the column.
@@ -49,7 +49,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model is asked.
+    """Request of a step to a model.
 
     Attributes:
         nodes: True for the request's own nodes, or what gives ids.

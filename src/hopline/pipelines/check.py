@@ -71,7 +71,7 @@ def check_pipeline(spec: PipelineSpec, describe: Describe, resolve: Resolver, ma
 
 
 def _shape_of(spec: PipelineSpec) -> list[str]:
-    """What is wrong whatever the models are."""
+    """Faults that do not depend on the models."""
     found = []
     if not spec.step:
         found.append("no [[step]]; at least one is needed")
@@ -300,7 +300,7 @@ class _Checker:
         return found
 
     def _check_inputs(self) -> None:
-        """What is declared is read."""
+        """Check that all declared inputs are read."""
         read = self._scope.read | {
             ("input", feed.name) for found in self._fits.values() for feed in found.from_input
         }

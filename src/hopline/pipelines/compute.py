@@ -38,7 +38,7 @@ class TransformStep(Step):
 
 
 class Decider:
-    """Which rule holds first.
+    """Index of the first rule that holds.
 
     Args:
         rules: conditions, in order.

@@ -69,7 +69,7 @@ def _branch(
 
 
 def _label(step: AnyStep) -> str:
-    """What a step is, in a line."""
+    """One line about a step."""
     if isinstance(step, ModelStepSpec):
         what = f"model {step.model}{'/' + step.version if step.version else ''}"
     elif isinstance(step, EnsembleStepSpec):

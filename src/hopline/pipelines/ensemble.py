@@ -82,7 +82,7 @@ class EnsembleStep(Step):
 
 
 def combined(how: Combine, votes: Sequence[AnyArray], weights: Sequence[float] = ()) -> AnyArray:
-    """What members say together.
+    """Combined answer of members.
 
     Args:
         votes: of each member, [n] or [n, d], all of one shape and type.

@@ -1,4 +1,4 @@
-"""Whether a model takes what a step gives it: ids, pairs, and every column by name, type and shape."""
+"""Checks that a model accepts a step's inputs: ids, pairs, and every column by name, type and shape."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _ids(text: str, where: str, info: ModelInfo, scope: Scope) -> Expression:
 def _feeds(
     spec: ModelStepSpec, columns: dict[str, TensorInfo], scope: Scope
 ) -> tuple[tuple[Feed, ...], tuple[Feed, ...]]:
-    """Where every column comes from; and those that `*` took from the request."""
+    """(source of every column, columns that `*` took from the request)."""
     found: dict[str, Feed] = {}
     for name, source in spec.columns.items():
         if name == "*":
@@ -206,7 +206,7 @@ def _feed(
 
 
 def _columns_of(owner: str, scope: Scope) -> list[str]:
-    """What `owner.columns` means."""
+    """Meaning of `owner.columns`."""
     if owner == "input":
         return list(scope.reader.columns)
     step = scope.steps[owner]

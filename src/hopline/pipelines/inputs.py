@@ -1,4 +1,4 @@
-"""What a request brings to a pipeline, checked against what is declared, in arrays of declared types."""
+"""Inputs of a request to a pipeline, checked against the declared ones, in arrays of declared types."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class InputReader:
         return num_rows
 
     def in_words(self) -> str:
-        """What a request brings."""
+        """Inputs of a request."""
         parts = ["nodes"] * self.takes_nodes + ["pairs"] * self.takes_pairs
         if self.columns:
             parts.append(f"columns {', '.join(self.columns)}")

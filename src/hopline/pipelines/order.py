@@ -1,4 +1,4 @@
-"""Which step reads which, from the text alone: unknown names, cycles, unread steps, an order."""
+"""Dependencies between steps, from the text alone: unknown names, cycles, unread steps, an order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def choices(step: AnyStep) -> tuple[str, ...]:
 
 
 class Reading:
-    """Which steps read which.
+    """Dependencies between steps.
 
     Args:
         spec: the file.

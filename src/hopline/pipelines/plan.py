@@ -54,7 +54,7 @@ class Plan:
 
 
 def info_of(plan: Plan, spec: PipelineSpec, versions: tuple[str, ...]) -> ModelInfo:
-    """What transports tell: inputs as declared, outputs as computed, and the models below."""
+    """Description for transports: inputs as declared, outputs as computed, and the models below."""
     return ModelInfo(
         name=plan.name,
         versions=versions,

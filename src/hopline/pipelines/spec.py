@@ -1,4 +1,4 @@
-"""What stands in a `pipeline.toml`, in the right types; whether it makes sense is for `check.py` to say.
+"""Contents of a `pipeline.toml`, in the right types; `check.py` checks their meaning.
 
     [inputs]
     nodes = true
@@ -84,7 +84,7 @@ class AttributeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request brings.
+    """Inputs of a request.
 
     Attributes:
         nodes, pairs: whether it names nodes (and inline nodes) or pairs.
@@ -105,7 +105,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every step has."""
+    """Base of all steps."""
 
     id: str
 

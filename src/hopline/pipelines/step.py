@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepHead:
-    """What every step has.
+    """Base of all steps.
 
     Attributes:
         id: of the file.

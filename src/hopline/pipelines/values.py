@@ -1,4 +1,4 @@
-"""What flows between the steps of a pipeline: its type, known at load, and the arrays of one run.
+"""Values between the steps of a pipeline: the type, known at load, and the arrays of one run.
 
 Everything is row-wise: a value has one row for each requested item, or is one number, text or truth
 value of the whole request (an attribute).
@@ -50,7 +50,7 @@ class ValueType:
 
     @property
     def kind(self) -> Kind:
-        """What can be done with it."""
+        """Operations that a value allows."""
         return kind_of(self.datatype)
 
     def __str__(self) -> str:

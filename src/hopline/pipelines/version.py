@@ -109,7 +109,7 @@ class PipelineVersion(CountedVersion):
         """No request is: whether a model can be asked hangs on the steps."""
 
     def _check(self, request: ScoreRequest) -> None:
-        """What can be said without the rows, which are `InputReader`'s to check."""
+        """Checks that need no rows; `InputReader` checks those."""
         plan = self.plan
         for name in request.outputs:
             if name not in plan.outputs:
@@ -128,7 +128,7 @@ class PipelineVersion(CountedVersion):
         """Nothing: its models are warm, and its expressions were tried when it was checked."""
 
     def check_model(self, info: ModelInfo) -> None:
-        """Whether a version that may come to serve under its name would do for this pipeline.
+        """Check that the pipeline's steps accept this version's inputs and outputs.
 
         Raises:
             PipelineInvalid: a step asks this model and would not fit; the message names both.

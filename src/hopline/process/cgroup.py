@@ -128,7 +128,7 @@ def available_bytes(cgroup: Cgroup | None = None) -> int:
 
 
 def overcommitted(config: Config, cgroup: Cgroup | None = None) -> list[str]:
-    """What a server's settings ask for beyond the limits of its control group, each in a sentence."""
+    """Settings that exceed the limits of a server's control group, each in a sentence."""
     group = cgroup or Cgroup()
     found = []
     cpus, threads = group.cpus(), config.server.workers * config.compute.threads

@@ -173,7 +173,7 @@ def command(entry: str) -> tuple[str, ...]:
 
 
 def exit_reason(code: int) -> str:
-    """How a process ended, in words: "exit code 1", "signal 9, SIGKILL"."""
+    """End of a process, in words: "exit code 1", "signal 9, SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:

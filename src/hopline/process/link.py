@@ -19,7 +19,7 @@ from hopline.retry import Backoff
 
 
 class LinkUser(Protocol):
-    """What a link reports to. Called on the event loop."""
+    """Receiver of a link's reports. Called on the event loop."""
 
     def connected(self, welcome: Any, writer: asyncio.StreamWriter) -> None:
         """The other end has welcomed this one; messages may be written from now on."""
@@ -50,7 +50,7 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class LinkLog:
-    """How states of a connection are logged.
+    """Log of a connection's states.
 
     Attributes:
         log: the logger.

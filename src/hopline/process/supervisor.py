@@ -33,7 +33,7 @@ def beat_s(hang_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What is kept alive.
+    """A process that a supervisor keeps alive.
 
     Attributes:
         name: for logs.

@@ -1,4 +1,4 @@
-"""How a model's state changes: pure functions from the state before to the state after.
+"""Changes of a model's state: pure functions from the state before to the state after.
 
 They are called with the newest state, under the lock of the state file. So what may be done is decided
 here, and never on a worker's own copy, which another worker may have overtaken.
@@ -137,7 +137,7 @@ def begun(state: ModelState, asked: RolloutRequest, unit: Unit, now: float) -> M
 
 
 def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -> ModelState:
-    """What a person's word makes of a model: of its rollout, or (rollback) of its last switch.
+    """State of a model after an operator's decision on its rollout, or (rollback) on its last switch.
 
     The change is idempotent: a rollback that is repeated because its answer was lost, or that two people
     request at the same time, never goes back a second time.
@@ -165,7 +165,7 @@ def no_version(model: str, version: str, there: Collection[str]) -> str:
 
 
 def decided(rollout: Rollout, verb: str, why: str, now: float) -> Rollout:
-    """What a person's word makes of a rollout.
+    """State of a rollout after an operator's decision.
 
     Raises: Conflict: it does not fit.
     """

@@ -1,4 +1,4 @@
-"""When a candidate advances, and when it is rolled back: pure decisions over counts.
+"""Decisions to advance a candidate, or to roll it back: pure functions of counts.
 
 Little evidence must not decide, and clear evidence must not wait: a share counts as above its limit once
 the limit would show so many with a probability below `_CHANCE`, by the Chernoff bound
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 
 class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a candidate must hold.
+    """Bounds that a candidate must hold.
 
     Attributes:
         max_error_rate: share of requests that may fail, beyond what fails on the current version; also that
@@ -84,7 +84,7 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_requests: int = 200
 
     def problems(self) -> list[str]:
-        """What is wrong with the numbers, one sentence each."""
+        """Faults of the numbers, one sentence each."""
         found = []
         for name in ("max_error_rate", "max_disagreement", "max_changed"):
             if not 0 <= getattr(self, name) <= 1:
@@ -163,7 +163,7 @@ def verdict(
 
 
 def weighed(candidate: OutcomeCounts, gates: Gates) -> Evidence:
-    """What a candidate's pairs say."""
+    """Verdict of a candidate's pairs."""
     return weigh(candidate.pairs, gates.tolerance, gates.threshold)
 
 
@@ -186,7 +186,7 @@ def _errors(gates: Gates, current: OutcomeCounts, candidate: OutcomeCounts) -> s
 
 
 def _rows(gates: Gates, seen: Evidence) -> Verdict:
-    """What distinct rows say: "bad", "wait" where few rows speak against the candidate, or "good"."""
+    """Verdict of distinct rows: "bad", "wait" where few rows speak against the candidate, or "good"."""
     limit = gates.max_disagreement
     checks = [
         (

@@ -68,7 +68,7 @@ class RolloutJudge:
         return bool(self._watches)
 
     def between(self, rollout: Rollout, current: Served, candidate: Served) -> Scorer:
-        """Who takes requests while a rollout is at its present step."""
+        """Route of requests while a rollout is at its present step."""
         name = rollout.model
         watch = self._watches.get(name)
         if watch is None or (watch.rollout.id, watch.rollout.step) != (rollout.id, rollout.step):
@@ -133,7 +133,7 @@ class RolloutJudge:
                 yield rollout, after
 
     def seen(self, rollout: Rollout) -> dict[str, Any]:
-        """What all workers saw of the present step, and what the gates say to it."""
+        """Counts of all workers for the present step, and the gates' verdict on them."""
         watch = self._watches.get(rollout.model)
         if watch is None:
             return {}

@@ -1,4 +1,4 @@
-"""Which versions are loaded and which of them answers: what was asked for, and how it comes about.
+"""Loads, switches and unloads versions in one worker, as the shared state requests.
 
 What was asked for is in the state, which all workers of a host or a fleet share (`store/`). Each worker
 looks at it many times a second and follows it: loads what is missing, switches, unloads what is not
@@ -499,7 +499,7 @@ class Lifecycle:
             raise ModelNotReady(f"{model}/{trial.unit.id} could not be loaded by every worker: {why}")
 
     def _check_fit(self, model: str, unit: Unit) -> None:
-        """Whether pipelines that ask a model can ask this unit of it.
+        """Check that pipelines that call a model can call this unit of it.
 
         Raises: PipelineInvalid: one cannot, and why.
         """

@@ -1,4 +1,4 @@
-"""What is loaded in this process, and who answers: follows a state that others decide on.
+"""Units that are loaded in this process, and the one that answers: follows the shared state.
 
 Adopting a state switches and unloads immediately; what is missing is loaded meanwhile, and takes its place
 when it is loaded. A load that failed for a reason that may pass, such as a store that does not answer, is

@@ -1,4 +1,4 @@
-"""What this worker sees of a rollout under way, and where the worker that decides finds it.
+"""This worker's counts of a rollout, and their place for the worker that decides.
 
 A `Recorder`: while a rollout runs it gets every batch. Counts restart at each step. Several times
 a second they are published in the fleet's store; the leader adds up what all members counted of the step.
@@ -136,7 +136,7 @@ class RolloutMonitor:
         self._store.withdraw_counts(self._step)
 
     def evidence(self, candidate: OutcomeCounts, gates: Gates) -> Evidence:
-        """What the candidate's pairs say, as `gates.weighed` has it.
+        """Verdict of the candidate's pairs, as from `gates.weighed`.
 
         That takes a millisecond of the loop, so it is done again only once a second, or when there are a
         quarter more rows than the last time: the first rows that suffice may be the last before the step
@@ -160,7 +160,7 @@ class RolloutMonitor:
         return self._doubted
 
     def totals(self) -> tuple[OutcomeCounts, OutcomeCounts]:
-        """What all workers counted of this step: (current, candidate)."""
+        """Counts of all workers for this step: (current, candidate)."""
         current, candidate = OutcomeCounts(), OutcomeCounts()
         others = [self._read(counts, _CountsByVersion) for counts in self._store.counts(self._step)]
         for tallies in (self.tallies, *others):
@@ -171,7 +171,7 @@ class RolloutMonitor:
         return current, candidate
 
     def _read(self, content: bytes, form: type[FormT]) -> FormT | None:
-        """What another worker wrote; None, and reported once, where it cannot be read.
+        """Counts of another worker; None, and reported once, where they cannot be read.
 
         The others' counts are judged: a rollout that is no longer judged would harm callers.
         """

@@ -148,7 +148,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
     @property
     def waits_until(self) -> float | None:
-        """When the present step is rolled back if it still waits for requests; None for never."""
+        """Time at which the present step is rolled back if it still waits for requests; None for never."""
         if self.kind in ("shadow", "ab") or self.status == "paused" or not self.auto:
             return None
         return self.step_since + self.min_step_s + self.max_wait_s
@@ -185,7 +185,7 @@ def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Ro
 
 
 def step(rollout: Rollout, verdict: Verdict, now: float) -> Rollout:
-    """What the gates' verdict makes of a rollout; the same object where nothing changes.
+    """State of a rollout after the gates' verdict; the same object where nothing changes.
 
     Gates hold for every kind, also for one that is paused; an A/B test never advances alone.
     """

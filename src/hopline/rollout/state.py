@@ -91,7 +91,7 @@ class LifecycleState(msgspec.Struct, frozen=True):
 
 
 class FirstState(msgspec.Struct, frozen=True):
-    """What the first worker of a server found when the server started; workers that start later go by it.
+    """Versions that the first worker of a server found at its start; later workers use them.
 
     Attributes:
         models: of the repository, as the settings name them.
@@ -181,7 +181,7 @@ class StateFile:
         return decode_state(body, str(self._file)), identity
 
     def identity(self) -> Identity:
-        """Which content the file has now; one system call."""
+        """Identity of the file's present content; one system call."""
         try:
             return _identity(os.stat(self._file))
         except FileNotFoundError:
@@ -216,7 +216,7 @@ class StateFile:
 
 
 class Leadership:
-    """Which of the workers decides: the one that holds a file's lock, until it ends.
+    """Leader among the workers: the one that holds a file's lock, until it ends.
 
     Args:
         folder: of the state.

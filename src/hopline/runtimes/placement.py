@@ -16,7 +16,7 @@ UseCompiled = Literal["auto", "never", "require"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How models of a process are loaded.
+    """Loading of a process's models.
 
     Attributes:
         device: `cuda` and `tensorrt` are never replaced by the processor: a model or library without

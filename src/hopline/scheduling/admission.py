@@ -1,4 +1,4 @@
-"""Whether a request may enter a version, when it has to be answered, and in which lane it waits.
+"""Admission of a request to a version, its deadline, and its lane.
 
 A place that a request gets here is released when the request ends (`Work.end`), however it ends.
 """
@@ -30,7 +30,7 @@ class Deadlines:
     max_timeout_s: float
 
     def of(self, asked: float | None, now: float) -> float:
-        """When a request has to be answered.
+        """Deadline of a request.
 
         Args:
             asked: the deadline that it names, on time.monotonic()'s clock.

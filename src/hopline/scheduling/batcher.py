@@ -191,7 +191,7 @@ class Batcher:
         return work in self._counted
 
     def larger(self, batch: Sequence[Work], rows: int) -> LargerThanPredicted | None:
-        """What to raise for a batch that reads that many rows; None: it continues.
+        """Error to raise for a batch that reads that many rows; None: it continues.
 
         Asked by what computes, between its steps and on its thread. A request that was counted already, or
         was predicted to be so large, continues.
@@ -202,7 +202,7 @@ class Batcher:
         return LargerThanPredicted(rows) if rows > max(predicted, self.policy.max_rows) else None
 
     def retry_after_s(self) -> float:
-        """When there may be room: seconds of what waits, as predicted."""
+        """Seconds until there may be room: the predicted time of all that waits."""
         return max(0.05, self.cost.predict_us(self._queued_rows) / 1e6)
 
     def _enter(self, work: Work) -> None:

@@ -29,7 +29,7 @@ def next_lane(lanes: Lanes) -> Lane | None:
 
 
 def came_first(lanes: Lanes) -> float | None:
-    """When the request came that has waited longest; None where nothing waits."""
+    """Arrival time of the request that has waited longest; None where nothing waits."""
     return min((first_of(lane).entered for lane in lanes if lane), default=None)
 
 

@@ -1,4 +1,4 @@
-"""What to admit, in which order, when to run and where: pure decisions; the clock is an argument.
+"""Pure decisions about admission, order, time and place of batches; the clock is an argument.
 
 Priorities are three lanes. A waiting request's *rank* is when it came plus the handicap of its lane, and
 the smallest rank goes first. A queue is therefore served in order of arrival, in which "high" overtakes

@@ -1,4 +1,4 @@
-"""Whose turn it is among the queues that share one event loop.
+"""Turns of the queues that share one event loop.
 
     flooded model  ▇▇▇▇▇▇▇▇│      │▇▇▇▇▇▇▇▇│▇▇▇▇▇▇▇▇│      │▇▇▇
     quiet model            │ ▇▇▇▇ │        │        │ ▇▇▇▇ │

@@ -181,7 +181,7 @@ class Released:
 
 
 def refuse_all(batch: Sequence[Work]) -> Sequence[Any]:
-    """What runs batches of a batcher that was released."""
+    """Runner of a batcher that was released."""
     return [Unavailable("the model was unloaded") for _ in batch]
 
 

@@ -138,7 +138,7 @@ class KnownModel:
         return ids
 
     def _good(self, request: ScoreRequest, ids: IdArray) -> NDArray[np.bool_]:
-        """Which nodes have a valid row; bool [n]."""
+        """Mask of the nodes that have a valid row; bool [n]."""
         rows = self.rows
         if rows is None:
             return np.zeros(len(ids), np.bool_)

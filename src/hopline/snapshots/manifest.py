@@ -24,7 +24,7 @@ _REPAIR = "publish a snapshot, or name one with `hopline snapshot use`"
 
 
 class SnapshotAddress(NamedTuple):
-    """Where a snapshot lies: `s3://bucket/daily`, or `s3://bucket/daily#<id>` for one of its snapshots.
+    """Address of a snapshot: `s3://bucket/daily`, or `s3://bucket/daily#<id>` for one of its snapshots.
 
     Attributes:
         base: URL of the folder, without a slash at the end.
@@ -68,7 +68,7 @@ class SnapshotFile(msgspec.Struct, frozen=True):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """What belongs to a snapshot.
+    """Parts of a snapshot.
 
     Attributes:
         graph_version: of the graph; answers name it.
@@ -105,7 +105,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """Which snapshot of an address is the newest.
+    """Pointer to the newest snapshot of an address.
 
     Attributes:
         snapshot: id. published: seconds since the epoch, by the publisher's clock.

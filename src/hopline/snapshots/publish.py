@@ -31,7 +31,7 @@ _TOGETHER = 4
 
 
 class Published(NamedTuple):
-    """What `publish` did.
+    """Result of `publish`.
 
     Attributes:
         id: of the snapshot. num_bytes: of all its files. uploaded_bytes: that the address did not have.

@@ -220,7 +220,7 @@ def _manifest(snapshot: str) -> str:
 
 
 def _changed(entry: dict[str, Any]) -> float:
-    """When an object changed: each driver has its own field for it."""
+    """Time of an object's last change: each driver has its own field for it."""
     found = entry.get("LastModified") or entry.get("mtime") or entry.get("updated") or entry.get("created")
     if isinstance(found, datetime):
         return found.timestamp()

@@ -1,4 +1,4 @@
-"""Which files of a cache were compared with their hashes since this machine started.
+"""Files of a cache that were compared with their hashes since this machine started.
 
 A file that was compared is not read again as long as its inode, size and time of change stay the same: so
 each file is read once on a host, however many processes open it. After a restart of the machine every

@@ -48,7 +48,7 @@ def with_model(whole: LifecycleState, name: str, version: str) -> LifecycleState
 
 
 class StateStoreSuite:
-    """What every store does."""
+    """Behaviour of every store."""
 
     @pytest.fixture
     def join(self) -> Join:
@@ -204,7 +204,7 @@ class StateStoreSuite:
         return set(member.counts(_STEP)) == wanted
 
     def test_counts_stay_when_their_member_leaves_and_go_when_it_withdraws_them(self, join: Join) -> None:
-        """What was counted was counted."""
+        """Counts are kept."""
         first, other, third = join(), join(), join()
         for member in (first, other, third):
             member.publish_counts(_STEP, member.member.encode())

@@ -1,4 +1,4 @@
-"""What came of a gRPC call and was not begun with: bytes of its messages, in order.
+"""Received bytes of a gRPC call that wait to be parsed: its messages, in order.
 
 A little is in one buffer, and what is more in blocks of memory that go back to the system when they were
 taken. One buffer that grows is copied whenever it has to move, a large message several times; and of many

@@ -17,7 +17,7 @@ _Id: TypeAlias = int | str
 
 
 class ErrorDetails(msgspec.Struct):
-    """What failed.
+    """The failure.
 
     Attributes:
         code: the stable name of the error, also in the header `hopline-error`.
@@ -51,13 +51,13 @@ class InferenceError(msgspec.Struct):
 
 
 class Live(msgspec.Struct):
-    """Whether the process works."""
+    """The state of the process."""
 
     live: bool
 
 
 class Ready(msgspec.Struct):
-    """Whether requests are accepted.
+    """The readiness of the server.
 
     Attributes:
         reasons: why not, and what is wrong with single models, also if requests are accepted; absent for
@@ -71,7 +71,7 @@ class Ready(msgspec.Struct):
 
 
 class ModelReady(msgspec.Struct):
-    """Whether a model accepts requests."""
+    """The readiness of a model."""
 
     ready: bool
 

@@ -91,7 +91,7 @@ class Response:
 
 
 class Sink(Protocol):
-    """Where a body goes that comes in pieces; one for each protocol.
+    """Receiver of a body that comes in pieces; one for each protocol.
 
     Attributes:
         is_blocked: whether the client does not read now: what is written is stored, so write later.

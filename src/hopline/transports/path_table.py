@@ -20,7 +20,7 @@ EntryT = TypeVar("EntryT")
 
 
 class Match(NamedTuple, Generic[EntryT]):
-    """What a path matches.
+    """Match of a path.
 
     Attributes:
         entries: of the pattern, in their order.

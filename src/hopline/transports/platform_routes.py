@@ -55,7 +55,7 @@ class Predicting(Scoring):
 
 
 def own_paths(server: ServerConfig) -> dict[str, str]:
-    """What is asked there ("health", "predict") -> path, of those that are set.
+    """Purpose ("health", "predict") -> path, of those that are set.
 
     Raises: ConfigError: one is not a path, or both are the same.
     """

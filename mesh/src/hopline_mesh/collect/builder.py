@@ -130,7 +130,7 @@ class SnapshotBuilder:
 
     @property
     def needs_owners(self) -> bool:
-        """Whether to query the owners of pods: at first, and for new pods."""
+        """True to query the owners of pods: at first, and for new pods."""
         return bool(self.owner_queries) and self._owners.due
 
     def learn_owners(self, answers: Sequence[Answer]) -> None:

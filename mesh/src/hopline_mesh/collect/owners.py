@@ -45,7 +45,7 @@ class Owners:
 
     @property
     def due(self) -> bool:
-        """Whether to query owners: at first, and for new pods."""
+        """True to query owners: at first, and for new pods."""
         return not self._asked or bool(self._missed)
 
     def find(self, namespace: str, pod: str) -> str:

@@ -117,14 +117,14 @@ class Witness:
         return surge, usual
 
     def shares(self, snapshot: Snapshot, found: Places) -> NDArray[np.float64]:
-        """How much of each deviation more load leaves to be explained, 0 to 1."""
+        """Share of each deviation that more load does not explain, 0 to 1."""
         surges, shares = self._surges(snapshot), np.ones(len(found))
         for is_here, seen in self._read(found):
             shares[is_here] = self._shares(seen, surges)
         return shares
 
     def _shares(self, seen: _Seen, surges: _Surges) -> NDArray[np.float64]:
-        """What the scores are multiplied by since there is more load, float64 [n].
+        """Factor of the scores while there is more load, float64 [n].
 
         More load comes from callers who have more, or from outside; a caller that sends more than it gets
         more is not explained. What a service uses, and how long it takes, may rise with its load. Calls
@@ -147,7 +147,7 @@ class Witness:
         return np.where(seen.is_up & ~is_unexplained, shares, 1.0)
 
     def _sends_more(self, seen: _Seen, rise: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Whether most of a rise of the calls per request, a logarithm, is more calls than lately.
+        """Mask: most of a rise of the calls per request, a logarithm, is more calls than lately.
 
         If not, it is fewer requests to their caller.
         """
@@ -242,7 +242,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """What was seen of some series of one table, as arrays [n].
+    """Observations of some series of one table, as arrays [n].
 
     Attributes:
         number: of the table.

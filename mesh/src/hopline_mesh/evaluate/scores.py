@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many events a detector detected, how soon, and with which suspects.
+    """Number of events that a detector detected, the delays, and the suspects.
 
     Attributes:
         events: number of events.

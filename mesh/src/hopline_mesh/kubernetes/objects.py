@@ -114,7 +114,7 @@ class Pod(Part, frozen=True):
 
 
 class EndpointConditions(Part, frozen=True):
-    """Whether an endpoint gets requests; None means yes."""
+    """True if an endpoint gets requests; None means yes."""
 
     ready: bool | None = None
 

@@ -83,14 +83,14 @@ class Pods(Columns):
         self.keep(self.deleted_s + GRACE_S > now_s)
 
     def ready(self, now_s: float) -> NDArray[np.bool_]:
-        """Whether each pod gets requests."""
+        """Mask of the pods that get requests."""
         serves: NDArray[np.bool_] = (
             (self.ready_s <= now_s) & (self.deleted_s > now_s) & (self.down_s <= now_s)
         )
         return serves
 
     def staying(self) -> NDArray[np.bool_]:
-        """Whether each pod is not terminating."""
+        """Mask of the pods that are not terminating."""
         stays: NDArray[np.bool_] = np.isinf(self.deleted_s)
         return stays
 

@@ -62,7 +62,7 @@ class Strip(NamedTuple):
 
 
 class PrecomputedPlan(msgspec.Struct, frozen=True):
-    """What a precomputed file is about: everything that is known before rows are computed.
+    """Contents of a precomputed file that are known before rows are computed.
 
     Attributes:
         model, version: of the artifact.

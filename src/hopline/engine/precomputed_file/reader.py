@@ -96,7 +96,7 @@ def read_header(path: Path) -> Header:
 
 
 def identity_of(stat: os.stat_result) -> tuple[int, ...]:
-    """What distinguishes a file from a later one at the same path."""
+    """Identity of a file, which a later one at the same path does not have."""
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 

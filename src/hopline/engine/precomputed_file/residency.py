@@ -1,4 +1,4 @@
-"""Which rows of a mapped file can be read without waiting for a disk.
+"""Rows of a mapped file that can be read without waiting for a disk.
 
 Reading a row that is not in memory causes a page fault, and the reader waits (0.1 ms, sometimes 5 ms). On
 an event loop all other requests wait too. So the kernel is queried first, for many pages in one call

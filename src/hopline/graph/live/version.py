@@ -52,7 +52,7 @@ class StreamOffset(NamedTuple):
         return self.major != UNNAMED
 
     def reaches(self, wanted: StreamOffset) -> bool | None:
-        """Whether it is not before another one; None if the two are not of one stream."""
+        """True if it is not before another one; None if the two are not of one stream."""
         if (self.major == PLAIN) != (wanted.major == PLAIN) or not self.is_named:
             return None
         if self[:2] == wanted[:2] and -1 not in (self.digest, wanted.digest):

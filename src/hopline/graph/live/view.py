@@ -273,7 +273,7 @@ class LiveView:
 
     @property
     def published_ms(self) -> int:
-        """When the pinned version was published, ms since 1970."""
+        """Time at which the pinned version was published, ms since 1970."""
         return self.clock.ring_row[PUBLISHED_MS]
 
     @property

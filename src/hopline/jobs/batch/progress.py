@@ -1,4 +1,4 @@
-"""How a batch run reports its progress."""
+"""Progress of a batch run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a student is good enough to be deployed."""
+"""Decides if a student is good enough to be deployed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ TOLERANCE = 0.02
 
 
 def judge(agreement: float, teacher: float | None, student: float | None) -> tuple[bool, str]:
-    """Whether a student is within 2 % of its teacher.
+    """Verdict on a student: good if it is within 2 % of its teacher.
 
     If classes are known, its accuracy must be at least 0.98 of the teacher's. It may well be better; then
     their agreement does not matter. If classes are unknown, it must agree with its teacher on at least 98 %

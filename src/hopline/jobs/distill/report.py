@@ -35,7 +35,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Whether a model's confidence matches its accuracy (Guo et al., arXiv 1706.04599).
+    """Calibration: the fit of a model's confidence to its accuracy (Guo et al., arXiv 1706.04599).
 
     Attributes:
         ece: expected calibration error over bins of equal width.

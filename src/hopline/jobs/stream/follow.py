@@ -176,7 +176,7 @@ _END_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Rescoring:
-    """Which nodes are scored again, and where results go.
+    """Nodes that are scored again, and the destination of results.
 
     Attributes:
         every_s: seconds between rounds; 0 means immediately.

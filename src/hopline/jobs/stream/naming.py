@@ -61,7 +61,7 @@ class Naming:
                 )
 
     def complete(self, messages: Sequence[Message], now_ms: float) -> tuple[int, float]:
-        """How many of the messages make whole spans, and seconds until the others do.
+        """(number of messages that make whole spans, seconds until the others do).
 
         The last span is whole when a later message has come, or when its time is over.
         """
@@ -93,7 +93,7 @@ class Naming:
         return len(batch.messages)
 
     def stored(self, batch: Batch) -> dict[str, Any]:
-        """What the writer needs to name the version after a batch."""
+        """Names for the writer of the version after a batch."""
         counts = [0] * len(batch.messages)
         for at in batch.payload.tolist():
             counts[at] += 1

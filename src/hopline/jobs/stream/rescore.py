@@ -58,7 +58,7 @@ class Result(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RescoreOptions:
-    """What a `Rescorer` scores, and how often.
+    """Settings of a `Rescorer`: nodes and intervals.
 
     Attributes:
         model: name of the model. node_type: type of the nodes that it scores.

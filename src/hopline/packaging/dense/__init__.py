@@ -60,7 +60,7 @@ def unknown_class() -> str:
 
 
 def _changed(conv: nn.Module) -> str:
-    """What a user has added to or replaced in a conv, which a dense form would lose; "" for nothing."""
+    """Parts that a user has added to or replaced in a conv, which a dense form would lose; "" for none."""
     for name, part in conv.named_modules():
         hooks = [
             hook

@@ -61,7 +61,7 @@ class Values(nn.Module):
 
 
 class Attending(DenseConv):
-    """What the three have in common. Inputs: attended rows, [own row], [number of neighbours].
+    """Base of the three. Inputs: attended rows, [own row], [number of neighbours].
 
     Args:
         reads_own: the code after the attention reads the destination's own row.

@@ -214,7 +214,7 @@ def _string_answers(tables: Sequence[Tabulated], keys: dict[str, int]) -> list[A
 
 
 def _equal(graph: OnnxGraph, refs: Sequence[Ref], categories: Sequence[Any]) -> str:
-    """Whether each of some columns holds a number; None is NaN, which is equal to itself here."""
+    """Expression: each of some columns holds a number; None is NaN, which is equal to itself here."""
     values = np.array([categories], dtype=np.float64)
     spread = graph.matrix(refs)
     equal = graph.node("Equal", [spread, graph.const(values)])

@@ -58,7 +58,7 @@ def predict(graph: OnnxGraph, predictor: Any, x: str, width: int, precision: str
 
 
 def _set_missing(model: onnx.ModelProto, predictor: Any) -> None:
-    """Which way absent values go in a forest's splits; skl2onnx 1.20 sends all of them to the right."""
+    """Set the way of absent values in a forest's splits; skl2onnx 1.20 sends all of them to the right."""
     if isinstance(predictor, BaseDecisionTree):
         trees = [predictor]
     elif isinstance(predictor, BaseForest):

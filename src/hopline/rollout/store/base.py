@@ -1,4 +1,4 @@
-"""Where the members of a fleet keep what they agree on: the interface.
+"""Interface of the store for the state that the members of a fleet share.
 
 A member is one worker process. The members of a folder are the workers of one host; those of a Redis are
 the workers of all hosts. Decisions are changes of the newest state (`update`): one that was overtaken is
@@ -23,7 +23,7 @@ LEASE_S = 1.0
 
 
 class Heard(NamedTuple):
-    """What a member knows of the state without waiting.
+    """State that a member knows without waiting.
 
     Attributes:
         identity: of the newest content that this member has heard of.
@@ -35,7 +35,7 @@ class Heard(NamedTuple):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """How far a member is in line with the state.
+    """Progress of a member towards the state.
 
     Attributes:
         switched: generation of the state by which requests are answered.
@@ -113,7 +113,7 @@ class StateStore(ABC):
     def take_up(
         self, saved: LifecycleState, found: Callable[[], FirstState]
     ) -> tuple[LifecycleState, FirstState]:
-        """What a member that starts goes by: the first member decides, the others follow.
+        """First state for a member that starts: the first member decides, the others follow.
 
         Args:
             saved: the newest content.
@@ -176,7 +176,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def doubted(self, step: str) -> bytes | None:
-        """What `doubt` noted, by any member."""
+        """Entries of `doubt`, by any member."""
 
     @abstractmethod
     def forget_counts(self, steps: Collection[str]) -> None:

@@ -45,7 +45,7 @@ def configured_store(config: Config) -> tuple[StateStore, Callable[[], object]]:
 
 
 def _folder(config: Config) -> tuple[Path, Callable[[], object]]:
-    """Where the state lies: as configured, in the models' folder, or in a temporary one."""
+    """Folder of the state: as configured, in the models' folder, or a temporary one."""
     models = config.models
     if models.state is not None:
         return Path(models.state), lambda: None

@@ -88,7 +88,7 @@ class FolderStore(StateStore):
     def take_up(
         self, saved: LifecycleState, found: Callable[[], FirstState]
     ) -> tuple[LifecycleState, FirstState]:
-        """What the first worker found when the server started; workers that start later go by it."""
+        """Versions that the first worker found at the server's start; later workers use them."""
         if not self.has_others:
             return saved, found()
         file = self._server_folder / "first.json"
@@ -119,7 +119,7 @@ class FolderStore(StateStore):
         return {name for name in members if not name.isdecimal() or int(name) >= self._count}
 
     def heard(self) -> Heard:
-        """What the file has now; one system call.
+        """Identity of the file's present content; one system call.
 
         A worker that cannot write what it counts is not judged by it: it counts as cut off.
         """

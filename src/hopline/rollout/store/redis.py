@@ -171,7 +171,7 @@ class RedisStore(StateStore):
     def take_up(
         self, saved: LifecycleState, found: Callable[[], FirstState]
     ) -> tuple[LifecycleState, FirstState]:
-        """What the fleet serves; models that it has not heard of are added as this member found them."""
+        """State of the fleet; models that are new to it are added as this member found them."""
         first = found()
 
         def with_missing(whole: LifecycleState) -> LifecycleState:

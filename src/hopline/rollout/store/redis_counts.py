@@ -22,7 +22,7 @@ _DOUBTED = b"doubted"
 
 @dataclass(slots=True)
 class _Step:
-    """What is known of one step.
+    """Known counts of one step.
 
     Attributes:
     unsent: this member's counts, not sent yet. others: of other members, as last read.

@@ -1,4 +1,4 @@
-"""What OpenAI's answers hold, as types for `/openapi.json`, and how they are encoded."""
+"""OpenAI's answers as types for `/openapi.json`, and their encoding."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def text_logprobs(pairs: list[tuple[str, float]], offset: int = 0) -> dict[str, 
 
 
 class Form:
-    """How one kind of answer is written.
+    """Encoding of one kind of answer.
 
     Args:
         is_chat: of /v1/chat/completions; else of /v1/completions.

@@ -51,7 +51,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream has besides text."""
+    """Fields of a stream besides text."""
 
     include_usage: bool = False
 

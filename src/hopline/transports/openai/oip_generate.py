@@ -77,7 +77,7 @@ def generate_request(
 
 
 class OipForm(Form):
-    """How the extension writes answers.
+    """Encoding of the extension's answers.
 
     Args:
         model, version: as it was asked for; `version` "" where none was.
