@@ -35,7 +35,7 @@ from hopline.process.parent import die_with_parent
 _IMPORTED = (
     *("uvloop", "numba", "hopline.observe.logs", "hopline.graph.residency", "hopline.sampling.keyed"),
     *("hopline.engine.kernels", "hopline.models.repository", "hopline.models.local_repository"),
-    *("hopline.answering.unit", "hopline.answering.queued", "hopline.answering.columns"),
+    *("hopline.answering.unit", "hopline.answering.queued"),
     *("hopline.answering.hashes", "hopline.engine.outputs"),
 )
 _PACKET_BYTES = 4096
