@@ -17,7 +17,7 @@ from hopline.errors import (
     HoplineError,
     ModelNotFound,
     ModelNotReady,
-    RuntimeFailure,
+    StoreUnavailable,
 )
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
@@ -201,7 +201,7 @@ async def test_a_state_that_cannot_be_written_changes_nothing(root, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hopline.rollout.state.os.fsync", full)
-    with pytest.raises(RuntimeFailure, match="No space left"):
+    with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*No space left"):
         await service.load("sage")
     assert await rig.version_of(service) == "1"
     await rig.stop(service)

@@ -21,7 +21,7 @@ import msgspec
 
 from hopline.answering.unit import Unit
 from hopline.config.schema import Config
-from hopline.errors import ConfigError, HoplineError, RuntimeFailure, StoreUnavailable
+from hopline.errors import ConfigError, HoplineError, StoreUnavailable
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
@@ -179,10 +179,8 @@ class SharedState:
 
         Raises:
             HoplineError: what `change` raised; nothing changed.
-            RuntimeFailure: the state cannot be written; nothing changed.
-            StoreUnavailable: the store does not answer; the message says what became of the change.
+            StoreUnavailable: the store was not written; the message says what became of the change.
         """
-        loaded = self._followers
         ended: list[Rollout] = []
 
         def noting(state: ModelState) -> ModelState:
@@ -195,7 +193,7 @@ class SharedState:
         state = await self.update(model, noting, adds=adds)
         for rollout in ended:
             self._ended(rollout)
-        loaded.adopt(state)
+        self._followers.adopt(state)
         if until == "written":
             return {}
         failed: Mapping[str, str] = {}
@@ -227,15 +225,14 @@ class SharedState:
         except StoreUnavailable:
             raise
         except OSError as error:
-            raise RuntimeFailure(f"the lifecycle's state cannot be written: {error}") from None
+            raise StoreUnavailable(f"nothing was changed: models.state: {error}") from None
 
     def acknowledge(self) -> None:
         """Tell the other members how far this one is; nothing before it has joined."""
         loaded = self._followers
         generation = loaded.state.generation
         if loaded.is_settled:
-            # Kept together: a later generation may try again what failed, which is not a success of this
-            # one.
+            # Kept together: a later generation may try again what failed in this one.
             self._settled = generation
             self._failed = {
                 f"{name}/{unit_id}": failure.cause for (name, unit_id), failure in loaded.failed.items()

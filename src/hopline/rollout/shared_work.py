@@ -23,11 +23,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class _Work(Generic[ResultT]):
-    """Work under way, and how many callers wait for it.
-
-    Attributes:
-        num_callers: that wait for the task now.
-    """
+    """Work under way, and how many callers wait for it now."""
 
     task: asyncio.Task[ResultT]
     num_callers: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hopline.errors import StoreUnavailable
 from hopline.files import locked, write_atomically
 from hopline.rollout.state import FirstState, Leadership, LifecycleState, StateFile
 from hopline.rollout.store.base import Ack, Heard, Identity, StateStore
@@ -57,9 +58,10 @@ class FolderStore(StateStore):
         self._pid = os.getpid() if pid is None else pid
         self._file = StateFile(folder)
         self._leadership: Leadership | None = None
-        #: Why the last write failed, "" if it did not; an acknowledgement to repeat; when writes worked
-        #: last, and when one was tried.
+        #: Why the last write failed, "" if it did not; the newest acknowledgement, and one to repeat; when
+        #: writes worked last, and when one was tried.
         self._why = ""
+        self._newest: Ack | None = None
         self._unsent: Ack | None = None
         self._written_at = self._tried_at = time.monotonic()
 
@@ -128,7 +130,11 @@ class FolderStore(StateStore):
         return Heard(self._file.identity(), self._written_at if self._why else math.inf)
 
     def check_up(self) -> None:
-        """As `StateStore.check_up`: a folder is always there."""
+        """As `StateStore.check_up`: the others wait until they see that this worker follows a change."""
+        if self._newest is not None:
+            self.acknowledge(self._newest)
+        if self._unsent is not None:
+            raise StoreUnavailable(f"nothing was changed: {self._why}")
 
     def now(self) -> float:
         """As `StateStore.now`."""
@@ -136,6 +142,7 @@ class FolderStore(StateStore):
 
     def acknowledge(self, ack: Ack) -> None:
         """As `StateStore.acknowledge`."""
+        self._newest = ack
         if self.has_others:
             content = msgspec.json.encode(_AckFile(self._pid, ack))
             self._unsent = None if self._write(self._ack_file(self.member), content) else ack
