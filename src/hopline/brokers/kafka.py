@@ -1,4 +1,4 @@
-"""Shared by Kafka sources, queues and sinks: the driver's settings, and conversion of its messages.
+"""Shared by Kafka sources, queues and sinks: the driver's settings, its consumers, and its messages.
 
 Options with a dot in their name are librdkafka's own ("sasl.mechanism", "compression.type"); Hopline sets
 those that delivery depends on.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message
+from hopline.brokers.condition import Connected, Reader
+from hopline.errors import BrokerUnavailable
 
 #: librdkafka's settings that Hopline sets itself.
 _OURS = (
@@ -84,17 +88,6 @@ def driver_settings(address: Address, on_error: Callable[[KafkaError], None]) ->
     return settings
 
 
-def consumer_settings(address: Address, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
-    """As `driver_settings`, for a consumer that commits explicitly."""
-    return driver_settings(address, on_error) | {
-        "group.id": address.text("group", "hopline"),
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": False,
-        "fetch.error.backoff.ms": 100,
-    }
-
-
 def message_of(raw: Any, partition: str, offset: int) -> Message:
     """Convert a message of the driver.
 
@@ -112,11 +105,6 @@ def message_of(raw: Any, partition: str, offset: int) -> Message:
         {name: _text(value or b"") for name, value in headers} if headers else {},
         stamp[1] if stamp[0] else 0,
     )
-
-
-def words(error: KafkaError, address: Address) -> str:
-    """An error in words."""
-    return address.hidden(f"{error.str()} ({error.name()})")
 
 
 def cleanup_policy(address: Address) -> str:
@@ -156,3 +144,141 @@ class Caller:
 
 def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
+
+
+class KafkaPart(Connected):
+    """The base of sources, queues and sinks of Kafka.
+
+    Args:
+        text: kafka://host:port/topic?…
+        setting: name of the setting, for errors.
+        clock: seconds, for waits.
+    """
+
+    def __init__(self, text: str, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(parse(text, setting), clock)
+        self._topic = self._address.path
+
+    def _driver(self, kind: Any, settings: Mapping[str, Any]) -> Any:
+        """A consumer or producer of the driver. Raises: ConfigError: it refuses the settings."""
+        try:
+            return kind({**driver_settings(self._address, self._on_error), **settings})
+        except KafkaException as error:
+            raise self._address.wrong(self._words(error)) from None
+
+    def _words(self, error: BaseException | KafkaError) -> str:
+        if isinstance(error, KafkaException):
+            error = error.args[0]
+        if isinstance(error, KafkaError):
+            return self._address.hidden(f"{error.str()} ({error.name()})")
+        return str(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._condition.bad(self._words(error))
+
+
+class KafkaReader(KafkaPart, Reader):
+    """A consumer of one topic, whose blocking calls run on a separate thread; see `KafkaPart`."""
+
+    slice_s = 0.1
+    #: Seconds between looks at the topic while all is well.
+    look_s = math.inf
+
+    def __init__(self, text: str, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(text, setting, clock)
+        self._start = self._address.choice("start", ("earliest", "latest"))
+        self._prefix = f"kafka/{self._topic}/"
+        self._caller = Caller("hopline-kafka")
+        self._consumer: Any = None
+        self._look_at = self._try_at = 0.0
+
+    def _join(self, settings: Mapping[str, Any]) -> None:
+        """Create a consumer that commits explicitly. Raises: ConfigError: see `_driver`."""
+        ours = {
+            "group.id": self._address.text("group", "hopline"),
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": False,
+            "fetch.error.backoff.ms": 100,
+        }
+        self._consumer = self._driver(Consumer, {**ours, **settings})
+
+    async def lag(self) -> dict[str, int]:
+        """As `Source.lag`; as of the last received messages."""
+        return await self._caller.call(self._lag)
+
+    async def close(self) -> None:
+        """As `Source.close`."""
+        self._closing = True
+        if self._consumer is not None:
+            await self._caller.call(self._consumer.close)
+        self._caller.close()
+
+    async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
+        return await self._caller.resumed(self._consume, max_messages, wait_s)
+
+    def _consume(self, max_messages: int, wait_s: float) -> list[Message]:
+        now = self._clock()
+        if now >= self._try_at and (not self._condition.ok or now > self._look_at):
+            self._look(now)
+        raws = self._consumer.consume(1, wait_s)
+        if raws and max_messages > 1:
+            # The driver would wait for the requested number of messages, so it is called without a wait.
+            raws += self._consumer.consume(max_messages - 1, 0)
+        taken = []
+        for raw in raws:
+            number, error = raw.partition(), raw.error()
+            if error is not None:
+                self._failed(number, error)
+            elif self._takes(number, raw.offset()):
+                taken.append(message_of(raw, f"{self._prefix}{number}", raw.offset()))
+        if taken:
+            self._condition.good()
+        return taken
+
+    def _look(self, now: float) -> None:
+        """Check whether the cluster answers: without messages, nothing else shows that."""
+        try:
+            topic = self._consumer.list_topics(self._topic, timeout=ASK_S).topics[self._topic]
+            if topic.error is not None:
+                raise BrokerUnavailable(f"topic {self._topic!r}: {topic.error.str()}")
+            self._follow(topic.partitions)
+        except (KafkaException, BrokerUnavailable) as error:
+            self._bad(error)
+            self._try_at = now + self._condition.wait_s()
+            return
+        self._condition.good()
+        self._look_at = now + self.look_s
+
+    def _commit(self, offsets: Mapping[int, int]) -> None:
+        """Commit the next offset of partitions, if there are any."""
+        if not offsets:
+            return
+        wanted = [TopicPartition(self._topic, number, offset) for number, offset in offsets.items()]
+        try:
+            self._consumer.commit(offsets=wanted, asynchronous=True)
+        except KafkaException as error:
+            self._bad(error)
+
+    def _lag(self) -> dict[str, int]:
+        found = {}
+        for number, offset in self._offsets().items():
+            ends = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), cached=True)
+            if ends is not None and ends[1] >= 0 and offset >= 0:
+                found[f"{self._prefix}{number}"] = max(0, ends[1] - offset)
+        return found
+
+    def _follow(self, partitions: Collection[int]) -> None:
+        """Follow the topic's partitions, where the cluster does not assign them."""
+
+    def _failed(self, number: int, error: KafkaError) -> None:
+        """An error in place of a message of a partition."""
+        self._on_error(error)
+
+    def _takes(self, number: int, offset: int) -> bool:
+        """Note a message that arrived; False if it is not to be delivered."""
+        raise NotImplementedError
+
+    def _offsets(self) -> Mapping[int, int]:
+        """The next offset of each partition; negative if unknown."""
+        raise NotImplementedError

@@ -11,8 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from hopline.brokers import kafka
-from hopline.brokers.base import Health, Outgoing, Placed, Sink
-from hopline.brokers.condition import Condition
+from hopline.brokers.base import Outgoing, Placed, Sink
 from hopline.errors import BrokerError, BrokerUnavailable
 
 _SLICE_S = 0.1
@@ -26,7 +25,7 @@ _PASSING = (
 )
 
 
-class KafkaSink(Sink):
+class KafkaSink(kafka.KafkaPart, Sink):
     """A producer; see `Sink`.
 
     Args:
@@ -35,11 +34,10 @@ class KafkaSink(Sink):
     """
 
     def __init__(self, text: str, setting: str) -> None:
-        self._address = kafka.parse(text, setting)
+        super().__init__(text, setting)
         only = kafka.partition_of(self._address)
         self._partition = {} if only is None else {"partition": only}
         self._timeout_s = self._address.number("timeout_s", 30.0, 0.1)
-        self._condition = Condition(str(self._address))
         self._producer: Any = None
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -68,10 +66,6 @@ class KafkaSink(Sink):
             for outcome, message in zip(batch.outcomes, messages, strict=True)
         ]
 
-    def health(self) -> Health:
-        """As `Sink.health`."""
-        return self._condition.health()
-
     async def close(self) -> None:
         """As `Sink.close`."""
         self._closing = True
@@ -80,16 +74,14 @@ class KafkaSink(Sink):
         self._producer = None
 
     def _start(self) -> None:
-        settings = kafka.driver_settings(self._address, self._on_error) | {
+        settings = {
             "enable.idempotence": True,
             "acks": "all",
             "delivery.timeout.ms": round(1000 * self._timeout_s),
         }
-        settings.setdefault("linger.ms", 1)
-        try:
-            self._producer = Producer(settings)
-        except KafkaException as error:
-            raise self._address.wrong(kafka.words(error.args[0], self._address)) from None
+        if "linger.ms" not in self._address.options:
+            settings["linger.ms"] = 1
+        self._producer = self._driver(Producer, settings)
 
     def _serve(self) -> None:
         while not self._closing:
@@ -99,7 +91,7 @@ class KafkaSink(Sink):
         """Hand a message to the driver; False where it has no room."""
         try:
             self._producer.produce(
-                message.topic or self._address.path,
+                message.topic or self._topic,
                 message.payload,
                 key=_bytes(message.key) if message.key else None,
                 headers=[(name, _bytes(value)) for name, value in message.headers.items()],
@@ -115,8 +107,8 @@ class KafkaSink(Sink):
         return True
 
     def _failure(self, error: KafkaError | Exception, topic: str) -> BrokerError:
-        why = kafka.words(error, self._address) if isinstance(error, KafkaError) else str(error)
-        reason = f"{self._address}: a message to {topic or self._address.path!r} was rejected: {why}"
+        topic = topic or self._topic
+        reason = f"{self._address}: a message to {topic!r} was rejected: {self._words(error)}"
         if not isinstance(error, KafkaError):
             return BrokerError(reason)
         if error.fatal() or error.retriable() or error.code() in _PASSING:
@@ -130,9 +122,6 @@ class KafkaSink(Sink):
             self._start()
             useless.purge()
             useless.poll(0)
-
-    def _on_error(self, error: KafkaError) -> None:
-        self._condition.bad(kafka.words(error, self._address))
 
 
 class _Batch:

@@ -12,10 +12,8 @@ import msgspec
 import nats.errors
 
 from hopline.brokers import nats_stream
-from hopline.brokers.base import Health, Outgoing, Placed, Sink
-from hopline.brokers.condition import Condition
+from hopline.brokers.base import Outgoing, Placed, Sink
 from hopline.errors import BrokerError, BrokerUnavailable
-from hopline.retry import Backoff
 from hopline.types import UNREADABLE
 
 _AT_ONCE = 1000
@@ -41,32 +39,23 @@ class _Ack(msgspec.Struct):
     seq: int = 0
 
 
-class NatsSink(Sink):
+class NatsSink(nats_stream.NatsPart, Sink):
     """A publisher; see `Sink`.
 
     Args:
         text: nats://host:port/stream?subject=s&timeout_s=10; the subject is the default of messages without
             one.
-        setting: name of the setting, for errors.
-        clock: seconds, for the wait before a connection is tried again.
+        setting, clock: see `NatsPart`.
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = nats_stream.parse(text, setting)
+        super().__init__(text, setting, clock)
         self._timeout_s = self._address.number("timeout_s", 10.0, 0.1)
-        self._condition = Condition(str(self._address))
-        self._backoff = Backoff()
-        self._clock = clock
         self._try_at = 0.0
-        self._client: Any = None
         self._connecting = asyncio.Lock()
         self._inbox = ""
         self._sent = 0
         self._answers: dict[str, asyncio.Future[Any]] = {}
-
-    async def open(self) -> None:
-        """As `Sink.open`."""
-        self._address.tls()  # raises an error for unusable files
 
     async def send_each(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
         """As `Sink.send_each`."""
@@ -74,15 +63,6 @@ class NatsSink(Sink):
         for first in range(0, len(messages), _AT_ONCE):
             outcomes += await self._send(messages[first : first + _AT_ONCE])
         return outcomes
-
-    def health(self) -> Health:
-        """As `Sink.health`."""
-        return self._condition.health()
-
-    async def close(self) -> None:
-        """As `Sink.close`."""
-        self._condition.leave()
-        await nats_stream.end(self._client)
 
     async def _send(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
         waiting: list[tuple[str, str, asyncio.Future[Any] | BrokerError]] = []
@@ -97,7 +77,7 @@ class NatsSink(Sink):
                 if answers:
                     await asyncio.wait(answers)
         except nats_stream.FAILURES as error:
-            failed = BrokerUnavailable(f"{self._address}: {nats_stream.words(error, self._address)}")
+            failed = BrokerUnavailable(f"{self._address}: {self._words(error)}")
         for token, _, _ in waiting:
             self._answers.pop(token, None)
         unanswered = failed or BrokerUnavailable(f"{self._address}: the connection ended")
@@ -121,8 +101,8 @@ class NatsSink(Sink):
             headers = nats_stream.headers_of(message.key, message.headers)
             await self._client.publish(subject, message.payload, reply=token, headers=headers)
         except _LASTING as error:
-            why = nats_stream.words(error, self._address)
-            return token, subject, BrokerError(f"{self._address}: {why} (a message to {subject!r})")
+            why = f"{self._address}: {self._words(error)} (a message to {subject!r})"
+            return token, subject, BrokerError(why)
         return token, subject, future
 
     def _outcome(
@@ -151,16 +131,16 @@ class NatsSink(Sink):
 
     async def _connect(self) -> None:
         async with self._connecting:
-            if self._client is not None and not self._client.is_closed:
+            if self._is_connected:
                 return
             if self._clock() < self._try_at:
                 raise nats.errors.NoServersError
             try:
-                self._client = await nats_stream.connect(self._address, self._condition, self._give_up)
+                self._client = await self._new_client(self._give_up)
             except nats_stream.FAILURES:
-                self._try_at = self._clock() + self._backoff.next()
+                self._try_at = self._clock() + self._condition.wait_s()
                 raise
-            self._backoff.reset()
+            self._condition.good()
             self._inbox = f"_INBOX.{secrets.token_hex(11)}"
             await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
 

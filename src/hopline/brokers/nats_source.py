@@ -13,7 +13,6 @@ names each would delete that of the others.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
@@ -25,44 +24,29 @@ from nats.js import api
 from nats.js.errors import NotFoundError
 
 from hopline.brokers import nats_stream
-from hopline.brokers.base import Gap, Health, Message, Position
-from hopline.brokers.condition import Condition
-from hopline.brokers.nats_stream import Pull, Receipt
-from hopline.retry import Backoff
+from hopline.brokers.base import Gap, Message, Position
+from hopline.brokers.nats_stream import Pull
 
-_SLICE_S = 0.5
 _ACK_WAIT_S = 300.0
 #: Seconds after which the server deletes the consumer of a reader that is gone.
 _UNUSED_S = 300.0
 
 
-class NatsSource:
+class NatsSource(nats_stream.NatsReader):
     """A stream; see `Source`.
 
     Args:
         text: nats://host:port/stream?subject=edges.>&durable=d&start=earliest
-        setting: name of the setting, for errors.
-        clock: seconds, for waits.
+        setting, clock: see `NatsPart`.
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = nats_stream.parse(text, setting)
-        self._stream = self._address.path
-        self._subject = self._address.text("subject") or None
-        self._name = nats_stream.durable_name(self._address)
-        self._start = self._address.choice("start", ("earliest", "latest"))
-        self._partition = f"nats/{self._stream}"
-        self._condition = Condition(str(self._address))
-        self._backoff = Backoff()
-        self._clock = clock
-        self._client: Any = None
-        self._pull: Pull | None = None
+        super().__init__(text, setting, clock)
         #: Name of the consumer; "" if there is none.
         self._consumer = ""
         #: Number of the next message; 0 if unknown.
         self._next = 0
         self._expected = 1
-        self._pending: int | None = None
         #: (number, reply) of deliveries that are not acknowledged.
         self._open: deque[tuple[int, str]] = deque()
         self._each = False
@@ -70,9 +54,8 @@ class NatsSource:
         self._whole = False
         #: When the stream was made, as the server says; None before the first connection.
         self._made: Any = None
-        self._gaps: list[Gap] = []
 
-    async def open(self, positions: Mapping[str, Position]) -> None:
+    async def open(self, positions: Mapping[str, Position]) -> None:  # type: ignore[override]
         """As `Source.open`."""
         position = positions.get(self._partition, 0)
         if not isinstance(position, int) or position < 0:
@@ -81,31 +64,7 @@ class NatsSource:
                 "expected a sequence number, 1 or more"
             )
         self._next = position
-        self._address.tls()  # raises an error for unusable files
-
-    async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
-        """As `Source.poll`."""
-        end = self._clock() + max_wait_s
-        while True:
-            left_s = max(0.0, end - self._clock())
-            try:
-                if (
-                    self._client is None
-                    or self._client.is_closed
-                    or self._pull is None
-                    or self._pull.broken
-                ):
-                    await self._connect()
-                assert self._pull is not None
-                await self._pull.wait(max_messages, min(left_s, _SLICE_S))
-                messages = self._taken(self._pull, max_messages)
-                if messages or self._clock() >= end:
-                    return messages
-            except nats_stream.FAILURES as error:
-                self._condition.bad(nats_stream.words(error, self._address))
-                await asyncio.sleep(min(self._backoff.next(), left_s))
-                if self._clock() >= end:
-                    return []
+        await super().open()
 
     async def acknowledge(self, positions: Mapping[str, Position]) -> None:
         """As `Source.acknowledge`."""
@@ -118,9 +77,9 @@ class NatsSource:
         try:
             # One acknowledges all before it, except in a work queue.
             for reply in replies if self._each else replies[-1:]:
-                await self._client.publish(reply, b"+ACK")
+                await self._acknowledge(reply)
         except nats_stream.FAILURES as error:
-            self._condition.bad(nats_stream.words(error, self._address))
+            self._bad(error)
 
     async def lag(self) -> dict[str, int]:
         """As `Source.lag`; as of the last received message."""
@@ -129,29 +88,15 @@ class NatsSource:
         waiting = len(self._pull.waiting) if self._pull is not None else 0
         return {self._partition: self._pending + waiting}
 
-    def health(self) -> Health:
-        """As `Source.health`."""
-        return self._condition.health()
-
-    def take_gaps(self) -> list[Gap]:
-        """As `Source.take_gaps`."""
-        gaps, self._gaps = self._gaps, []
-        return gaps
-
     async def close(self) -> None:
         """As `Source.close`."""
-        self._condition.leave()
-        if self._client is not None and not self._client.is_closed:
+        if self._is_connected:
             with contextlib.suppress(*nats_stream.FAILURES):
                 await self._delete(self._client.jetstream(timeout=2))
-        await nats_stream.end(self._client)
+        await super().close()
 
-    async def _connect(self) -> None:
-        if self._client is None or self._client.is_closed:
-            self._client = await nats_stream.connect(self._address, self._condition)
-        self._pull = None
+    async def _find_consumer(self, stream: Any) -> Any:
         self._open.clear()
-        stream = self._client.jetstream(timeout=2)
         info = await stream.stream_info(self._stream)
         self._look(info.config)
         self._find(info.state.first_seq, info.state.last_seq, info.created)
@@ -170,13 +115,8 @@ class NatsSource:
             filter_subject=self._subject,
             max_ack_pending=-1,
         )
-        made = await stream.add_consumer(self._stream, config)
-        self._pending, self._expected = made.num_pending, 1
-        pull = Pull(self._client, self._stream, self._consumer, self._clock)
-        await pull.open()
-        self._pull = pull
-        self._condition.good()
-        self._backoff.reset()
+        self._expected = 1
+        return await stream.add_consumer(self._stream, config)
 
     async def _delete(self, stream: Any) -> None:
         """Delete the consumer at the server, if there is one."""
@@ -231,18 +171,14 @@ class NatsSource:
     def _taken(self, pull: Pull, max_messages: int) -> list[Message]:
         taken: list[Message] = []
         while pull.waiting and len(taken) < max_messages:
-            raw = pull.waiting.popleft()
-            try:
-                receipt = Receipt.read(raw.reply)
-            except ValueError:
-                continue  # not from JetStream: another client's message to our inbox
+            raw, receipt = pull.waiting.popleft()
             if receipt.consumer_seq != self._expected:
                 pull.broken = "a delivery was lost in transit"
                 pull.waiting.clear()
                 break
             if self._whole and receipt.stream_seq > self._next:
                 if taken:  # the gap is reported after them, and before the message that follows it
-                    pull.waiting.appendleft(raw)
+                    pull.waiting.appendleft((raw, receipt))
                     break
                 self._deleted(receipt.stream_seq)
             self._expected += 1

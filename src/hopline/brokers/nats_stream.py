@@ -7,9 +7,11 @@ a connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from nats.aio.client import Client
 
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message
-from hopline.brokers.condition import Condition
+from hopline.brokers.condition import Connected, Reader
 
 _CONNECT_S = 2
 #: Seconds between pings; a server that misses two is lost.
@@ -92,73 +94,6 @@ class _Client(Client):  # type: ignore[misc]
             return {_UNREADABLE: "1"}
 
 
-def durable_name(address: Address) -> str:
-    """The name of the consumer at the server."""
-    return address.text("durable") or address.text("group", "hopline")
-
-
-async def connect(
-    address: Address, condition: Condition, on_lost: Callable[[], None] = lambda: None
-) -> Any:
-    """Connect a client; it closes with its connection, and reports that. Raises: FAILURES, ConfigError."""
-
-    async def on_error(error: Exception) -> None:
-        errors.append(error)
-
-    async def on_end() -> None:
-        on_lost()
-        condition.bad("the connection ended" + (f": {words(errors[-1], address)}" if errors else ""))
-
-    errors: deque[Exception] = deque(maxlen=1)
-    login: dict[str, Any] = {}
-    if address.text("username"):
-        login = {"user": address.text("username"), "password": address.text("password")}
-    if address.text("token"):
-        login["token"] = address.text("token")
-    for name, theirs in (("credentials_file", "user_credentials"), ("nkey_seed_file", "nkeys_seed")):
-        file = address.file(name)
-        if file is not None:
-            login[theirs] = str(file)
-    scheme = "tls" if address.encrypted else "nats"
-    if address.encrypted:
-        login["tls"] = address.tls()
-    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.servers)
-    client = _Client()
-    try:
-        async with asyncio.timeout(_CONNECT_S * (1 + len(address.servers))):
-            await client.connect(
-                [f"{scheme}://{host}" for host in hosts],
-                name="hopline",
-                error_cb=on_error,
-                closed_cb=on_end,
-                disconnected_cb=on_end,
-                allow_reconnect=False,
-                # Each server twice, or the driver would retry for ever.
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=_CONNECT_S,
-                ping_interval=_PING_S,
-                max_outstanding_pings=2,
-                **login,
-            )
-    except ModuleNotFoundError as error:
-        raise address.wrong(f"the credentials need {error.name}: pip install {error.name}") from None
-    except FAILURES:
-        await end(client)
-        raise
-    return client
-
-
-async def end(client: Any) -> None:
-    """Close a client in any state."""
-    if client is not None and not client.is_closed:
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                await client.close()
-        except FAILURES:
-            return  # the client was to be closed anyway
-
-
 class Receipt(NamedTuple):
     """The content of the reply subject of a delivery.
 
@@ -203,7 +138,7 @@ class Pull:
         self._left = 0
         self._until = 0.0
         #: Deliveries in order of arrival.
-        self.waiting: deque[Any] = deque()
+        self.waiting: deque[tuple[Any, Receipt]] = deque()
         #: Why the consumer must be set up again; "" if it need not.
         self.broken = ""
 
@@ -242,8 +177,9 @@ class Pull:
         status = (raw.headers or {}).get("Status")
         # The server's own messages have no such reply; a message may have a header of any name.
         if raw.reply.startswith("$JS.ACK."):
-            self._left -= 1
-            self.waiting.append(raw)
+            with contextlib.suppress(ValueError):  # another client's message to our inbox
+                self.waiting.append((raw, Receipt.read(raw.reply)))
+                self._left -= 1
         elif status != "100":  # the end of a request
             self._left = 0
             reason = (raw.headers or {}).get("Description") or "the consumer is gone"
@@ -251,6 +187,152 @@ class Pull:
             if status not in ("404", "408") and not reason.startswith(_FULL):
                 self.broken = reason
         self._arrived.set()
+
+
+class NatsPart(Connected):
+    """The base of sources, queues and sinks of NATS: a client, which is replaced when it has closed.
+
+    Args:
+        text: nats://host:port/stream?…
+        setting: name of the setting, for errors.
+        clock: seconds, for waits.
+    """
+
+    failures = FAILURES
+
+    def __init__(self, text: str, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(parse(text, setting), clock)
+        self._client: Any = None
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._client is not None and not self._client.is_closed
+
+    async def open(self) -> None:
+        """As `Sink.open`."""
+        self._address.tls()  # raises an error for unusable files
+
+    async def close(self) -> None:
+        """As `Sink.close`."""
+        self._condition.leave()
+        await _end(self._client)
+
+    async def _new_client(self, on_lost: Callable[[], None] = lambda: None) -> Any:
+        """A client, which closes with its connection, and reports that. Raises: FAILURES, ConfigError."""
+
+        async def on_error(error: Exception) -> None:
+            errors.append(error)
+
+        async def on_end() -> None:
+            on_lost()
+            self._condition.bad("the connection ended" + (f": {self._words(errors[-1])}" if errors else ""))
+
+        address = self._address
+        errors: deque[Exception] = deque(maxlen=1)
+        login: dict[str, Any] = {}
+        if address.text("username"):
+            login = {"user": address.text("username"), "password": address.text("password")}
+        if address.text("token"):
+            login["token"] = address.text("token")
+        for name, theirs in (("credentials_file", "user_credentials"), ("nkey_seed_file", "nkeys_seed")):
+            file = address.file(name)
+            if file is not None:
+                login[theirs] = str(file)
+        scheme = "tls" if address.encrypted else "nats"
+        if address.encrypted:
+            login["tls"] = address.tls()
+        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.servers)
+        client = _Client()
+        try:
+            async with asyncio.timeout(_CONNECT_S * (1 + len(address.servers))):
+                await client.connect(
+                    [f"{scheme}://{host}" for host in hosts],
+                    name="hopline",
+                    error_cb=on_error,
+                    closed_cb=on_end,
+                    disconnected_cb=on_end,
+                    allow_reconnect=False,
+                    # Each server twice, or the driver would retry for ever.
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=_CONNECT_S,
+                    ping_interval=_PING_S,
+                    max_outstanding_pings=2,
+                    **login,
+                )
+        except ModuleNotFoundError as error:
+            raise address.wrong(f"the credentials need {error.name}: pip install {error.name}") from None
+        except FAILURES:
+            await _end(client)
+            raise
+        return client
+
+    def _words(self, error: BaseException) -> str:
+        if isinstance(error, nats.js.errors.NotFoundError):
+            return f"the stream {self._address.path!r} does not exist"
+        if isinstance(error, nats.errors.NoServersError | ConnectionRefusedError):
+            return "no server accepts the connection"
+        if isinstance(error, TimeoutError):
+            return "no answer in time"
+        return self._address.hidden(str(error) or type(error).__name__)
+
+
+class NatsReader(NatsPart, Reader):
+    """The base of sources and queues: a consumer at the server, from which they pull; see `NatsPart`."""
+
+    slice_s = 0.5
+
+    def __init__(self, text: str, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(text, setting, clock)
+        self._stream = self._address.path
+        self._subject = self._address.text("subject") or None
+        #: Name of the consumer at the server.
+        self._name = self._address.text("durable") or self._address.text("group", "hopline")
+        self._start = self._address.choice("start", ("earliest", "latest"))
+        self._partition = f"nats/{self._stream}"
+        self._pull: Pull | None = None
+        #: Messages that are still to come; None before the first connection.
+        self._pending: int | None = None
+
+    async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
+        if not self._is_connected or self._pull is None or self._pull.broken:
+            await self._connect()
+        pull = self._pull
+        assert pull is not None
+        await pull.wait(max_messages, wait_s)
+        return self._taken(pull, max_messages)
+
+    async def _connect(self) -> None:
+        if not self._is_connected:
+            self._client = await self._new_client()
+        self._pull = None
+        consumer = await self._find_consumer(self._client.jetstream(timeout=2))
+        self._pending = consumer.num_pending
+        pull = Pull(self._client, self._stream, consumer.name, self._clock)
+        await pull.open()
+        self._pull = pull
+        self._condition.good()
+
+    async def _acknowledge(self, reply: str) -> None:
+        await self._client.publish(reply, b"+ACK")
+
+    async def _find_consumer(self, stream: Any) -> Any:
+        """The `ConsumerInfo` of the consumer to pull from, which is made if need be. Raises: FAILURES."""
+        raise NotImplementedError
+
+    def _taken(self, pull: Pull, max_messages: int) -> list[Message]:
+        """Take messages that were received."""
+        raise NotImplementedError
+
+
+async def _end(client: Any) -> None:
+    """Close a client in any state."""
+    if client is not None and not client.is_closed:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await client.close()
+        except FAILURES:
+            return  # the client was to be closed anyway
 
 
 def message_of(raw: Any, receipt: Receipt, partition: str) -> Message:
@@ -284,17 +366,6 @@ def headers_of(key: str, headers: dict[str, str]) -> dict[str, str] | None:
         return found
     quoted = {_quoted(name, ""): _quoted(value, _SAFE) for name, value in found.items()}
     return {**quoted, _QUOTED: "1"}
-
-
-def words(error: BaseException, address: Address) -> str:
-    """A failure in words."""
-    if isinstance(error, nats.js.errors.NotFoundError):
-        return f"the stream {address.path!r} does not exist"
-    if isinstance(error, nats.errors.NoServersError | ConnectionRefusedError):
-        return "no server accepts the connection"
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return address.hidden(str(error) or type(error).__name__)
 
 
 def _quoted(text: str, safe: str) -> str:

@@ -6,7 +6,6 @@ that died or were too slow after `claim_after_s`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -14,70 +13,32 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from hopline.brokers import redis_stream
-from hopline.brokers.base import Health, Message
-from hopline.brokers.condition import Condition
-from hopline.retry import Backoff
-
-_BLOCK_S = 1.0
+from hopline.brokers.base import Message
 
 
-class RedisQueue:
+class RedisQueue(redis_stream.RedisReader):
     """A consumer of a group; see `Queue`.
 
     Args:
         text: redis://host:port/0?stream=s&group=g&claim_after_s=60; with `delete=true` entries are
             deleted once they are settled, for streams with one group.
-        setting: name of the setting, for errors.
-        clock: seconds, for waits.
+        setting, clock: see `RedisPart`.
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = redis_stream.parse(text, setting)
-        self._setting = setting
-        self._entries = redis_stream.Entries(self._address)
-        self._group = self._address.text("group", "hopline")
-        self._from = "0" if self._address.choice("start", ("earliest", "latest")) == "earliest" else "$"
+        super().__init__(text, setting, clock)
+        self._from = "0" if self._start == "earliest" else "$"
         self._claim_after_s = self._address.number("claim_after_s", 60.0, 0.05)
         self._delete = self._address.flag("delete", False)
-        self._condition = Condition(f"{self._address}?stream={self._entries.stream}")
-        self._backoff = Backoff()
-        self._clock = clock
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._connection: redis_stream.Connection | None = None
         #: Delivered entries that are not settled.
         self._mine: set[str] = set()
         #: Settled entries that are not acknowledged to the server yet.
         self._settled: list[str] = []
-        self._has_group = False
         #: Whether an answer may have been lost, with entries that are assigned to this consumer.
         self._look_back = False
         self._claim_at = 0.0
-
-    async def open(self) -> None:
-        """As `Queue.open`."""
-        self._connection = redis_stream.Connection(self._address, self._setting)
-
-    async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
-        """As `Queue.poll`."""
-        end = self._clock() + max_wait_s
-        while True:
-            try:
-                messages = await self._read(max_messages, max(0.0, min(_BLOCK_S, end - self._clock())))
-                self._condition.good()
-                self._backoff.reset()
-                if messages or self._clock() >= end:
-                    return messages
-            except redis_stream.FAILURES as error:
-                if "NOGROUP" in str(error):
-                    self._has_group = False
-                self._condition.bad(redis_stream.words(error, self._address))
-                wait_s = min(self._backoff.next(), max(0.0, end - self._clock()))
-                await asyncio.sleep(wait_s)
-                if self._clock() >= end:
-                    return []
 
     async def settle(self, messages: Sequence[Message]) -> None:
         """As `Queue.settle`."""
@@ -88,7 +49,7 @@ class RedisQueue:
         try:
             await self._acknowledge_settled()
         except redis_stream.FAILURES as error:
-            self._condition.bad(redis_stream.words(error, self._address))
+            self._bad(error)
 
     async def lag(self) -> dict[str, int]:
         """As `Queue.lag`."""
@@ -101,10 +62,6 @@ class RedisQueue:
                 return {self._entries.partition: group["lag"]}
         return {}
 
-    def health(self) -> Health:
-        """As `Queue.health`."""
-        return self._condition.health()
-
     async def close(self) -> None:
         """As `Queue.close`."""
         if self._connection is None:
@@ -113,30 +70,30 @@ class RedisQueue:
             await self._acknowledge_settled()
             if not self._mine and not self._look_back and self._has_group:
                 # Deleting a consumer would delete its entries as well.
-                await self._call(*self._group_command("DELCONSUMER"), self._name)
+                stream, group = self._entries.stream, self._group
+                await self._call("XGROUP", "DELCONSUMER", stream, group, self._name)
         except redis_stream.FAILURES as error:
-            self._condition.bad(redis_stream.words(error, self._address))
-        await self._connection.close()
-
-    async def _call(self, *words: Any, wait_s: float = 0.0, **options: Any) -> Any:
-        assert self._connection is not None
-        return await self._connection.call(*words, wait_s=wait_s, **options)
-
-    def _group_command(self, verb: str) -> tuple[str, ...]:
-        return "XGROUP", verb, self._entries.stream, self._group
+            self._bad(error)
+        await super().close()
 
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
         if not self._has_group:
-            await self._make_group()
+            await self._make_group(self._from, "MKSTREAM")
+            self._from = "0"  # a recreated group must not skip entries that came meanwhile
         await self._acknowledge_settled()
-        if self._look_back:
-            messages = await self._again(max_messages)
-            if messages:
-                return messages
-        if self._clock() >= self._claim_at:
+        messages = await self._again(max_messages) if self._look_back else []
+        if not messages and self._clock() >= self._claim_at:
             messages = await self._claim(max_messages)
-            if messages:
-                return messages
+        if not messages:
+            messages = await self._new(max_messages, wait_s)
+        self._condition.good()
+        return messages
+
+    def _bad(self, error: BaseException) -> None:
+        self._has_group = self._has_group and "NOGROUP" not in str(error)
+        super()._bad(error)
+
+    async def _new(self, max_messages: int, wait_s: float) -> list[Message]:
         self._look_back = True  # until the answer arrives
         block = ("BLOCK", round(1000 * wait_s)) if wait_s >= 0.001 else ()
         reply = await self._call(
@@ -212,12 +169,3 @@ class RedisQueue:
             if isinstance(result, Exception):
                 raise result
         del self._settled[: len(settled)]
-
-    async def _make_group(self) -> None:
-        try:
-            await self._call(*self._group_command("CREATE"), self._from, "MKSTREAM")
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        self._from = "0"  # a recreated group must not skip entries that came meanwhile
-        self._has_group = True

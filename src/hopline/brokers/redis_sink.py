@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hopline.brokers import redis_stream
-from hopline.brokers.base import Health, Outgoing, Placed, Sink
-from hopline.brokers.condition import Condition
+from hopline.brokers.base import Outgoing, Placed, Sink
 from hopline.errors import BrokerError, BrokerUnavailable
 
 _AT_ONCE = 500
 _CONNECTIONS = 4
 
 
-class RedisSink(Sink):
+class RedisSink(redis_stream.RedisPart, Sink):
     """Writes to streams; see `Sink`. The server's `appendfsync` decides how durable a message is.
 
     Args:
@@ -25,19 +24,11 @@ class RedisSink(Sink):
     """
 
     def __init__(self, text: str, setting: str) -> None:
-        self._address = redis_stream.parse(text, setting)
-        self._setting = setting
-        self._entries = redis_stream.Entries(self._address)
+        super().__init__(text, setting)
         max_len = int(self._address.number("max_len", 0, 0))
         self._trim: tuple[Any, ...] = ("MAXLEN", "~", max_len) if max_len else ()
-        self._condition = Condition(str(self._address))
-        self._connection: redis_stream.Connection | None = None
         #: Each send at a time takes a connection.
         self._turn = asyncio.Semaphore(_CONNECTIONS)
-
-    async def open(self) -> None:
-        """As `Sink.open`."""
-        self._connection = redis_stream.Connection(self._address, self._setting)
 
     async def send_each(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
         """As `Sink.send_each`."""
@@ -47,17 +38,7 @@ class RedisSink(Sink):
                 outcomes += await self._send(messages[first : first + _AT_ONCE])
         return outcomes
 
-    def health(self) -> Health:
-        """As `Sink.health`."""
-        return self._condition.health()
-
-    async def close(self) -> None:
-        """As `Sink.close`."""
-        if self._connection is not None:
-            await self._connection.close()
-
     async def _send(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
-        assert self._connection is not None
         try:
             results = await self._connection.several([self._command(one) for one in messages], atomic=False)
         except redis_stream.FAILURES as error:
@@ -80,7 +61,7 @@ class RedisSink(Sink):
 
     def _failed(self, error: BaseException, stream: str) -> BrokerError:
         what = f"a message to {stream!r} was rejected: " if stream else ""
-        reason = f"{self._address}: {what}{redis_stream.words(error, self._address)}"
+        reason = f"{self._address}: {what}{self._words(error)}"
         if not isinstance(error, redis_stream.PASSING):
             return BrokerError(reason)
         self._condition.bad(reason)

@@ -8,7 +8,6 @@ right in XINFO GROUPS; the group's state is never read.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -17,44 +16,29 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from hopline.brokers import redis_stream
-from hopline.brokers.base import Gap, Health, Message, Position
-from hopline.brokers.condition import Condition
-from hopline.retry import Backoff
+from hopline.brokers.base import Gap, Message, Position
 
-#: Longest wait for an entry in one command, so that a dead connection is noticed.
-_BLOCK_S = 1.0
 _FIRST = "0-0"
 _ANEW = "it was recreated, or lost messages"
 
 
-class RedisSource:
+class RedisSource(redis_stream.RedisReader):
     """A stream; see `Source`.
 
     Args:
         text: redis://host:port/0?stream=s&group=g&start=earliest
-        setting: name of the setting, for errors.
-        clock: seconds, for waits.
+        setting, clock: see `RedisPart`.
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = redis_stream.parse(text, setting)
-        self._setting = setting
-        self._entries = redis_stream.Entries(self._address)
-        self._group = self._address.text("group", "hopline")
-        self._start = self._address.choice("start", ("earliest", "latest"))
-        self._condition = Condition(f"{self._address}?stream={self._entries.stream}")
-        self._backoff = Backoff()
-        self._clock = clock
-        self._connection: redis_stream.Connection | None = None
+        super().__init__(text, setting, clock)
         self._last = ""
         #: Number of entries ever added, up to and including `_last`; None if unknown.
         self._count: int | None = None
         #: The newest entry that was deleted singly (XDEL), as of the last read.
         self._deleted = (0, 0)
-        self._gaps: list[Gap] = []
-        self._has_group = False
 
-    async def open(self, positions: Mapping[str, Position]) -> None:
+    async def open(self, positions: Mapping[str, Position]) -> None:  # type: ignore[override]
         """As `Source.open`."""
         position = positions.get(self._entries.partition)
         if position is not None:
@@ -65,32 +49,7 @@ class RedisSource:
                     'expected for example "1700000000000-0@1"'
                 )
             self._last, self._count = match[1], None if match[2] is None else int(match[2])
-        self._connection = redis_stream.Connection(self._address, self._setting)
-
-    async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
-        """As `Source.poll`."""
-        end = self._clock() + max_wait_s
-        while True:
-            try:
-                messages = await self._read(max_messages)
-                self._condition.good()
-                self._backoff.reset()
-                left_s = end - self._clock()
-                if messages or left_s <= 0:
-                    return messages
-                # Only to be woken: entries are read together with the stream's counts.
-                await self._call(
-                    *("XREAD", "COUNT", 1, "BLOCK", max(1, round(1000 * min(left_s, _BLOCK_S)))),
-                    *("STREAMS", self._entries.stream, self._last),
-                    wait_s=min(left_s, _BLOCK_S),
-                )
-            except redis_stream.FAILURES as error:
-                self._condition.bad(redis_stream.words(error, self._address))
-                wait_s = self._backoff.next()
-                if self._clock() + wait_s >= end:
-                    await asyncio.sleep(max(0.0, end - self._clock()))
-                    return []
-                await asyncio.sleep(wait_s)
+        await super().open()
 
     async def acknowledge(self, positions: Mapping[str, Position]) -> None:
         """As `Source.acknowledge`."""
@@ -101,12 +60,12 @@ class RedisSource:
         command = ["XGROUP", "SETID", self._entries.stream, self._group, last]
         try:
             if not self._has_group:
-                await self._make_group()
+                await self._make_group("0")
             await self._call(*command, *(["ENTRIESREAD", count] if count else []))
         except ResponseError:
             self._has_group = False  # the stream was deleted; the next call creates the group again
         except redis_stream.FAILURES as error:
-            self._condition.bad(redis_stream.words(error, self._address))
+            self._bad(error)
 
     async def lag(self) -> dict[str, int]:
         """As `Source.lag`."""
@@ -119,26 +78,20 @@ class RedisSource:
         added = info.get("entries-added")
         return {} if added is None else {self._entries.partition: max(0, added - self._count)}
 
-    def health(self) -> Health:
-        """As `Source.health`."""
-        return self._condition.health()
+    async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
+        messages = await self._new(max_messages)
+        self._condition.good()
+        if not messages and wait_s > 0:
+            # Only to be woken: entries are read together with the stream's counts.
+            await self._call(
+                *("XREAD", "COUNT", 1, "BLOCK", max(1, round(1000 * wait_s))),
+                *("STREAMS", self._entries.stream, self._last),
+                wait_s=wait_s,
+            )
+            messages = await self._new(max_messages)
+        return messages
 
-    def take_gaps(self) -> list[Gap]:
-        """As `Source.take_gaps`."""
-        gaps, self._gaps = self._gaps, []
-        return gaps
-
-    async def close(self) -> None:
-        """As `Source.close`."""
-        if self._connection is not None:
-            await self._connection.close()
-
-    async def _call(self, *words: Any, wait_s: float = 0.0) -> Any:
-        assert self._connection is not None
-        return await self._connection.call(*words, wait_s=wait_s)
-
-    async def _read(self, max_messages: int) -> list[Message]:
-        assert self._connection is not None
+    async def _new(self, max_messages: int) -> list[Message]:
         stream = self._entries.stream
         if not self._last:
             await self._begin()
@@ -257,14 +210,6 @@ class RedisSource:
         self._gaps.append(
             Gap(self._entries.partition, self._position(), lost, f"after {self._last}: {why}")
         )
-
-    async def _make_group(self) -> None:
-        try:
-            await self._call("XGROUP", "CREATE", self._entries.stream, self._group, "0")
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        self._has_group = True
 
 
 def _is_missing(error: BaseException) -> bool:

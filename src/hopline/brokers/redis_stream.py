@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import redis.asyncio as driver
@@ -27,6 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message, Position
+from hopline.brokers.condition import Connected, Reader
 from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.errors import ConfigError
 
@@ -219,13 +221,61 @@ def info_of(reply: list[Any]) -> dict[str, Any]:
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-def words(error: BaseException, address: Address) -> str:
-    """A failure in words."""
-    if isinstance(error, TimeoutError | RedisTimeoutError):
-        return "no answer in time"
-    if isinstance(error, AuthenticationError):
-        return "the server refuses the username or password"
-    return address.hidden(str(error) or type(error).__name__)
+class RedisPart(Connected):
+    """The base of sources, queues and sinks of Redis: a connection, and the entries of a stream.
+
+    Args:
+        text: redis://host:port/0?stream=s&…
+        setting: name of the setting, for errors.
+        clock: seconds, for waits.
+    """
+
+    failures = FAILURES
+
+    def __init__(self, text: str, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        address = parse(text, setting)
+        self._entries = Entries(address)
+        super().__init__(address, clock, f"{address}?stream={self._entries.stream}")
+        self._setting = setting
+        self._connection: Any = None
+
+    async def open(self) -> None:
+        """As `Sink.open`."""
+        self._connection = Connection(self._address, self._setting)
+
+    async def close(self) -> None:
+        """As `Sink.close`."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    def _words(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError | RedisTimeoutError):
+            return "no answer in time"
+        if isinstance(error, AuthenticationError):
+            return "the server refuses the username or password"
+        return self._address.hidden(str(error) or type(error).__name__)
+
+
+class RedisReader(RedisPart, Reader):
+    """The base of sources and queues: a group of the stream; see `RedisPart`."""
+
+    def __init__(self, text: str, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(text, setting, clock)
+        self._group = self._address.text("group", "hopline")
+        self._start = self._address.choice("start", ("earliest", "latest"))
+        self._has_group = False
+
+    async def _call(self, *words: Any, wait_s: float = 0.0, **options: Any) -> Any:
+        return await self._connection.call(*words, wait_s=wait_s, **options)
+
+    async def _make_group(self, begin: str, *options: str) -> None:
+        """Create the group at an entry, unless there is one."""
+        try:
+            await self._call("XGROUP", "CREATE", self._entries.stream, self._group, begin, *options)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._has_group = True
 
 
 def to_bytes(text: str) -> bytes:
