@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hopline.config.reader import load_config
+from hopline.engine.final_rows import Cold
 from hopline.errors import (
     BadRequest,
     ConfigError,
@@ -377,15 +378,17 @@ class Disk:
     """Makes rows of a service's table cold until `read_ahead` may continue."""
 
     def __init__(self, service, monkeypatch):
-        self.residency = service._resolve("sage", None).look_up._precomputed["node"].residency
         self.may_read = threading.Event()
         self.is_cold = True
         self.num_read = 0
-        for name in ("near_row", "near_rows"):
-            monkeypatch.setattr(self.residency, name, lambda *_: not self.is_cold)
-        monkeypatch.setattr(self.residency, "read_ahead", self.read_ahead)
+        (file, *_) = service._resolve("sage", None).look_up._precomputed["node"]._of_all
+        monkeypatch.setattr(type(file), "are_near", lambda _, *asked: self.are_near(*asked))
+        monkeypatch.setattr(Cold, "read_ahead", lambda _: self.read_ahead())
 
-    def read_ahead(self, sections, ids):
+    def are_near(self, ids, num_rows, slots, seen):
+        return not self.is_cold or (len(slots) > 0 and (slots[ids] >= 0).all())
+
+    def read_ahead(self):
         assert threading.current_thread() is not threading.main_thread()
         assert self.may_read.wait(10)
         self.num_read += 1
@@ -418,9 +421,24 @@ async def test_cold_rows_beside_new_nodes_are_read_on_a_thread_too(places, tmp_p
 
 async def test_rows_that_are_cold_again_are_read_in_place(places, tmp_path, monkeypatch):
     async with Running(config(places, table(places, tmp_path))) as service:
-        disk = Disk(service, monkeypatch)
-        monkeypatch.setattr(disk.residency, "read_ahead", lambda *_: None)
+        Disk(service, monkeypatch)
+        monkeypatch.setattr(Cold, "read_ahead", lambda _: None)
         assert (await service.score(REQUESTS[0])).version == "1"
+        assert rows(service, "looked_up") == 1
+
+
+async def test_rows_that_cannot_be_read_are_computed(places, tmp_path, monkeypatch, caplog):
+    def fail(cold):
+        raise OSError("the disk is broken")
+
+    async with (
+        Running(config(places)) as plain,
+        Running(config(places, table(places, tmp_path))) as service,
+    ):
+        Disk(service, monkeypatch)
+        monkeypatch.setattr(Cold, "read_ahead", fail)
+        same(await plain.score(REQUESTS[0]), await service.score(REQUESTS[0]))
+        assert "cannot be read: the disk is broken" in caplog.text
 
 
 async def test_a_deadline_passes_while_rows_are_read(places, tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,13 +15,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hopline.engine.final_rows import FinalRows
+from hopline.engine.final_rows import Cold, FinalRows, HotRows
 from hopline.engine.precomputed import no_counts
 from hopline.engine.precomputed_file import PrecomputedFile, PrecomputedWriter
 from hopline.engine.precomputed_file.header import MAGIC, PAGE, packed
-from hopline.engine.precomputed_file.hot import HotRows
 from hopline.engine.precomputed_file.identity import hashes_of_nodes, id_hashes
-from hopline.engine.precomputed_file.residency import Residency
 from hopline.errors import PrecomputedFileError
 from hopline.graph import Graph
 from tests.engine import zoo
@@ -425,18 +425,50 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
     file = PrecomputedFile.open(path)
     rows = FinalRows(file, _Spec)
     strip = file.sections["state"].offset
+    names = ("embedding",)
     would_wait = [
         row
         for row in range(0, 20_000, 97)
-        if rows.near_row(("embedding",), row, 0.0) and _would_wait(handle, strip + row * 256)
+        if rows.cold(names, np.array([row])) is None and _would_wait(handle, strip + row * 256)
     ]
     assert would_wait == []
     ids = np.arange(0, 20_000, 13)
-    cold = rows.cold(("embedding",), ids, 10.0)
+    cold = rows.cold(names, ids)
     if cold is not None:
         cold.read_ahead()
-    assert all(rows.near_row(("embedding",), row, 20.0) for row in ids.tolist())
+    assert rows.cold(names, ids) is None
+    assert rows.cold(names, np.array([-1, 20_000])) is None
     os.close(handle)
+
+
+def test_rows_in_a_file_system_that_cannot_tell_are_cold_unless_the_file_was_read_when_opened():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = write(Path(folder) / "a.precomputed")
+        with path.open("rb") as file:
+            if not isinstance(_refusal(file.fileno()), OSError):
+                pytest.skip("this kernel's tmpfs can tell")
+        rows = FinalRows(PrecomputedFile.open(path), _Spec)
+        cold = rows.cold(("embedding",), np.arange(5))
+        assert cold is not None
+        cold.read_ahead()
+        rows.populate()
+        assert rows.cold(("embedding",), np.arange(5)) is None
+
+
+def test_a_row_that_cannot_be_read_is_an_error_and_not_a_fault_of_the_map(tmp_path):
+    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _Spec)
+    cold = Cold(rows._of_all, np.array([N + 10_000]))
+    with pytest.raises(OSError, match="ends before entry"):
+        cold.read_ahead()
+
+
+def _refusal(handle):
+    try:
+        os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        return error
 
 
 def _would_wait(handle, offset):
@@ -457,10 +489,9 @@ class _Spec:
         kind, embedding, file = "node", None, None
 
 
-def test_what_is_locked_is_near(tmp_path):
-    file = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
-    residency = Residency(file.pages)
-    if residency.lock():
-        assert residency.near_row((), 0, 0.0)
-        assert residency.near_rows((), np.arange(3), 0.0)
-    assert FinalRows(file, _Spec).cold(("embedding",), np.arange(5), 0.0) is None
+def test_what_is_locked_is_near_and_the_kernel_is_not_asked(tmp_path, monkeypatch):
+    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _Spec)
+    monkeypatch.setattr(type(rows._of_all[0]), "are_near", lambda *_: False)
+    assert rows.cold(("embedding",), np.arange(5)) is not None
+    if rows.pin(10**6, None):
+        assert rows.cold(("embedding",), np.arange(5)) is None

@@ -81,27 +81,27 @@ class DirectAnswers:
         self._default_outputs = default_outputs
         self._output_names = frozenset(output_names)
 
-    def answer(self, request: ScoreRequest, now: float) -> ScoreResult | list[Cold] | None:
+    def answer(self, request: ScoreRequest, is_read: bool = False) -> ScoreResult | list[Cold] | None:
         """The answer; a list of what a disk has to be asked for first; None: it is no whole look-up.
 
         Args:
             request: of present, known nodes or of pairs of them, as far as can be seen.
-            now: seconds, as of time.perf_counter().
+            is_read: its rows were read from the disk.
         """
         if self._live is None:
-            return self._answer(request, now)
+            return self._answer(request, is_read)
         with self._live:
-            return self._answer(request, now)
+            return self._answer(request, is_read)
 
     def close(self) -> None:
         """No more answers."""
         if self._live is not None:
             self._live.close()
 
-    def _answer(self, request: ScoreRequest, now: float) -> ScoreResult | list[Cold] | None:
+    def _answer(self, request: ScoreRequest, is_read: bool) -> ScoreResult | list[Cold] | None:
         try:
             if self._is_link:
-                return None if request.pairs is None else self._cold_pairs(request.pairs, now)
+                return None if request.pairs is None or is_read else self._cold_pairs(request.pairs)
             if request.pairs is not None or not len(request.nodes):
                 return None
             ids = self._index.lookup(request.nodes)
@@ -112,22 +112,16 @@ class DirectAnswers:
             return None
         if rows.is_stale and request.degraded == "refuse":
             return None
+        cold = None if is_read else rows.cold(names, ids)
+        if cold is not None:
+            return [cold]
         key: IdArray | slice
         if ids.shape[0] == 1:
             row = int(ids[0])
-            if not 0 <= row < rows.num_rows:
-                return None
-            if not rows.near_row(names, row, now):
-                cold = rows.cold(names, ids, now)
-                if cold is not None:
-                    return [cold]
-            if not rows.holds(row):
+            if row < 0 or not rows.holds(row):
                 return None
             key = slice(row, row + 1)
         else:
-            cold = rows.cold(names, ids, now)
-            if cold is not None:
-                return [cold]
             if ids.shape[0] > MAX_NODES or ids.min() < 0 or not rows.good(ids).all():
                 return None
             key = ids
@@ -142,14 +136,14 @@ class DirectAnswers:
             graph_through_ms=0 if self._live is None else self._live.through_ms,
         )
 
-    def _cold_pairs(self, pairs: Sequence[Any], now: float) -> list[Cold] | None:
+    def _cold_pairs(self, pairs: Sequence[Any]) -> list[Cold] | None:
         """Pairs are for the head to compute; what it needs of the disk is read before."""
         found = []
         for node_type, external in zip(self._types, pairs, strict=False):
             rows = self._precomputed.get(node_type)
             if rows is not None and len(external):
                 ids = self._graph.nodes[node_type].ids.lookup(external)
-                cold = rows.cold(("embedding",), ids, now)
+                cold = rows.cold(("embedding",), ids)
                 if cold is not None:
                     found.append(cold)
         return found or None
@@ -227,13 +221,13 @@ class LookUp:
             self._read(work, cold)
         return cold is not None
 
-    def _answered(self, work: Work) -> Sequence[Cold] | None:
+    def _answered(self, work: Work, is_read: bool = False) -> Sequence[Cold] | None:
         """Answer a request; what has to be read first, or None where it is not wholly a look-up."""
         direct, version = self._direct, self._version
         if direct is None:
             return None
         began = time.perf_counter()
-        result = direct.answer(work.request, began)
+        result = direct.answer(work.request, is_read)
         if type(result) is not ScoreResult:
             assert result is None or isinstance(result, list)
             return result
@@ -278,14 +272,15 @@ class LookUp:
         self._version.outcome("cancelled")
 
     def _arrived(self, work: Work, done: asyncio.Future[None]) -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("precomputed rows cannot be read: %s", error)  # they are computed instead
+        is_read = not done.cancelled() and done.exception() is None
+        if not done.cancelled() and not is_read:
+            log.error("precomputed rows cannot be read: %s", done.exception())  # they are computed instead
         if work not in self._reading:
             return
         self._stop_reading(work)
         work.holder = None
         try:
-            if self._answered(work) != ():
+            if self._answered(work, is_read) != ():
                 self._version.enqueue(work)
         except HoplineError as error:
             work.tell(error)

@@ -140,7 +140,7 @@ def _pin(path: Path, rows: FinalRows, graph: Any, settings: PrecomputedConfig) -
     num_bytes = rows.file.pages.shape[0]
     if not settings.pin_bytes:
         if num_bytes <= _PREFAULTED * available_bytes():
-            rows.residency.populate()  # the first touch of a page costs more than its row
+            rows.populate()  # the first touch of a page costs more than its row
         return
     hot: IdArray | None = None
     if num_bytes > settings.pin_bytes:

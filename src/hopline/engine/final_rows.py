@@ -7,33 +7,143 @@ changed. Nodes that are not in the file, changed rows and rows that are too old 
 
 from __future__ import annotations
 
+import errno
+import math
+import mmap
+import os
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.precomputed import PrecomputedRows
-from hopline.engine.precomputed_file.header import Strip
-from hopline.engine.precomputed_file.hot import HotRows
 from hopline.engine.precomputed_file.reader import PrecomputedFile
-from hopline.engine.precomputed_file.residency import Residency
+from hopline.kernels.jit import njit
+from hopline.memory.file_reads import NOWAIT, EntryFile, preadv2
 from hopline.types import AnyArray, IdArray
+
+_NO_SLOT = -1
+_PAGE = mmap.PAGESIZE
+
+
+class _RowFile(EntryFile):
+    """Knows which rows can be read without waiting, also through a map."""
+
+    @property
+    def can_tell(self) -> bool:
+        """True if the file system says what is in memory; tmpfs and some others do not."""
+        try:
+            return bool(NOWAIT and os.preadv(self.fd, [bytearray(1)], self.begin, NOWAIT) >= 0)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+
+    def are_near(
+        self, rows: IdArray, num_rows: int, slots: NDArray[np.int32], seen: NDArray[np.uint16]
+    ) -> bool:
+        """True if rows can be read without waiting.
+
+        Args:
+            rows: int64 [n], contiguous; those outside of [0, num_rows) count as near.
+            slots: int32 [num_rows], at least 0 for rows that need not be read; or empty.
+            seen: uint16 by page of the file, the second in which the page was in memory. It is believed for
+                that second: pages that were read recently are the last that the kernel evicts.
+        """
+        second = int(time.monotonic()) % 65535 + 1
+        place = self.fd, self.begin, self.entry_bytes
+        return bool(NOWAIT and _are_near(*place, rows, num_rows, slots, seen, second))
+
+
+@njit(cache=True, nogil=True)
+def _are_near(
+    fd: Any, begin: Any, row_bytes: Any, rows: Any, num_rows: Any, slots: Any, seen: Any, second: Any
+) -> Any:
+    """Read a byte of each page of each row that is not known to be in memory."""
+    byte, vector = np.empty(1, np.uint8), np.empty(2, np.int64)
+    vector[0], vector[1] = byte.ctypes.data, 1
+    for row in rows:
+        if row < 0 or row >= num_rows or (slots.shape[0] and slots[row] >= 0):
+            continue
+        first = begin + row * row_bytes
+        for page in range(first // _PAGE, (first + row_bytes - 1) // _PAGE + 1):
+            if seen[page] != second:
+                if preadv2(fd, vector.ctypes.data, page * _PAGE, NOWAIT) < 1:
+                    return False
+                seen[page] = second
+    return True
 
 
 class Cold(NamedTuple):
     """Rows that must be read from a disk first."""
 
-    residency: Residency
-    strips: tuple[Strip, ...]
+    files: tuple[_RowFile, ...]
     ids: IdArray
 
     def read_ahead(self) -> None:
-        """Read the rows into memory; blocks, so call it on a thread."""
-        self.residency.read_ahead(self.strips, self.ids)
+        """Read the rows into memory; blocks, so call it on a thread. Raises: OSError: some cannot be."""
+        for file in self.files:
+            file.read(self.ids)
+
+
+class HotRows:
+    """Copies of the most requested rows of a precomputed file, in memory of this process.
+
+    Such rows are scattered over the file: locking their pages would need a page for each row.
+
+    Args:
+        file: whose rows these are.
+        rows: int64 [n], distinct, most requested first.
+        num_bytes: for the copies; rows that do not fit stay in the file.
+
+    Attributes:
+        slots: int32 [N], place of each row's copy, or -1.
+    """
+
+    def __init__(self, file: PrecomputedFile, rows: IdArray, num_bytes: int) -> None:
+        arrays = [array for array in (file.state, file.logits, file.computed_at) if array is not None]
+        row_bytes = sum(array.strides[0] for array in arrays)
+        left = num_bytes - 4 * file.header.plan.num_nodes
+        rows = rows[: max(0, left // row_bytes)]
+        self.slots: NDArray[np.int32] = np.full(file.header.plan.num_nodes, _NO_SLOT, np.int32)
+        self.slots[rows] = np.arange(rows.shape[0], dtype=np.int32)
+        self._copies: dict[int, AnyArray] = {id(array): array[rows] for array in arrays}
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.slots >= 0))
+
+    def take(self, array: AnyArray, ids: IdArray) -> AnyArray:
+        """Rows of an array of the file: `array[ids]`, from copies where they exist."""
+        slots = self.slots[ids]
+        hot = slots >= 0
+        copies = self._copies[id(array)]
+        if hot.all():
+            found: AnyArray = copies[slots]
+            return found
+        out = np.empty((ids.shape[0], *array.shape[1:]), array.dtype)
+        out[hot] = copies[slots[hot]]
+        out[~hot] = array[ids[~hot]]
+        return out
+
+    def row(self, array: AnyArray, row: int) -> AnyArray:
+        """One row [1, …] of an array of the file, a view."""
+        slot = int(self.slots[row])
+        found: AnyArray = array[row : row + 1] if slot < 0 else self._copies[id(array)][slot : slot + 1]
+        return found
+
+    def cold(self, ids: IdArray) -> IdArray:
+        """The ids that have no copy."""
+        left: IdArray = ids[self.slots[ids] < 0]
+        return left
 
 
 class FinalRows(PrecomputedRows):
     """The precomputed rows of one node type in a server: pinned in memory, or read on a thread.
+
+    Reading a row of the map that is not in memory is a page fault, and the reader waits (0.1 ms, sometimes
+    5 ms). On an event loop all other requests wait too. So the kernel is asked first (`_RowFile`).
 
     Args:
         file, spec, options: as for `PrecomputedRows`.
@@ -44,12 +154,19 @@ class FinalRows(PrecomputedRows):
         self._hot: HotRows | None = None
         self._task = spec.task
         self._has_head = spec.head.kind == "node"
-        self.residency = Residency(file.pages)
-        strips = {name: Strip.of(section) for name, section in file.sections.items()}
-        state, logits = strips["state"], strips.get("logits", strips["state"])
-        self._of_logits: tuple[Strip, ...] = (strips["computed_at"], logits)
-        self._of_states: tuple[Strip, ...] = (strips["computed_at"], state)
-        self._of_all: tuple[Strip, ...] = tuple({strips["computed_at"]: 0, state: 0, logits: 0})
+        #: All rows are in memory, and need not be asked for.
+        self._is_held = False
+        self._slots: NDArray[np.int32] = np.empty(0, np.int32)
+        self._seen = np.zeros(-(-file.pages.shape[0] // _PAGE), np.uint16)
+        parts = {
+            name: _RowFile(file.path, section.offset, section.dtype, math.prod(section.shape[1:]))
+            for name, section in file.sections.items()
+            if name != "ids"
+        }
+        state, logits = parts["state"], parts.get("logits", parts["state"])
+        self._of_logits: tuple[_RowFile, ...] = (parts["computed_at"], logits)
+        self._of_states: tuple[_RowFile, ...] = (parts["computed_at"], state)
+        self._of_all: tuple[_RowFile, ...] = tuple(parts.values())
 
     def pin(self, num_bytes: int, hot: IdArray | None) -> bool:
         """Keep rows in memory, so that reading them never waits for a disk.
@@ -60,36 +177,38 @@ class FinalRows(PrecomputedRows):
 
         Returns: whether the rows are pinned; the kernel may forbid locking.
         """
-        if hot is None:
-            return self.residency.lock()
-        self._hot = HotRows(self.file, hot, num_bytes)
-        return True
-
-    def near_row(self, names: Sequence[str], row: int, now: float) -> bool:
-        """True if one row can be read for these outputs without waiting for a disk; see `Residency`."""
-        if self._hot is not None and self._hot.slots[row] >= 0:
+        if hot is not None:
+            self._hot = HotRows(self.file, hot, num_bytes)
+            self._slots = self._hot.slots
             return True
-        return self.residency.near_row(self._strips(names), row, now)
+        if self.file.lock():
+            self._is_held = True
+        else:
+            self.populate()
+        return self._is_held
 
-    def cold(self, names: Sequence[str], ids: IdArray, now: float) -> Cold | None:
+    def populate(self) -> None:
+        """Read the whole file into memory as far as it fits; the kernel may evict it again."""
+        self.file.populate()
+        self._is_held = not self._of_all[0].can_tell
+
+    def cold(self, names: Sequence[str], ids: IdArray) -> Cold | None:
         """The rows that must be read from a disk first, for these outputs; None if there are none.
 
         Args:
             ids: int64 [n]; ids that the file does not have count as in memory.
-            now: seconds, monotonic.
         """
-        if self.residency.is_locked:
+        if self._is_held:
             return None
-        held = ids[(ids >= 0) & (ids < self.num_rows)]
-        if self._hot is not None:
-            held = self._hot.cold(held)
-        strips = self._strips(names)
-        if not held.shape[0] or self.residency.near_rows(strips, held, now):
-            return None
-        return Cold(self.residency, strips, held)
+        files = self._files(names)
+        for file in files:
+            if not file.are_near(ids, self.num_rows, self._slots, self._seen):
+                held = ids[(ids >= 0) & (ids < self.num_rows)]
+                return Cold(files, held if self._hot is None else self._hot.cold(held))
+        return None
 
-    def _strips(self, names: Sequence[str]) -> tuple[Strip, ...]:
-        """The strips of the file that these outputs read."""
+    def _files(self, names: Sequence[str]) -> tuple[_RowFile, ...]:
+        """The parts of the file that these outputs read."""
         if "embedding" not in names:
             return self._of_logits
         return self._of_states if len(names) == 1 else self._of_all

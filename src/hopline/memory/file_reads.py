@@ -9,6 +9,7 @@ with RWF_NOWAIT copies what is in the page cache and refuses what is not. On a t
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
 #: Linux: fail with EAGAIN rather than wait for a disk.
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _WILLNEED = 3
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 @intrinsic
-def _preadv2(typingctx: Any, fd: Any, vector: Any, offset: Any, flags: Any) -> Any:
+def preadv2(typingctx: Any, fd: Any, vector: Any, offset: Any, flags: Any) -> Any:
     """preadv2(fd, vector, 1, offset, flags) of libc; bytes read, negative for an error."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -67,12 +68,14 @@ class EntryFile:
     def __init__(self, path: Path, begin: int, dtype: Any, width: int = 0) -> None:
         self.path = path
         self.dtype = np.dtype(dtype)
-        self._begin = begin
+        self.begin = begin
         self._shape = (width,) if width else ()
-        self._entry_bytes = self.dtype.itemsize * max(1, width)
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.entry_bytes = self.dtype.itemsize * max(1, width)
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        #: Closes the file, as the collector would.
+        self.close = weakref.finalize(self, os.close, self.fd)
         # Entries are scattered: reading the pages around them would fill memory with what no request needs.
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_now(self, entries: IdArray) -> tuple[AnyArray, IdArray]:
         """Read what is in memory.
@@ -83,9 +86,9 @@ class EntryFile:
         Returns: [n, …], and int64 [m] rows of it that would have had to wait, which are undefined.
         """
         values = np.empty((entries.shape[0], *self._shape), self.dtype)
-        if not _NOWAIT:
+        if not NOWAIT:
             return values, np.arange(entries.shape[0])
-        return values, self._read(entries, values, _NOWAIT)
+        return values, self._read(entries, values, NOWAIT)
 
     def read(self, entries: IdArray) -> AnyArray:
         """Read entries, from the disk if need be; call it on a thread.
@@ -93,12 +96,12 @@ class EntryFile:
         Raises: OSError: some cannot be read.
         """
         values = np.empty((entries.shape[0], *self._shape), self.dtype)
-        _ask(self._fd, self._begin, self._entry_bytes, entries)
+        _ask(self.fd, self.begin, self.entry_bytes, entries)
         lost = self._read(entries, values, 0)
         for row in lost.tolist():  # interrupted, or the file is cut: a second try says which
-            offset = self._begin + int(entries[row]) * self._entry_bytes
-            content = os.pread(self._fd, self._entry_bytes, offset)
-            if len(content) != self._entry_bytes:
+            offset = self.begin + int(entries[row]) * self.entry_bytes
+            content = os.pread(self.fd, self.entry_bytes, offset)
+            if len(content) != self.entry_bytes:
                 raise OSError(f"{self.path} ends before entry {int(entries[row])}")
             values[row] = np.frombuffer(content, self.dtype).reshape(self._shape)
         return values
@@ -106,12 +109,8 @@ class EntryFile:
     def _read(self, entries: IdArray, values: AnyArray, flags: int) -> IdArray:
         lost = np.empty(entries.shape[0], np.int64)
         raw = values.view(np.uint8).reshape(-1)
-        count = _read_runs(self._fd, self._begin, self._entry_bytes, entries, raw, flags, lost)
+        count = _read_runs(self.fd, self.begin, self.entry_bytes, entries, raw, flags, lost)
         return lost[:count]
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
 
 
 @njit(cache=True, nogil=True)
@@ -133,7 +132,7 @@ def _read_runs(fd: Any, begin: Any, entry_bytes: Any, entries: Any, out: Any, fl
         end = _run_end(entries, at)
         vector[0] = out.ctypes.data + at * entry_bytes
         vector[1] = (end - at) * entry_bytes
-        got = _preadv2(fd, vector.ctypes.data, begin + entries[at] * entry_bytes, flags)
+        got = preadv2(fd, vector.ctypes.data, begin + entries[at] * entry_bytes, flags)
         whole = at + max(got, 0) // entry_bytes
         for row in range(whole, end):
             lost[count] = row

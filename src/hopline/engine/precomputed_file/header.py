@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,23 +42,6 @@ class Section(msgspec.Struct, frozen=True):
     def num_bytes(self) -> int:
         """Bytes of the array."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
-
-class Strip(NamedTuple):
-    """Location of the rows of an array, for code that reads single rows.
-
-    Attributes:
-        offset: of row 0. width: bytes of a row.
-    """
-
-    offset: int
-    width: int
-
-    @staticmethod
-    def of(section: Section) -> Strip:
-        """The rows of a section."""
-        width = int(np.prod(section.shape[1:], dtype=np.int64)) * np.dtype(section.dtype).itemsize
-        return Strip(section.offset, width)
 
 
 class PrecomputedPlan(msgspec.Struct, frozen=True):
