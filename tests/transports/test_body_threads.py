@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import orjson
 import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import Overloaded
 from hopline.testing.service import FakeService
-from hopline.transports.body_threads import encode_large
+from hopline.transports import http_waiting, platform_routes, score_json
+from hopline.transports.body_threads import LoopShare, encode_large
 from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.score_json import SLICE_VALUES
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.http_rig import SCORE, eventually
 from tests.transports.test_grpc_call import infer_request
 
+_SCORE = "/v1/models/sage/score"
 _NUM_VALUES = 100_000
 #: Room for two answers of so many values in JSON, not for three.
 _ROOM = 5 * _NUM_VALUES * 12 // 2
@@ -94,3 +99,72 @@ async def test_grpc_answers_beyond_the_budget_are_refused_before_they_are_encode
     assert [client.answers[number].status for number in numbers] == [0, 0, 8]  # RESOURCE_EXHAUSTED
     assert "server.max_pending_bytes" in client.answers[numbers[2]].text
     assert budget.used == 0
+
+
+def _of(num_values: int) -> ScoreResult:
+    return ScoreResult("sage", "2", "g", {"embedding": np.zeros((num_values // 4, 4), np.float32)})
+
+
+async def test_answers_that_end_together_are_encoded_on_the_loop_only_up_to_a_share() -> None:
+    """A batch of 4,096 rows ends in one callback, whether it answers one request or sixty."""
+    share, medium = LoopShare(), _of(SLICE_VALUES // 4)
+    assert [share.fits(medium) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert share.fits(_of(8))
+    await asyncio.sleep(0)
+    assert share.fits(medium)
+    assert not share.fits(_of(SLICE_VALUES + 4))
+
+
+@pytest.mark.parametrize("target", [_SCORE, "/invocations", "/v2/models/sage/infer"])
+async def test_every_route_encodes_a_large_answer_on_a_thread(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    for kind in (http_waiting.Scoring, http_waiting.Inferring, platform_routes.Predicting):
+
+        def respond(self: object, result: ScoreResult, respond: Any = kind.respond) -> Response:
+            threads.append(threading.current_thread().name)
+            found: Response = respond(self, result)
+            return found
+
+        monkeypatch.setattr(kind, "respond", respond)
+    config = load_config(overrides={"server.predict_route": "/invocations", "models.names": "sage"})
+    service = Large(config)
+    await service.start()
+    monkeypatch.setattr(service, "model_names", lambda: ("sage",))
+    app = HttpApp(service, config)
+    bodies = {_SCORE: {"nodes": [1]}, "/invocations": {"instances": [1]}}
+    tensor = {"name": "node_ids", "datatype": "INT64", "shape": [1], "data": [1]}
+    body = json.dumps(bodies.get(target, {"inputs": [tensor]})).encode()
+    answer = cast(Pending, app(Request(b"POST", target.encode(), {}, body)))
+    await eventually(lambda: answer.response is not None)
+    assert answer.response is not None
+    assert answer.response.status == 200
+    assert all(name.startswith("bodies") for name in threads)
+    assert threads
+
+
+def test_predictions_are_encoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder holds the interpreter lock: not for more than a slice of the rows."""
+    sizes: list[int] = []
+    plain = orjson.dumps
+
+    def dumps(rows: list[object], option: int = 0) -> bytes:
+        sizes.append(len(rows))
+        return plain(rows, option=option)
+
+    monkeypatch.setattr(score_json.orjson, "dumps", dumps)
+    rng = np.random.default_rng(0)
+    outputs: dict[str, Any] = {
+        "label": rng.integers(0, 9, 30_000),
+        "probabilities": rng.random((30_000, 3)).astype(np.float32),
+        "name": np.array(["a", "b"] * 15_000),
+    }
+    missing = np.arange(30_000) % 11 == 0
+    result = ScoreResult("m", "1", "g", outputs, missing)
+    found = json.loads(score_json.encode_predictions(result))
+    num_encoded = len(sizes)
+    wanted = json.loads(score_json.encode_result(result, ScoreRequest("m", range(30_000))))["outputs"]
+    rows = zip(*wanted.values(), strict=True)
+    assert found["predictions"] == [dict(zip(wanted, row, strict=True)) for row in rows]
+    assert max(sizes[:num_encoded]) * len(outputs) <= SLICE_VALUES

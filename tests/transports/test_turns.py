@@ -279,3 +279,24 @@ async def test_answers_of_a_stream_come_in_order_however_its_turns_fall() -> Non
     kind = message("inference.ModelStreamInferResponse")
     answers = [kind.FromString(data).infer_response.id for data in client.answers[number].messages]
     assert answers == [str(n) for n in range(300)]
+
+
+async def test_connections_that_reach_a_time_limit_together_are_ended_in_turns() -> None:
+    """Ending one frees megabytes in the kernel: not those of all connections in one turn of the loop."""
+    config = load_config(overrides={"server.read_timeout_s": "1"})
+    async with http_rig.hosted(config) as host:
+        endpoint = host.endpoint
+        ended: list[int] = []
+        connections = [endpoint() for _ in range(3 * MOST_READS)]
+        for number, connection in enumerate(connections):
+            transport = Transport()
+            transport.abort = lambda number=number: ended.append(number)  # type: ignore[method-assign]
+            connection.connection_made(transport)
+            connection._outbox.pause(endpoint.now)
+        endpoint.tick(endpoint.now + 100.0)
+        assert ended == []
+        for turn in range(1, 4):
+            await asyncio.sleep(0)
+            assert len(ended) == turn * MOST_READS
+        for connection in connections:
+            connection.connection_lost(None)

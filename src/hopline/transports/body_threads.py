@@ -1,4 +1,4 @@
-"""Threads that decompress and count large bodies, and encode large answers, outside the event loop."""
+"""Where bodies are read and answers encoded: on the event loop what is short, on threads what is not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from hopline.errors import Overloaded
 from hopline.transports import json_scan, proto_scan
 from hopline.transports.budget import Budget
+from hopline.transports.score_json import SLICE_VALUES, num_values
 from hopline.types import ScoreResult
 
 Answer = TypeVar("Answer")
@@ -20,6 +21,32 @@ Answer = TypeVar("Answer")
 THREADS = ThreadPoolExecutor(2, "bodies")
 #: Bytes of a value of an answer in JSON: ten digits, a sign or a point, a comma.
 _VALUE_BYTES: Final = 12
+#: Values of an answer that is encoded on the loop, whatever else is: they take less than a request does.
+_FEW_VALUES: Final = SLICE_VALUES // 16
+
+
+class LoopShare:
+    """What the event loop may encode in one of its turns: a batch may end many answers at once."""
+
+    __slots__ = ("_used",)
+
+    def __init__(self) -> None:
+        self._used = 0
+
+    def fits(self, result: ScoreResult) -> bool:
+        """Return whether the loop may encode an answer now; if so, it counts."""
+        wanted = num_values(result)
+        if wanted <= _FEW_VALUES:
+            return True
+        if self._used + wanted > SLICE_VALUES:
+            return False
+        if not self._used:
+            asyncio.get_running_loop().call_soon(self._renew)
+        self._used += wanted
+        return True
+
+    def _renew(self) -> None:
+        self._used = 0
 
 
 def encode_large(budget: Budget, result: ScoreResult, encode: Callable[[], Answer]) -> Future[Answer]:
@@ -34,7 +61,7 @@ def encode_large(budget: Budget, result: ScoreResult, encode: Callable[[], Answe
     Returns: done when it is encoded, in this loop; with Overloaded if the budget has no room.
     """
     loop = asyncio.get_running_loop()
-    num_bytes = min(_VALUE_BYTES * sum(array.size for array in result.outputs.values()), budget.limit)
+    num_bytes = min(_VALUE_BYTES * num_values(result), budget.limit)
     if not budget.take(num_bytes):
         refused: Future[Answer] = loop.create_future()
         refused.set_exception(Overloaded(Budget.FULL))

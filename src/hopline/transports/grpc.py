@@ -27,7 +27,7 @@ from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
-from hopline.transports.body_threads import encode_large, load_kernels
+from hopline.transports.body_threads import LoopShare, encode_large, load_kernels
 from hopline.transports.failure import as_hopline_error, without_names
 from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
@@ -48,7 +48,6 @@ from hopline.transports.grpc_text import Offer, TextParts, has_parts, mark_last,
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
-from hopline.transports.score_json import is_large
 from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
@@ -93,6 +92,7 @@ class GrpcApp:
         self._draining = False
         self._streams: set[InferStream] = set()
         self._reader = RequestReader()
+        self._loop_share = LoopShare()
         load_kernels()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[StatusCode, Counter] = {}
@@ -275,7 +275,7 @@ class GrpcApp:
             call.on_gone = None
             if isinstance(outcome, HoplineError):
                 self.fail(call, outcome, request_id)
-            elif is_large(outcome):
+            elif not self._loop_share.fits(outcome):
                 self._work(call, self._respond_large(call, request_id, outcome))
             else:
                 self._respond(call, request_id, functools.partial(encode_answer, request_id, outcome))

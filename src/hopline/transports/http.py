@@ -24,7 +24,7 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
-from hopline.transports.body_threads import load_kernels
+from hopline.transports.body_threads import LoopShare, load_kernels
 from hopline.transports.browser_rules import BrowserRules
 from hopline.transports.budget import Budget
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
@@ -84,12 +84,14 @@ class HttpApp:
 
     Attributes:
         budget: memory for answers while they are encoded; the listener's, if there is one.
+        loop_share: what the loop encodes in one turn.
         draining: the server reports that it is not ready, but still serves requests.
         opening: the same until the other transports of the server are open.
     """
 
     def __init__(self, service: ScoringService, config: Config, gate: Gatekeeper | None = None) -> None:
         self.budget = Budget.for_bodies(config.server.max_body_bytes)
+        self.loop_share = LoopShare()
         self.draining = self.opening = False
         self._service = service
         rules = BrowserRules(config.server.hosts, config.server.host)

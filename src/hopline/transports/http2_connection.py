@@ -619,8 +619,7 @@ class Http2Connection(asyncio.Protocol):
             return
         endpoint = self._endpoint
         if self._has_stopped(now):
-            self._give_up(ErrorCode.CANCEL, f"answers were not read within {endpoint.read_timeout_s} s")
-            self._transport.abort() if self.is_blocked else self._linger()
+            endpoint.turns.end(self._end_stopped)
             return
         for stream in list(self._streams.values()):
             if stream.receiver is not None:
@@ -637,6 +636,13 @@ class Http2Connection(asyncio.Protocol):
             self._make_final()  # no confirmation: the client may be gone
         elif not self._has_confirmed and now > self._ending_since + _GONE_S:
             self._transport.abort()
+
+    def _end_stopped(self) -> None:
+        """End this connection, whose client does not take its answers."""
+        if not self._closed:
+            limit_s = self._endpoint.read_timeout_s
+            self._give_up(ErrorCode.CANCEL, f"answers were not read within {limit_s} s")
+            self._transport.abort() if self.is_blocked else self._linger()
 
     def _has_stopped(self, now: float) -> bool:
         """Reset streams whose client does not take their answers.

@@ -787,7 +787,7 @@ class HttpConnection(asyncio.Protocol):
     def check_time(self, now: float) -> None:
         """Close a connection that is idle, sends its request too slowly, or does not take its answer."""
         if self._outbox.has_stopped(now, self._endpoint.timeouts.read_s):
-            self._transport.abort()
+            self._endpoint.turns.end(self._transport.abort)
         elif self._linger_until:
             if now > self._linger_until:
                 self._transport.abort()

@@ -11,7 +11,7 @@ from hopline.errors import HoplineError
 from hopline.transports.body_threads import encode_large
 from hopline.transports.http_messages import JSON, Pending, Response
 from hopline.transports.oip_json import InferBody, encode_infer
-from hopline.transports.score_json import encode_result, is_large
+from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Scoring(Pending):
         try:
             if isinstance(outcome, HoplineError):
                 raise outcome
-            if is_large(outcome):
+            if not self._app.loop_share.fits(outcome):
                 encoding = encode_large(self._app.budget, outcome, functools.partial(self.respond, outcome))
                 encoding.add_done_callback(self._encoded)
                 return

@@ -19,7 +19,7 @@ from hopline.transports.http_messages import JSON, Response
 from hopline.transports.http_waiting import Scoring
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.path_table import ONE_SPELLING, parts_of
-from hopline.transports.score_json import RowsBody, encode_result
+from hopline.transports.score_json import RowsBody, encode_predictions
 from hopline.types import ScoreResult
 
 
@@ -48,10 +48,7 @@ class Predicting(Scoring):
 
     def respond(self, result: ScoreResult) -> Response:
         """One prediction for each instance, with the outputs by their names."""
-        outputs = msgspec.json.decode(encode_result(result, self._request))["outputs"]
-        rows = zip(*outputs.values(), strict=True)
-        predictions = [dict(zip(outputs, row, strict=True)) for row in rows]
-        return Response(msgspec.json.encode({"predictions": predictions}), 200, JSON, self._id_line)
+        return Response(encode_predictions(result), 200, JSON, self._id_line)
 
 
 def own_paths(server: ServerConfig) -> dict[str, str]:

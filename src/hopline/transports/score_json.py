@@ -26,13 +26,11 @@ from hopline.transports.rows import Scalar, columns_of, named_place, time_limit_
 from hopline.transports.share import PIECE_BYTES
 from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
 
-#: Values of an answer's output above which it is encoded on a thread.
-LARGE_VALUES = 2**16
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
-#: Values that are encoded at a time, in less than a millisecond: an encoder holds the interpreter lock.
-_SLICE_VALUES = 2**15
+#: Values that are encoded at a time, in a millisecond: an encoder holds the interpreter lock.
+SLICE_VALUES = 2**14
 
 
 class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -205,18 +203,18 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     missing = result.missing
     # Fast path for a typical answer.
     has_more = result.degraded or result.parts or result.graph_through_ms or result.features_age_ms >= 0
-    if missing is None and not has_more and not is_large(result):
+    if missing is None and not has_more and num_values(result) <= SLICE_VALUES:
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
         except orjson.JSONEncodeError:  # strings, or an array that is not contiguous
             pass
-    parts = [
-        b'"%b":%b' % (name.encode(), encode_rows(array) if missing is None else _with_nulls(array, missing))
-        for name, array in result.outputs.items()
-    ]
+    parts = [_answer_head(result.model, result.version, result.graph_version), b'"outputs":{']
+    for name, array in result.outputs.items():
+        parts.append(b'%b"%b":[' % (b"," if len(parts) > 2 else b"", name.encode()))
+        parts += _in_slices({name: array}, missing, lambda rows: next(iter(rows.values())))
+        parts.append(b"]")
     degraded = b"[]" if not result.degraded else orjson.dumps(result.degraded)
-    head = _answer_head(result.model, result.version, result.graph_version)
     tail = b"}" if missing is None else b',"missing":' + _missing_ids(request, missing) + b"}"
     if result.graph_through_ms:
         tail = b',"graph_age_ms":%d%b' % (result.graph_age_ms(time.time()), tail)
@@ -224,56 +222,74 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
         tail = b',"features_age_ms":%d%b' % (result.features_age_ms, tail)
     if result.parts:
         tail = b',"parts":' + orjson.dumps(result.parts) + tail
-    return b'%b"outputs":{%b},"degraded":%b%b' % (head, b",".join(parts), degraded, tail)
+    return b"".join([*parts, b'},"degraded":', degraded, tail])
 
 
-def is_large(result: ScoreResult) -> bool:
-    """Return whether an answer has so many values that it is encoded in slices, on a thread."""
-    for array in result.outputs.values():  # noqa: SIM110 (faster)
-        if array.size > LARGE_VALUES:
-            return True
-    return False
+def num_values(result: ScoreResult) -> int:
+    """Return how many values an answer has."""
+    total = 0
+    for array in result.outputs.values():
+        total += array.size
+    return total
 
 
 def encode_rows(array: AnyArray) -> bytes:
     """Encode an array as nested JSON lists; NaN and infinities become null."""
-    return _in_slices(array, lambda rows, _: rows)
+    return b"".join([b"[", *_in_slices({"": array}, None, lambda rows: rows[""]), b"]"])
 
 
-def _in_slices(array: AnyArray, values: Callable[[Any, slice], Any]) -> bytes:
-    """Encode what `values` returns for rows of an array, a slice of the rows at a time.
+def encode_predictions(result: ScoreResult) -> bytes:
+    """Encode one object for each row, with the outputs by their names, as Vertex AI has them."""
+    names = list(result.outputs)
+
+    def objects(rows: dict[str, Any]) -> list[dict[str, Any]]:
+        return [dict(zip(names, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+
+    return b"".join([b'{"predictions":[', *_in_slices(result.outputs, result.missing, objects), b"]}"])
+
+
+def _in_slices(
+    arrays: dict[str, AnyArray], missing: AnyArray | None, values: Callable[[dict[str, Any]], Any]
+) -> list[bytes | memoryview]:
+    """Encode what `values` returns for rows of arrays, a slice of the rows at a time; without brackets.
 
     Between slices, other threads get the interpreter lock, such as the event loop.
+
+    Args:
+        missing: bool [n], rows that become null; None if there are none.
     """
-    is_text = array.dtype.kind in "OUS"
-    if not is_text and not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    num_rows = len(array)
-    step = num_rows if array.size <= LARGE_VALUES else max(1, _SLICE_VALUES * num_rows // array.size)
-    texts: list[bytes | memoryview] = [b"["]
-    for start in range(0, num_rows, step or 1):
+    if not arrays:
+        return []
+    # Each row of each array costs as much as some values, since it becomes an object of its own.
+    num_rows = len(next(iter(arrays.values())))
+    size = sum(array.size for array in arrays.values()) + (8 * len(arrays) * num_rows if num_rows else 0)
+    step = max(1, SLICE_VALUES * num_rows // max(size, 1))
+    plain = {name: _plain(array) for name, array in arrays.items()}
+    texts: list[bytes | memoryview] = []
+    for start in range(0, num_rows, step):
         at = slice(start, start + step)
-        text = orjson.dumps(values(array[at].tolist() if is_text else array[at], at), option=_NUMPY)
-        if step == num_rows:
-            return text
-        texts += (memoryview(text)[1:-1], b",")
-        time.sleep(0)
-    if num_rows:
-        texts.pop()
-    return b"".join([*texts, b"]"])
+        rows = {name: _rows(array[at], missing, at) for name, array in plain.items()}
+        texts += (memoryview(orjson.dumps(values(rows), option=_NUMPY))[1:-1], b",")
+        if start + step < num_rows:
+            time.sleep(0)
+    return texts[:-1]
+
+
+def _plain(array: AnyArray) -> AnyArray:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _rows(rows: AnyArray, missing: AnyArray | None, at: slice) -> Any:
+    values = rows.tolist() if rows.dtype.kind in "OUS" else rows
+    if missing is None:
+        return values
+    return [None if gone else row for gone, row in zip(missing[at], values, strict=True)]
 
 
 @functools.lru_cache(maxsize=256)
 def _answer_head(model: str, version: str, graph_version: str) -> bytes:
     head = orjson.dumps({"model": model, "version": version, "graph_version": graph_version})
     return head[:-1] + b","
-
-
-def _with_nulls(array: AnyArray, missing: AnyArray) -> bytes:
-    def values(rows: Any, at: slice) -> list[Any]:
-        return [None if gone else row for gone, row in zip(missing[at], rows, strict=True)]
-
-    return _in_slices(array, values)
 
 
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:

@@ -23,7 +23,8 @@ from typing import Protocol
 TURN_S = 1e-3
 #: A read that fills most of a loop's buffer: more has arrived.
 LONG_READ_BYTES = 128 * 1024
-#: Connections that may be read again in one turn of the loop: 2 MB, which take about a millisecond.
+#: Connections that may be read again, or ended, in one turn of the loop: 2 MB, which take about a
+#: millisecond.
 MOST_READS = 8
 #: Releasing this much memory to the system costs a fraction of a millisecond.
 LARGE_BYTES = 1 << 20
@@ -49,15 +50,14 @@ class _Dropped:
             self._released()
 
 
-class _Skipped:
-    """A transport whose input is dropped; it may be read again."""
+class _Act:
+    """One call."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
 
     def go_on(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._act()
 
 
 class Turns:
@@ -105,7 +105,17 @@ class Turns:
         """
         if num_bytes >= LONG_READ_BYTES:
             transport.pause_reading()
-            self.wait(_Skipped(transport), to_be_read=True)
+            self.wait(
+                _Act(lambda: None if transport.is_closing() else transport.resume_reading()),
+                to_be_read=True,
+            )
+
+    def end(self, abort: Callable[[], object]) -> None:
+        """Abort a connection when its turn comes.
+
+        Many may reach a time limit together, and the kernel frees megabytes of each: half a millisecond.
+        """
+        self.wait(_Act(abort), to_be_read=True)
 
     def leave(self, item: Waiting) -> None:
         """Remove an item that no longer has to continue."""
