@@ -202,6 +202,58 @@ async def test_answer_that_cannot_be_delivered_costs_the_others_nothing(where):
     await rig.settle()
 
 
+class Failing(Record):
+    """An observer of which one method, or all, fail."""
+
+    def __init__(self, name):
+        super().__init__()
+
+        def fail(*args):
+            raise ZeroDivisionError("an observer's bug")
+
+        for each in ("batch", "late", "outcome", "postponed", "larger"):
+            if name in (each, "all"):
+                setattr(self, each, fail)
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+@pytest.mark.parametrize("name", ["batch", "late", "outcome", "all"])
+async def test_an_observer_that_fails_costs_no_request_its_answer(where, name, caplog):
+    """The next batch is computed too, and the fault is logged."""
+    rig = Rig(where, max_rows=2)
+    rig.batcher._observer = Failing(name)
+    futures = [rig.ask(value) for value in (0, "bad", 2, 3, 4)]
+    late = rig.ask(5, deadline=time.monotonic() - 1)
+    answers = await asyncio.wait_for(asyncio.gather(*futures, late, return_exceptions=True), 5)
+    assert [type(answers[at]) for at in (1, 5)] == [BadRequest, DeadlineExceeded]
+    assert answers[:1] + answers[2:5] == [0, 4, 9, 16]
+    assert await asyncio.wait_for(rig.ask(6), 5) == 36
+    await rig.settle()
+    assert "an observer's bug" in caplog.text
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+async def test_a_request_whose_missing_rows_cannot_be_fetched_gets_an_error(where):
+    rig = Rig(where)
+    rig.batcher._observer = Failing("postponed")
+    rig.batcher._run = lambda batch: [None if item.value == "lacks" else item.value for item in batch]
+    first, second = rig.ask("lacks"), rig.ask(2)
+    with pytest.raises(RuntimeFailure, match="lacks could not be fetched"):
+        await asyncio.wait_for(first, 5)
+    assert await second == 2
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+async def test_a_batch_whose_rows_cannot_be_counted_is_answered(where, caplog):
+    rig = Rig(where)
+    rig.batcher._rows_of = lambda batch: 1 // 0
+    for value in range(8):
+        assert await asyncio.wait_for(rig.ask(value), 5) == value**2
+    await rig.settle()
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_withdrawn_request_is_counted_once_and_never_delivered():
     rig = Rig(LOOP)
     futures = [rig.ask(i) for i in range(3)]

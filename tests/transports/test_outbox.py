@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
 
+from hopline.config.reader import load_config
+from hopline.testing.service import FakeService
 from hopline.transports.budget import Budget
+from hopline.transports.grpc import GrpcApp
+from hopline.transports.grpc_endpoint import GrpcEndpoint
+from hopline.transports.http import HttpApp
 from hopline.transports.http2_unsent import SHARE_BYTES
 from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.outbox import LEAST_TAKEN_BYTES, Progress
+from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
+from tests.transports import raw_http2 as raw
+from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
-from tests.transports.http_rig import eventually
-from tests.transports.test_grpc_call import framed
+from tests.transports.http_rig import SCORE, eventually, post
+from tests.transports.test_grpc_call import framed, infer_request
 
 MIB = 1 << 20
 _READ_S = 5.0
@@ -284,3 +293,129 @@ async def test_requests_that_wait_for_answers_nobody_takes_end_with_their_connec
         served.endpoint.tick(float(second))
     assert client.server._closed
     assert _waiting(client) == served.endpoint.budget.used == 0
+
+
+# Requests that wait for a client that takes nothing, through a socket
+
+
+class Queue(FakeService):
+    """Answers when a test lets it, in order; counts what was computed and what was withdrawn."""
+
+    def __init__(self) -> None:
+        super().__init__(load_config())
+        self.num_computed = self.num_withdrawn = 0
+        self.waiting: dict[Ticket, Deliver] = {}
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        ticket = _Withdrawal(self)
+        self.waiting[ticket] = deliver
+        return ticket
+
+    def compute(self) -> None:
+        """Answer the first one, if one waits."""
+        if not self.waiting:
+            return
+        self.num_computed += 1
+        result = ScoreResult("sage", "2", "g", {"label": np.zeros(1, np.int64)})
+        self.waiting.pop(next(iter(self.waiting)))(result)
+
+
+class _Withdrawal(Ticket):
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def cancel(self) -> None:
+        self._queue.num_withdrawn += self._queue.waiting.pop(self, None) is not None
+
+
+@contextlib.asynccontextmanager
+async def _calling(window: int, count: int) -> AsyncIterator[tuple[Queue, GrpcEndpoint, socket.socket]]:
+    """A client of gRPC with a window, and its calls in the queue."""
+    queue = Queue()
+    endpoint = endpoint_of(GrpcApp(queue), read_timeout_s=_READ_S)
+    server = await asyncio.get_running_loop().create_server(endpoint, "127.0.0.1", 0)
+    client = socket.create_connection(server.sockets[0].getsockname())
+    head = raw.block(
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/inference.GRPCInferenceService/ModelInfer"),
+        (":authority", "x"),
+        ("content-type", "application/grpc"),
+    )
+    body = framed(infer_request([1]).SerializeToString())
+    client.sendall(raw.PREFACE + raw.settings((4, window)))
+    for number in range(1, 2 * count, 2):
+        client.sendall(raw.frame(raw.HEADERS, raw.END_HEADERS, number, head))
+        client.sendall(raw.frame(raw.DATA, raw.END_STREAM, number, body))
+    await eventually(lambda: len(queue.waiting) == count)
+    yield queue, endpoint, client
+    client.close()
+    server.close()
+    endpoint.abort()
+    await eventually(lambda: not endpoint.connections)
+
+
+@pytest.mark.parametrize("window", [0, 1])
+async def test_calls_of_a_client_that_takes_no_answer_are_not_computed_to_the_last(window: int) -> None:
+    async with _calling(window, 500) as (queue, endpoint, _):
+        for second in range(9):
+            queue.compute()
+            endpoint.tick(float(second))
+            await asyncio.sleep(0)
+        assert queue.num_computed < 10
+        assert queue.num_withdrawn == 500 - queue.num_computed
+        for second in range(9, 20):
+            endpoint.tick(float(second))
+        await eventually(lambda: all(each.idle for each in endpoint.connections))
+        assert endpoint.budget.used == 0
+
+
+@pytest.mark.parametrize("end", ["reset", "closed", "goaway and closed"])
+async def test_calls_of_a_connection_that_ends_are_withdrawn(end: str) -> None:
+    async with _calling(0, 100) as (queue, _, client):
+        queue.compute()
+        if end == "reset":
+            for number in range(1, 200, 2):
+                client.sendall(raw.rst(number))
+        else:
+            if end != "closed":
+                client.sendall(raw.frame(raw.GOAWAY, 0, 0, bytes(8)))
+            client.close()
+        await eventually(lambda: queue.num_withdrawn == 99)
+        assert queue.num_computed == 1
+
+
+def _num_taken(endpoint: GrpcEndpoint) -> int:
+    return sum(each.unsent.num_taken for each in endpoint.connections)
+
+
+async def test_a_client_that_takes_other_answers_keeps_its_calls() -> None:
+    """One answer is not taken; the others are, and what is not computed yet goes on."""
+    async with _calling(0, 3) as (queue, endpoint, client):
+        queue.compute()
+        queue.compute()
+        for second in range(9):
+            if second == 4:
+                client.sendall(raw.window_update(3, 1000))
+                await eventually(lambda: _num_taken(endpoint) == 1)
+            endpoint.tick(float(second))
+        assert queue.num_withdrawn == 0
+        assert len(queue.waiting) == 1
+
+
+async def test_pipelined_requests_of_a_connection_that_ends_never_begin() -> None:
+    queue, config = Queue(), load_config()
+    app = HttpApp(queue, config)
+    endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=MIB)
+    server = await asyncio.get_running_loop().create_server(endpoint, "127.0.0.1", 0)
+    client = socket.create_connection(server.sockets[0].getsockname())
+    client.sendall(post(SCORE) * 10)
+    await eventually(lambda: len(queue.waiting) == 1)
+    queue.compute()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    client.close()
+    await eventually(lambda: not endpoint.connections)
+    assert (queue.num_computed, queue.num_withdrawn) == (1, 1)
+    assert not queue.waiting
+    server.close()
+    await asyncio.sleep(0)

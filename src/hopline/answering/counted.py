@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add, mul
@@ -14,6 +15,8 @@ from hopline.errors import HoplineError
 from hopline.observe.metrics import ModelMetrics
 from hopline.scheduling.admission import Admission
 from hopline.types import ScoreRequest, ScoreResult
+
+log = logging.getLogger(__name__)
 
 #: Batches whose figures are added to the metrics together.
 _RAN_TOGETHER = 64
@@ -201,4 +204,7 @@ class CountedVersion:
         served: Any = self  # subclasses are `Served`
         ran = Ran(served, requests, outcomes, queue_s, compute_s, stages, time.time(), away_s)
         for recorder in self._recorders:
-            recorder.record(ran)
+            try:
+                recorder.record(ran)
+            except Exception:  # the boundary: its fault costs neither an answer nor the other records
+                log.exception("%s could not record requests", type(recorder).__name__)

@@ -220,7 +220,16 @@ class Batcher:
             self._queued_us -= held_us
             self._queued_rows -= work.rows
         self._counted.discard(work)
-        self._observer.outcome(code)
+        self._notify(self._observer.outcome, code)
+
+    def _notify(self, observed: Callable[..., None], *args: Any) -> bool:
+        """Notify the observer; return False if it failed, which must not cost a request its answer."""
+        try:
+            observed(*args)
+        except Exception:
+            log.exception("what observes the queue failed")
+            return False
+        return True
 
     def release(self) -> None:
         """Forget what runs batches and the observer; where there is time, after `join`.
@@ -261,7 +270,7 @@ class Batcher:
         leaving, self._leaving = self._leaving, []
         for work, error in leaving:
             work.tell(error)
-            self._observer.late(work, error)
+            self._notify(self._observer.late, work, error)
         self._rest()
 
     def _schedule(self) -> None:
@@ -367,7 +376,7 @@ class Batcher:
         used_s = time.thread_time() - began
         self.cpu_s += used_s * stands_for
         if not self._was_split:  # else it says nothing of any batch
-            self.cost.observe(self._rows_of(batch), used_s * 1e6)
+            self._notify(lambda: self.cost.observe(self._rows_of(batch), used_s * 1e6))
         return outcomes
 
     def _finish(self, batch: list[Work], started: float, outcomes: Sequence[Any]) -> float:
@@ -388,8 +397,10 @@ class Batcher:
                 continue
             if outcome is None:
                 self._num_postponed += 1
-                self._observer.postponed(work)
-                continue
+                if self._notify(self._observer.postponed, work) or work.ended:
+                    continue
+                self._num_postponed -= 1
+                outcome = RuntimeFailure("what the request lacks could not be fetched")
             if not isinstance(outcome, Exception):
                 num_ok += 1
             elif isinstance(outcome, LargerThanPredicted):
@@ -398,13 +409,13 @@ class Batcher:
                 again.append(work)
                 continue
             elif isinstance(outcome, HoplineError):
-                self._observer.outcome(outcome.code)
+                self._notify(self._observer.outcome, outcome.code)
             work.finish(outcome)
-        self._observer.outcome("ok", num_ok)
+        self._notify(self._observer.outcome, "ok", num_ok)
         elapsed = self._clock() - started
         if self._counted:
             batch, told = self._go_again(batch, told, again)
-        self._observer.batch(batch, told, [started - work.entered for work in batch], elapsed)
+        self._notify(self._observer.batch, batch, told, [started - work.entered for work in batch], elapsed)
         high, normal, low = self._lanes
         if normal or high or low:
             if self._scheduled is None:
@@ -420,7 +431,7 @@ class Batcher:
         self._counted.difference_update([work for work in batch if work not in again])
         for work in again:
             self._enter(work)
-            self._observer.larger(work)
+            self._notify(self._observer.larger, work)
         if not again:
             return batch, outcomes
         ran = [at for at, work in enumerate(batch) if work not in again]

@@ -104,6 +104,7 @@ class Call:
         head: the request head with the metadata.
 
     Attributes:
+        begun: whether one of several answers was sent.
         client: the caller, if `Method.admit` set it.
         deadline: on the monotonic clock, in seconds; None without one.
         is_heard: whether a client that streams has sent its last message.
@@ -112,7 +113,6 @@ class Call:
     """
 
     __slots__ = (
-        "_begun",
         "_endpoint",
         "_finished",
         "_head",
@@ -126,6 +126,7 @@ class Call:
         "_since",
         "_stream",
         "_unpacking",
+        "begun",
         "client",
         "deadline",
         "is_heard",
@@ -149,7 +150,7 @@ class Call:
         #: One complete message of a client that streams, before it is stored.
         self._next: bytes | None = None
         self._unpacking: Unpacking | None = None
-        self._begun = False  # whether an answer was begun
+        self.begun = False
         self._finished = False
         self._is_due = False  # whether the method begins once the client has taken earlier answers
         self._is_late = False  # whether a message of a client that streams is late
@@ -209,10 +210,10 @@ class Call:
         """
         if not self._send(message, b""):
             raise self.no_room()
-        self._begun = True
+        self.begun = True
 
     def _send(self, message: bytes, trailers: bytes) -> bool:
-        head = _HEAD if not self._begun else b""
+        head = _HEAD if not self.begun else b""
         size = len(message)
         if size > SMALL_ANSWER_BYTES:  # not copied
             prefix = b"\0%b" % size.to_bytes(4, "big")
@@ -232,9 +233,9 @@ class Call:
         self._finished = True
         self._forget()
         if code is StatusCode.OK and not trailers:
-            self._stream.send(b"" if self._begun else _HEAD, b"", _OK)
+            self._stream.send(b"" if self.begun else _HEAD, b"", _OK)
             return
-        headers = [] if self._begun else list(_HEADERS)
+        headers = [] if self.begun else list(_HEADERS)
         headers.append((b"grpc-status", b"%d" % code))
         if text:
             headers.append((b"grpc-message", _encoded(text)))

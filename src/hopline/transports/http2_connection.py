@@ -647,15 +647,19 @@ class Http2Connection(asyncio.Protocol):
     def _has_stopped(self, now: float) -> bool:
         """Reset streams whose client does not take their answers.
 
+        If it took no answer of the connection in that time, and its windows have no room for others, those
+        are not computed.
+
         Returns: True if the connection has no other streams, except some that wait for those.
         """
-        limit_s = self._endpoint.read_timeout_s
-        if self.unsent.has_stopped(now, limit_s, self._transport, is_blocked=self.is_blocked):
+        limit_s, unsent = self._endpoint.read_timeout_s, self.unsent
+        if unsent.has_stopped(now, limit_s, self._transport, is_blocked=self.is_blocked):
             return True
-        stopped = {stream for stream in self._streams.values() if stream.has_stopped(now, limit_s)}
-        if stopped and all(
-            stream in stopped or self.unsent.is_due(stream) for stream in self._streams.values()
-        ):
+        streams = self._streams.values()
+        stopped = {stream for stream in streams if stream.has_stopped(now, limit_s)}
+        if stopped and unsent.takes_none(now, limit_s):
+            stopped |= {stream for stream in streams if stream.is_hopeless}
+        if stopped and all(stream in stopped or unsent.is_due(stream) for stream in streams):
             return True
         for stream in stopped:
             stream.reset(ErrorCode.CANCEL)

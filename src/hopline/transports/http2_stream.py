@@ -27,11 +27,19 @@ if TYPE_CHECKING:
 RECEIVE_WINDOW = 1 << 20
 #: Bytes of waiting data that are written at a time.
 _PIECE_BYTES = 4 * DEFAULT_FRAME_SIZE
+#: A smaller window takes not even a small answer; usual clients have 64 KiB.
+_LEAST_WINDOW = 1024
 _HEADERS, _DATA, _TRAILERS = range(3)
 
 
 class Receiver(Protocol):
-    """The handler of a stream's data."""
+    """The handler of a stream's data.
+
+    Attributes:
+        begun: whether one of several answers was sent.
+    """
+
+    begun: bool
 
     def data(self, data: bytes, is_last: bool) -> None:
         """Handle a piece of the client's data; nothing follows the last one."""
@@ -311,8 +319,18 @@ class Stream:
         self._progress = self._progress or Progress(now, self.num_sent)
         return self._progress.has_stopped(self.num_sent, now, limit_s)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no part of the answer was sent, and the window takes not even a small one."""
+        return (
+            self.send_window < _LEAST_WINDOW
+            and not (self._pending or self.lasts)
+            and (self.receiver is None or not self.receiver.begun)
+        )
+
     def _end(self) -> None:
         """End the stream after all data were sent; a client that still sends may stop."""
+        self._connection.unsent.num_taken += 1
         if not self.is_heard:
             self._connection.write(rst_stream(self.number, ErrorCode.NO_ERROR))
         self.close()

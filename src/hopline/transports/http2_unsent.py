@@ -29,10 +29,21 @@ class Unsent:
     Attributes:
         num_bytes: bytes that wait, of all streams.
         num_sent: bytes that no longer wait, since the connection began.
+        num_taken: answers that were sent to their end.
         streams: streams that wait for the connection's window or its socket, in their order.
     """
 
-    __slots__ = ("_due", "_progress", "_turns", "_waits", "num_bytes", "num_sent", "streams")
+    __slots__ = (
+        "_due",
+        "_last_taken",
+        "_progress",
+        "_turns",
+        "_waits",
+        "num_bytes",
+        "num_sent",
+        "num_taken",
+        "streams",
+    )
 
     def __init__(self, turns: Turns, now: float) -> None:
         self._turns = turns
@@ -41,7 +52,9 @@ class Unsent:
         self._waits = False
         #: Streams with a request that begins when less than the share waits.
         self._due: dict[Stream, None] = {}
-        self.num_bytes = self.num_sent = 0
+        self.num_bytes = self.num_sent = self.num_taken = 0
+        #: Of the last check that found another number: how many, and its time.
+        self._last_taken = (0, now)
         self.streams: dict[Stream, None] = {}
 
     @property
@@ -55,10 +68,6 @@ class Unsent:
             return True
         self._due[stream] = None
         return False
-
-    def is_due(self, stream: Stream) -> bool:
-        """Return whether a request of this stream waits until the client has taken earlier answers."""
-        return stream in self._due
 
     def add(self, num_bytes: int) -> None:
         """Count bytes that wait."""
@@ -102,12 +111,22 @@ class Unsent:
         """Begin no more."""
         self._turns.leave(self)
 
+    def is_due(self, stream: Stream) -> bool:
+        """Return whether a request of this stream waits until the client has taken earlier answers."""
+        return stream in self._due
+
+    def takes_none(self, now: float, limit_s: float) -> bool:
+        """Return whether the client took no answer to its end within the limit."""
+        return now > self._last_taken[1] + limit_s
+
     def has_stopped(self, now: float, limit_s: float, transport: Any, *, is_blocked: bool) -> bool:
         """Return whether the connection, not one stream alone, takes too little.
 
         Args:
             is_blocked: whether the transport accepts no more.
         """
+        if self.num_taken != self._last_taken[0]:
+            self._last_taken = self.num_taken, now
         if not self.streams and not is_blocked:
             self._waits = False
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Annotated, Any, TypeAlias
 
@@ -209,7 +209,10 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
         except orjson.JSONEncodeError:  # strings, or an array that is not contiguous
             pass
-    parts = [_answer_head(result.model, result.version, result.graph_version), b'"outputs":{']
+    parts: list[bytes | memoryview] = [
+        _answer_head(result.model, result.version, result.graph_version),
+        b'"outputs":{',
+    ]
     for name, array in result.outputs.items():
         parts.append(b'%b"%b":[' % (b"," if len(parts) > 2 else b"", name.encode()))
         parts += _in_slices({name: array}, missing, lambda rows: next(iter(rows.values())))
@@ -249,7 +252,7 @@ def encode_predictions(result: ScoreResult) -> bytes:
 
 
 def _in_slices(
-    arrays: dict[str, AnyArray], missing: AnyArray | None, values: Callable[[dict[str, Any]], Any]
+    arrays: Mapping[str, AnyArray], missing: AnyArray | None, values: Callable[[dict[str, Any]], Any]
 ) -> list[bytes | memoryview]:
     """Encode what `values` returns for rows of arrays, a slice of the rows at a time; without brackets.
 
