@@ -157,7 +157,9 @@ class AlertSettings:
         "a list in the file, because URLs may have commas",
     )
     page_url: str = setting(
-        "", "URL of the page, for links in alerts; empty: the address it listens on, no link on 0.0.0.0"
+        "",
+        "URL of the page, for links in alerts, and the public name under which it may be used without keys; "
+        "empty: the address it listens on, no link on 0.0.0.0",
     )
 
 

@@ -207,6 +207,33 @@ def test_pages_of_others_change_nothing(host: str | None, origin: str | None, st
             assert "set page_url" in marked.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9092", 200),
+        ("[::1]:9092", 200),
+        ("localhost:9092", 200),
+        ("watch", 200),
+        ("watch.mesh.svc:9092", 200),
+        ("watch.mesh.svc.cluster.local.", 200),
+        ("mesh.example.com", 200),  # the setting page_url
+        ("Mesh.example.com:9092", 200),
+        ("evil.example", 403),  # a name that was made to lead here
+        ("127.0.0.1.evil.example:9092", 403),
+        ("svc.evil.example", 403),
+        ("evil.example.", 403),
+    ],
+)
+def test_pages_of_others_read_nothing(host: str, status: int) -> None:
+    with serving(grpc_port=-1, page_url="https://Mesh.example.com:443/watch/") as found:
+        for path in ("/v1/mesh/verdict", "/v1/mesh/graph", "/v1/mesh/incidents", "/metrics"):
+            answer = httpx.get(f"{found.url}{path}", headers={"host": host})
+            assert answer.status_code == status, path
+            if status == 403:
+                assert "set page_url" in answer.json()["error"]["message"]
+        assert httpx.get(f"{found.url}/healthz", headers={"host": host}).status_code in (200, 503)
+
+
 def test_where_a_key_is_needed_a_page_may_have_any_name(tmp_path: Path) -> None:
     key = new_key()
     clients = tmp_path / "clients.toml"

@@ -26,7 +26,7 @@ _FEW_VALUES: Final = SLICE_VALUES // 16
 
 
 class LoopShare:
-    """What the event loop may encode in one of its turns: a batch may end many answers at once."""
+    """What the event loop may encode in one of its turns: a batch may end many answers together."""
 
     __slots__ = ("_used",)
 

@@ -263,7 +263,7 @@ def _in_slices(
     """
     if not arrays:
         return []
-    # Each row of each array costs as much as some values, since it becomes an object of its own.
+    # Each row of each array costs as much as some values, since it becomes an object.
     num_rows = len(next(iter(arrays.values())))
     size = sum(array.size for array in arrays.values()) + (8 * len(arrays) * num_rows if num_rows else 0)
     step = max(1, SLICE_VALUES * num_rows // max(size, 1))

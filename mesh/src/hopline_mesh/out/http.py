@@ -58,6 +58,8 @@ _MAX_WAITING = 64
 _MAX_WAIT_S = 60.0
 #: Maximum length of a query string in bytes.
 _MAX_QUERY = 4096
+#: Last labels of names that no public DNS has (RFC 6761, RFC 6762, ICANN, Kubernetes).
+_PRIVATE_DOMAINS = frozenset({"localhost", "local", "internal", "svc"})
 #: Maximum number of characters of an unknown parameter that are compared and named.
 _MAX_SHOWN = 60
 
@@ -135,6 +137,7 @@ class MeshHttp:
         self._board = board
         self._guard = None if gate is None else Guard(gate)
         self._origins = {origin_of(url) for url in urls if url}
+        self._names = {urlsplit(url).hostname for url in urls if url}
         self._num_waiting = 0
 
     def __call__(self, request: Request) -> Response | Pending:
@@ -163,10 +166,30 @@ class MeshHttp:
             return _refusal(405, f"this path accepts only {' and '.join(allowed)}", lines)
         if self._guard is not None:
             self._guard.admit(request, route.access)
-        elif b"POST" in route.methods:
-            self._check_origin(request)
+        elif route.access is not OPEN:
+            self._check_host(request)
+            if b"POST" in route.methods:
+                self._check_origin(request)
         options = {} if route.options is None else _options(query, route.options)
         return route.handle(request, {**options, **match.values})
+
+    def _check_host(self, request: Request) -> None:
+        """Refuse a request for a public name that is not one of the watch's.
+
+        A page may let its own name lead here for a moment (DNS rebinding), and read what the browser that
+        shows it can reach. No page has a name that only a private network resolves.
+        """
+        host = request.headers.get(b"host", b"").decode("latin-1")
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            name = host
+        is_private = "." not in name or name.rpartition(".")[2] in _PRIVATE_DOMAINS
+        if not is_private and name not in self._names and not _has_no_name(host):
+            raise PermissionDenied(
+                f"the request is for host {name[:100]!r}, which is not a name of this watch: if it is, set "
+                "page_url to the URL of its page, or use its address"
+            )
 
     def _check_origin(self, request: Request) -> None:
         """Refuse a change that a page of another origin sends through someone's browser.
