@@ -158,8 +158,8 @@ class AlertSettings:
     )
     page_url: str = setting(
         "",
-        "URL of the page, for links in alerts, and the public name under which it may be used without keys; "
-        "empty: the address it listens on, no link on 0.0.0.0",
+        "URL of the page, for links in alerts, and the public name that it may have without keys; empty: the "
+        "address it listens on, no link on 0.0.0.0",
     )
 
 
