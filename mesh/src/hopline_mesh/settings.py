@@ -158,7 +158,7 @@ class AlertSettings:
     )
     page_url: str = setting(
         "",
-        "URL of the page, for links in alerts, and the public name that it may have without keys; empty: the "
+        "URL of the page, for links in alerts, and the public name that it has without keys; empty: the "
         "address it listens on, no link on 0.0.0.0",
     )
 
