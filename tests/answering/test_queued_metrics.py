@@ -243,3 +243,17 @@ async def test_every_degraded_answer_is_counted_once_for_each_fallback(pool):
         await answered(version, 2)
     assert metrics.degraded_answers("m", "stale_features").value == 1
     assert metrics.degraded_answers("m", "mean_features").value == 2
+
+
+async def test_a_recorder_that_fails_costs_neither_answers_nor_other_records(pool, caplog):
+    class Failing:
+        def record(self, ran):
+            raise ZeroDivisionError("a recorder's bug")
+
+    notes = Notes()
+    version = squares(Metrics(), pool, [Failing(), notes])
+    answers = await asyncio.wait_for(answered(version, 2, 13, 3), 5)
+    assert [answers[0].outputs["x"][0], answers[2].outputs["x"][0]] == [4, 9]
+    assert sum(len(ran.requests) for ran in notes.ran) == 3
+    assert "a recorder's bug" in caplog.text
+    assert "Failing recorded nothing" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add, mul
@@ -14,9 +13,8 @@ from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import ModelMetrics
 from hopline.scheduling.admission import Admission
+from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
-
-log = logging.getLogger(__name__)
 
 #: Batches whose figures are added to the metrics together.
 _RAN_TOGETHER = 64
@@ -52,9 +50,7 @@ class CountedVersion:
         self.graph_version = graph_version
         self._metrics = metrics
         self._recorders = recorders  # the owner of the list may add to it and remove from it
-        self._ran: list[
-            tuple[int, Sequence[float], float, float, Mapping[str, float], Sequence[float]]
-        ] = []
+        self._ran: list[tuple[Any, ...]] = []
         self._prices = config.cost
         self._is_on_gpu = config.compute.device != "cpu"
         self._charged_s = 0.0
@@ -188,6 +184,12 @@ class CountedVersion:
         if len(self._ran) >= _RAN_TOGETHER:
             self.flush_metrics()
 
+    def refuse(self, work: Work, error: HoplineError) -> None:
+        """Count a request that is refused immediately; the caller raises the error."""
+        work.end()
+        self.outcome(error.code)
+        self._tell([work.request], [error], [0.0], 0.0)
+
     def _tell(
         self,
         requests: Sequence[ScoreRequest],
@@ -199,12 +201,7 @@ class CountedVersion:
     ) -> None:
         if not self._recorders or self._is_in_preflight:
             return
-        if stages:
-            stages = {**stages, "post": compute_s - sum(stages.values())}
+        stages = stages and {**stages, "post": compute_s - sum(stages.values())}
         served: Any = self  # subclasses are `Served`
         ran = Ran(served, requests, outcomes, queue_s, compute_s, stages, time.time(), away_s)
-        for recorder in self._recorders:
-            try:
-                recorder.record(ran)
-            except Exception:  # the boundary: its fault costs neither an answer nor the other records
-                log.exception("%s could not record requests", type(recorder).__name__)
+        ran.pass_to(self._recorders)

@@ -112,9 +112,7 @@ class GenerativeVersion(CountedVersion):
                 raise ModelNotReady(f"{self.name}: {self.generator.reason}", 1.0)
             self.admission.pay()
         except HoplineError as error:
-            work.end()
-            self.outcome(error.code)
-            self._tell([work.request], [error], [0.0], 0.0)
+            self.refuse(work, error)
             raise
         _Run(self, work, prompts, self._clock)
 

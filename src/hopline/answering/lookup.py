@@ -375,8 +375,7 @@ class LookUp:
         mean_s = sum(times) / len(times)
         stages = {"lookup": mean_s}
         ran = Ran(self._version, requests, outcomes, [0.0] * len(requests), mean_s, stages, time.time())
-        for recorder in self._recorders:
-            recorder.record(ran)
+        ran.pass_to(self._recorders)
 
     def _tell_later(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
         requests, outcomes, times = self._untold

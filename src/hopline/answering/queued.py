@@ -145,12 +145,6 @@ class QueuedVersion(CountedVersion):
             self.admission.refund()
             raise
 
-    def refuse(self, work: Work, error: HoplineError) -> None:
-        """Count a request that is refused immediately; the caller raises the error."""
-        work.end()
-        self.outcome(error.code)
-        self._tell([work.request], [error], [0.0], 0.0)
-
     def reject_early(self) -> None:
         """As `Scorer.reject_early`; not where recorders get every request, or a look-up may answer."""
         if self._recorders or self.look_up is not None:
@@ -233,8 +227,7 @@ class QueuedVersion(CountedVersion):
 
     def late(self, work: Work, error: HoplineError) -> None:
         """Record a request whose deadline passed, or which gave way to another one."""
-        if self._recorders:
-            self._tell([work.request], [error], [self._clock() - work.entered], 0.0)
+        self._tell([work.request], [error], [self._clock() - work.entered], 0.0)
 
     def postponed(self, work: Work) -> None:
         """Have the rows fetched that a request lacks."""

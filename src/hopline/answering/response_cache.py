@@ -255,6 +255,4 @@ class CachedVersion:
         if not requests:
             return
         self._untold = ([], [], [])
-        ran = Ran(self.inner, requests, outcomes, queue_s, 0.0, FROM_CACHE, time.time())
-        for recorder in self._recorders:
-            recorder.record(ran)
+        Ran(self.inner, requests, outcomes, queue_s, 0.0, FROM_CACHE, time.time()).pass_to(self._recorders)

@@ -6,7 +6,8 @@ service all are one `Served`. Wrappers (a response cache, a mirror) are one too 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -173,6 +174,14 @@ class Ran(NamedTuple):
     stages: Mapping[str, float]
     ended: float
     away_s: Sequence[float] = ()
+
+    def pass_to(self, recorders: Iterable[Recorder]) -> None:
+        """Have them recorded; the fault of one recorder costs neither an answer nor other records."""
+        for recorder in recorders:
+            try:
+                recorder.record(self)
+            except Exception:  # the boundary of a recorder
+                logging.getLogger(__name__).exception("%s recorded nothing", type(recorder).__name__)
 
 
 class Recorder(Protocol):

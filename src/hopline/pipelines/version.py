@@ -174,9 +174,7 @@ class PipelineVersion(CountedVersion):
         if not self._recorders:
             return
         served: Any = self
-        ran = Ran(served, (request,), (outcome,), (0.0,), elapsed, steps, time.time())
-        for recorder in self._recorders:
-            recorder.record(ran)
+        Ran(served, (request,), (outcome,), (0.0,), elapsed, steps, time.time()).pass_to(self._recorders)
 
     def _cpu_s(self) -> float:
         """0: the models below are charged for their own time."""

@@ -145,39 +145,27 @@ class Observer(Protocol):
         self, batch: Sequence[Work], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
     ) -> None:
         """A batch ran and was delivered; all but `compute_s` have one entry for each request."""
+        return
 
     def late(self, work: Work, error: HoplineError) -> None:
         """A request's deadline passed, or it gave way to another one; it has its error."""
+        return
 
     def outcome(self, code: str, count: int = 1) -> None:
         """Requests ended: "ok", "cancelled" or an error's code."""
+        return
 
     def postponed(self, work: Work) -> None:
         """A request lacks something: fetch it, then call `resume`; called on the event loop."""
+        return
 
     def larger(self, work: Work) -> None:
         """A request reads far more rows than was predicted: its `rows` say now how many; it waits again."""
+        return
 
 
-class Released:
+class Released(Observer):
     """The observer of a queue that was released: a batch may be under way where a drain was cut short."""
-
-    def batch(
-        self, batch: Sequence[Work], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
-    ) -> None:
-        """Not counted."""
-
-    def late(self, work: Work, error: HoplineError) -> None:
-        """Not counted."""
-
-    def outcome(self, code: str, count: int = 1) -> None:
-        """Not counted."""
-
-    def postponed(self, work: Work) -> None:
-        """Not fetched."""
-
-    def larger(self, work: Work) -> None:
-        """Not remembered."""
 
 
 def refuse_all(batch: Sequence[Work]) -> Sequence[Any]:

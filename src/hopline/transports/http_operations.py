@@ -7,7 +7,7 @@ check of the documentation derive from these declarations. `http.HttpApp` has a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from hopline.config.schema import ServerConfig
@@ -38,7 +38,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path.
 
@@ -48,27 +48,26 @@ class Operation:
         summary: one sentence.
         required: permission, for the path's model or for the whole server.
         answer: type of the JSON body of 200; a tuple has alternatives; None if it is not JSON.
+        body: type of the request's JSON body, as `answer`; None for GET, which has none.
         answer_types: media types of 200.
-        body: type of the request's JSON body, as `answer`; None without one.
         body_types: media types of the request's body.
         body_required: an empty body is refused.
         example: a JSON body.
-        statuses: errors of this route; `openapi` adds those of all routes.
+        statuses: errors of this route; `openapi` adds those that follow from other fields.
         negative: 503 may be a negative answer, with the body of 200.
         versioned: `/versions/{version}` may follow `{model}`.
         timed: the header `timeout-ms` limits it.
         names_model: the body names the model that the permission is required for.
-        tag: group in the documentation.
     """
 
     id: str
-    method: Literal["GET", "POST"] = "GET"
     path: str
     summary: str
     required: Required
     answer: Any = None
-    answer_types: tuple[str, ...] = (JSON,)
     body: Any = None
+    _: KW_ONLY
+    answer_types: tuple[str, ...] = (JSON,)
     body_types: tuple[str, ...] = (JSON,)
     body_required: bool = False
     example: Any = None
@@ -77,17 +76,22 @@ class Operation:
     negative: bool = False
     timed: bool = False
     names_model: bool = False
-    tag: str = "server"
+
+    @property
+    def method(self) -> Literal["GET", "POST"]:
+        """The method: POST with a body."""
+        return "GET" if self.body is None else "POST"
+
+    @property
+    def tag(self) -> str:
+        """Group in the documentation."""
+        other = "models" if self.required == "score" else "server"  # at a platform's path
+        return next((tag for start, tag in _TAGS.items() if self.path.startswith(start)), other)
 
     @property
     def is_oip(self) -> bool:
         """True if errors have the form of the Open Inference Protocol."""
         return self.path == "/v2" or self.path.startswith("/v2/")
-
-    @property
-    def takes_body(self) -> bool:
-        """True if requests have a body."""
-        return self.method == "POST"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -97,365 +101,115 @@ class Operation:
         return self.path, self.path.replace("{model}", "{model}/versions/{version}")
 
 
-def _decision(verb: str, summary: str) -> Operation:
-    return Operation(
-        id=f"rollout_{verb}",
-        method="POST",
-        path=f"/v1/rollouts/{{model}}/{verb}",
-        summary=summary,
-        required="admin",
-        answer=answers.RolloutState,
-        body=DecisionBody,
-        statuses=(404, 409, 422, 504),
-        tag="rollouts",
-    )
+#: Begin of a path -> group of its routes in the documentation.
+_TAGS = {
+    "/v1/models": "models",
+    "/v1/chat": "generative models",
+    "/v1/completions": "generative models",
+    "/v1/drift": "drift",
+    "/v1/graph": "live graph",
+    "/v1/rollouts": "rollouts",
+    "/v2/repository": "repository",
+    "/v2": "inference protocol",
+}
+#: Errors of changes of models.
+_CHANGE = (409, 422, 504)
 
 
-_SCORE = Operation(
-    id="score",
-    method="POST",
-    path="/v1/models/{model}/score",
-    summary="Score nodes, pairs or rows.",
-    required="score",
-    answer=answers.Scores,
-    example={"nodes": [42, 7], "outputs": ["label"]},
-    body=ScoreBody,
-    body_required=True,
-    statuses=(404, 504),
-    versioned=True,
-    timed=True,
-    tag="models",
-)
+def _scoring(
+    id: str, path: str, summary: str, answer: Any, body: Any, example: Any, **more: Any
+) -> Operation:
+    """A route that scores or generates."""
+    required = {"body_required": True, "timed": True, "example": example}
+    return Operation(id, path, summary, "score", answer, body, **required, **more)
 
+
+def _metadata(id: str, path: str, summary: str, answer: Any, **more: Any) -> Operation:
+    """A route that describes a model or its version."""
+    return Operation(id, path, summary, "read", answer, versioned=True, **more)
+
+
+_SCORE = _scoring(
+    "score", "/v1/models/{model}/score", "Score nodes, pairs or rows.", answers.Scores, ScoreBody,
+    {"nodes": [42, 7], "outputs": ["label"]}, versioned=True,
+)  # fmt: skip
+_MESSAGES = {"model": "slm", "messages": [{"role": "user", "content": "Hello"}]}
+_PROMPT = {"model": "slm", "prompt": "Once upon a time"}
+_TEXT = {"text_input": "Once upon a time", "parameters": {"max_tokens": 20}}
+_TENSORS = {
+    "inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [2], "data": [42, 7]}],
+    "outputs": [{"name": "probabilities"}],
+}
+_EVENTS = [{"id": "e-4", "op": "add_edge", "src": 3, "dst": 42}]
+_CANARY = {"model": "risk", "version": "2", "kind": "canary", "steps": [5, 50, 100]}
+
+# fmt: off
 #: Literal paths precede paths with a parameter at the same place.
 OPERATIONS: tuple[Operation, ...] = (
-    Operation(
-        id="index",
-        path="/",
-        summary="An HTML page with the models.",
-        required="read",
-        answer_types=(HTML,),
-    ),
-    Operation(
-        id="openapi",
-        path="/openapi.json",
-        summary="This description, in the form of OpenAPI 3.1.",
-        required="any",
-        answer=dict[str, Any],
-    ),
-    Operation(
-        id="docs",
-        path="/docs",
-        summary="An HTML page with this description.",
-        required="any",
-        answer_types=(HTML,),
-    ),
-    Operation(
-        id="healthz",
-        path="/healthz",
-        summary="Whether the process works.",
-        required="open",
-        answer=answers.Live,
-        negative=True,
-    ),
-    Operation(
-        id="readyz",
-        path="/readyz",
-        summary="Whether requests are accepted.",
-        required="open",
-        answer=answers.Ready,
-        negative=True,
-    ),
-    Operation(
-        id="metrics",
-        path="/metrics",
-        summary="Metrics in Prometheus' text format, or in OpenMetrics by the header Accept.",
-        required="read",
-        answer_types=(METRICS, OPEN_METRICS),
-    ),
-    Operation(
-        id="models",
-        path="/v1/models",
-        summary="All models.",
-        required="any",
-        answer=answers.Models,
-        tag="models",
-    ),
-    Operation(
-        id="model",
-        path="/v1/models/{model}",
-        summary="One model: inputs, outputs, versions and properties.",
-        required="read",
-        answer=ModelInfo,
-        statuses=(404,),
-        versioned=True,
-        tag="models",
-    ),
+    Operation("index", "/", "An HTML page with the models.", "read", answer_types=(HTML,)),
+    Operation("openapi", "/openapi.json", "This description, in the form of OpenAPI 3.1.", "any",
+              dict[str, Any]),
+    Operation("docs", "/docs", "An HTML page with this description.", "any", answer_types=(HTML,)),
+    Operation("healthz", "/healthz", "Whether the process works.", "open", answers.Live, negative=True),
+    Operation("readyz", "/readyz", "Whether requests are accepted.", "open", answers.Ready, negative=True),
+    Operation("metrics", "/metrics",
+              "Metrics in Prometheus' text format, or in OpenMetrics by the header Accept.", "read",
+              answer_types=(METRICS, OPEN_METRICS)),
+    Operation("models", "/v1/models", "All models.", "any", answers.Models),
+    _metadata("model", "/v1/models/{model}", "One model: inputs, outputs, versions and properties.",
+              ModelInfo),
     _SCORE,
-    Operation(
-        id="chat_completions",
-        method="POST",
-        path="/v1/chat/completions",
-        summary="Generate the next turn of a conversation, as OpenAI's API does.",
-        required="score",
-        answer=ChatCompletion,
-        answer_types=(JSON, EVENTS),
-        body=ChatBody,
-        body_required=True,
-        example={"model": "slm", "messages": [{"role": "user", "content": "Hello"}]},
-        statuses=(404, 504),
-        timed=True,
-        names_model=True,
-        tag="generative models",
-    ),
-    Operation(
-        id="completions",
-        method="POST",
-        path="/v1/completions",
-        summary="Generate text after a prompt, as OpenAI's API does.",
-        required="score",
-        answer=Completion,
-        answer_types=(JSON, EVENTS),
-        body=CompletionBody,
-        body_required=True,
-        example={"model": "slm", "prompt": "Once upon a time"},
-        statuses=(404, 504),
-        timed=True,
-        names_model=True,
-        tag="generative models",
-    ),
-    Operation(
-        id="drift",
-        path="/v1/drift",
-        summary="A summary of the drift of every version.",
-        required="read",
-        answer=answers.Drift,
-        tag="drift",
-    ),
-    Operation(
-        id="model_drift",
-        path="/v1/drift/{model}",
-        summary="The drift of each quantity of the model's versions.",
-        required="read",
-        answer=answers.Drift,
-        statuses=(404,),
-        tag="drift",
-    ),
-    Operation(
-        id="graph",
-        path="/v1/graph",
-        summary="The state of the live graph.",
-        required="read",
-        answer=answers.GraphState,
-        tag="live graph",
-    ),
-    Operation(
-        id="graph_events",
-        method="POST",
-        path="/v1/graph/events",
-        summary="Change the live graph. Answers when the changes are durable and visible.",
-        required="admin",
-        answer=answers.Applied,
-        example=[{"id": "e-4", "op": "add_edge", "src": 3, "dst": 42}],
-        body=events.BODY,
-        body_types=(JSON, NDJSON, ARROW),
-        body_required=True,
-        statuses=(504,),
-        timed=True,
-        tag="live graph",
-    ),
-    Operation(
-        id="rollouts",
-        path="/v1/rollouts",
-        summary="Versions and rollouts of every model.",
-        required="any",
-        answer=answers.Rollouts,
-        tag="rollouts",
-    ),
-    Operation(
-        id="begin_rollout",
-        method="POST",
-        path="/v1/rollouts",
-        summary="Begin a rollout.",
-        required="admin",
-        answer=Rollout,
-        example={"model": "risk", "version": "2", "kind": "canary", "steps": [5, 50, 100]},
-        body=RolloutRequest,
-        body_required=True,
-        statuses=(404, 409, 422, 504),
-        names_model=True,
-        tag="rollouts",
-    ),
-    Operation(
-        id="rollout",
-        path="/v1/rollouts/{model}",
-        summary="Versions and rollout of one model.",
-        required="read",
-        answer=answers.RolloutState,
-        statuses=(404,),
-        tag="rollouts",
-    ),
-    *(_decision(verb, summary) for verb, summary in DECISIONS.items()),
-    Operation(
-        id="server_metadata",
-        path="/v2",
-        summary="Server metadata.",
-        required="any",
-        answer=answers.ServerMetadata,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="server_live",
-        path="/v2/health/live",
-        summary="Whether the process works.",
-        required="open",
-        answer=answers.Live,
-        negative=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="server_ready",
-        path="/v2/health/ready",
-        summary="Whether requests are accepted.",
-        required="open",
-        answer=answers.Ready,
-        negative=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="statistics",
-        path="/v2/models/stats",
-        summary="Statistics of all models.",
-        required="any",
-        answer=answers.Statistics,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="model_metadata",
-        path="/v2/models/{model}",
-        summary="Model metadata.",
-        required="read",
-        answer=answers.ModelMetadata,
-        statuses=(404,),
-        versioned=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="model_ready",
-        path="/v2/models/{model}/ready",
-        summary="Whether a model accepts requests.",
-        required="open",
-        answer=answers.ModelReady,
-        negative=True,
-        statuses=(404,),
-        versioned=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="model_config",
-        path="/v2/models/{model}/config",
-        summary="Model configuration in Triton's form.",
-        required="read",
-        answer=answers.ModelConfig,
-        statuses=(404,),
-        versioned=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="model_statistics",
-        path="/v2/models/{model}/stats",
-        summary="Statistics of a model's versions.",
-        required="read",
-        answer=answers.Statistics,
-        statuses=(404,),
-        versioned=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="infer",
-        method="POST",
-        path="/v2/models/{model}/infer",
-        summary="Inference with tensors, as JSON or binary.",
-        required="score",
-        answer=answers.Inference,
-        answer_types=(JSON, BINARY),
-        example={
-            "inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [2], "data": [42, 7]}],
-            "outputs": [{"name": "probabilities"}],
-        },
-        body=InferBody,
-        body_types=(JSON, BINARY),
-        body_required=True,
-        statuses=(404, 504),
-        versioned=True,
-        timed=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="generate",
-        method="POST",
-        path="/v2/models/{model}/generate",
-        summary="Generate a text.",
-        required="score",
-        answer=Generated,
-        body=GenerateBody,
-        body_required=True,
-        example={"text_input": "Once upon a time", "parameters": {"max_tokens": 20}},
-        statuses=(404, 504),
-        versioned=True,
-        timed=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="generate_stream",
-        method="POST",
-        path="/v2/models/{model}/generate_stream",
-        summary="Generate a text, as server-sent events.",
-        required="score",
-        answer_types=(EVENTS,),
-        body=GenerateBody,
-        body_required=True,
-        example={"text_input": "Once upon a time", "parameters": {"max_tokens": 20}},
-        statuses=(404, 504),
-        versioned=True,
-        timed=True,
-        tag="inference protocol",
-    ),
-    Operation(
-        id="repository_index",
-        method="POST",
-        path="/v2/repository/index",
-        summary="All versions with their states.",
-        required="any",
-        answer=list[answers.IndexEntry],
-        example={"ready": True},
-        body=IndexBody,
-        tag="repository",
-    ),
-    Operation(
-        id="load",
-        method="POST",
-        path="/v2/repository/models/{model}/load",
-        summary="Load a version and make it current.",
-        required="admin",
-        answer=answers.Empty,
-        example={"parameters": {"version": "2"}},
-        body=LoadBody,
-        statuses=(404, 409, 422, 504),
-        tag="repository",
-    ),
-    Operation(
-        id="unload",
-        method="POST",
-        path="/v2/repository/models/{model}/unload",
-        summary="Unload a version, or all versions of a model.",
-        required="admin",
-        answer=answers.Empty,
-        body=LoadBody,
-        statuses=(404, 409, 422, 504),
-        tag="repository",
-    ),
+    _scoring("chat_completions", "/v1/chat/completions",
+             "Generate the next turn of a conversation, as OpenAI's API does.", ChatCompletion, ChatBody,
+             _MESSAGES, answer_types=(JSON, EVENTS), names_model=True),
+    _scoring("completions", "/v1/completions", "Generate text after a prompt, as OpenAI's API does.",
+             Completion, CompletionBody, _PROMPT, answer_types=(JSON, EVENTS), names_model=True),
+    Operation("drift", "/v1/drift", "A summary of the drift of every version.", "read", answers.Drift),
+    Operation("model_drift", "/v1/drift/{model}", "The drift of each quantity of the model's versions.",
+              "read", answers.Drift),
+    Operation("graph", "/v1/graph", "The state of the live graph.", "read", answers.GraphState),
+    Operation("graph_events", "/v1/graph/events",
+              "Change the live graph. Answers when the changes are durable and visible.", "admin",
+              answers.Applied, events.BODY, example=_EVENTS, body_types=(JSON, NDJSON, ARROW),
+              body_required=True, timed=True),
+    Operation("rollouts", "/v1/rollouts", "Versions and rollouts of every model.", "any", answers.Rollouts),
+    Operation("begin_rollout", "/v1/rollouts", "Begin a rollout.", "admin", Rollout, RolloutRequest,
+              example=_CANARY, body_required=True, statuses=_CHANGE, names_model=True),
+    Operation("rollout", "/v1/rollouts/{model}", "Versions and rollout of one model.", "read",
+              answers.RolloutState),
+    *(Operation(f"rollout_{verb}", f"/v1/rollouts/{{model}}/{verb}", summary, "admin", answers.RolloutState,
+                DecisionBody, statuses=_CHANGE)
+      for verb, summary in DECISIONS.items()),
+    Operation("server_metadata", "/v2", "Server metadata.", "any", answers.ServerMetadata),
+    Operation("server_live", "/v2/health/live", "Whether the process works.", "open", answers.Live,
+              negative=True),
+    Operation("server_ready", "/v2/health/ready", "Whether requests are accepted.", "open", answers.Ready,
+              negative=True),
+    Operation("statistics", "/v2/models/stats", "Statistics of all models.", "any", answers.Statistics),
+    _metadata("model_metadata", "/v2/models/{model}", "Model metadata.", answers.ModelMetadata),
+    Operation("model_ready", "/v2/models/{model}/ready", "Whether a model accepts requests.", "open",
+              answers.ModelReady, negative=True, versioned=True),
+    _metadata("model_config", "/v2/models/{model}/config", "Model configuration in Triton's form.",
+              answers.ModelConfig),
+    _metadata("model_statistics", "/v2/models/{model}/stats", "Statistics of a model's versions.",
+              answers.Statistics),
+    _scoring("infer", "/v2/models/{model}/infer", "Inference with tensors, as JSON or binary.",
+             answers.Inference, InferBody, _TENSORS, answer_types=(JSON, BINARY), body_types=(JSON, BINARY),
+             versioned=True),
+    _scoring("generate", "/v2/models/{model}/generate", "Generate a text.", Generated, GenerateBody, _TEXT,
+             versioned=True),
+    _scoring("generate_stream", "/v2/models/{model}/generate_stream",
+             "Generate a text, as server-sent events.", None, GenerateBody, _TEXT, answer_types=(EVENTS,),
+             versioned=True),
+    Operation("repository_index", "/v2/repository/index", "All versions with their states.", "any",
+              list[answers.IndexEntry], IndexBody, example={"ready": True}),
+    Operation("load", "/v2/repository/models/{model}/load", "Load a version and make it current.", "admin",
+              answers.Empty, LoadBody, example={"parameters": {"version": "2"}}, statuses=_CHANGE),
+    Operation("unload", "/v2/repository/models/{model}/unload",
+              "Unload a version, or all versions of a model.", "admin", answers.Empty, LoadBody,
+              statuses=_CHANGE),
 )
+# fmt: on
 
 
 def table_of(operations: Iterable[Operation]) -> PathTable[Operation]:
@@ -491,6 +245,7 @@ def _prediction_at(path: str) -> Operation:
         answer=(answers.Scores, answers.Predictions),
         example={"instances": [42, 7]},
         body=(ScoreBody, InstancesBody),
+        statuses=(404,),
         versioned=False,
     )
 

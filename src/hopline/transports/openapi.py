@@ -153,7 +153,7 @@ def _operation(
     described: dict[str, Any] = {"tags": [operation.tag], "summary": operation.summary}
     if parameters := list(_parameters(operation, path)):
         described["parameters"] = parameters
-    if operation.takes_body:
+    if operation.body is not None:
         content = {
             media: {"schema": _one_of(operation.body, schemas) if media == JSON else {}}
             for media in operation.body_types
@@ -165,7 +165,9 @@ def _operation(
         roles = [] if operation.required == "any" else [operation.required]
         described["security"] = [{name: roles} for name in schemes]
     statuses = {*_ALWAYS, *operation.statuses}
-    statuses |= {415} if operation.takes_body else set()
+    statuses |= {404} if "{model}" in operation.path or operation.names_model else set()
+    statuses |= {504} if operation.timed else set()
+    statuses |= {415} if operation.body is not None else set()
     statuses |= set(_GUARDED) if schemes else set()
     error = _OIP_ERROR if operation.is_oip else _ERROR
     responses = {"200": _answer(operation, schemas)}
