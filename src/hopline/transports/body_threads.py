@@ -1,4 +1,4 @@
-"""Where bodies are read and answers encoded: on the event loop what is short, on threads what is not."""
+"""Threads for what is long: large bodies are decompressed and counted, large answers encoded there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEW_VALUES: Final = SLICE_VALUES // 16
 
 
 class LoopShare:
-    """What the event loop may encode in one of its turns: a batch may end many answers together."""
+    """A limit on what the event loop encodes in one turn: a batch may end many answers together."""
 
     __slots__ = ("_used",)
 

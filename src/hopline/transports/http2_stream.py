@@ -321,7 +321,7 @@ class Stream:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no part of the answer was sent, and the window takes not even a small one."""
+        """True if no part of the answer was sent, and the window takes not even a small one."""
         return (
             self.send_window < _LEAST_WINDOW
             and not (self._pending or self.lasts)
