@@ -139,7 +139,7 @@ BUDGET: dict[str, int] = {
     "slo": 578,
     "snapshots": 1258,
     "testing": 2773,
-    "transports": 13288,
+    "transports": 13286,
 }
 
 

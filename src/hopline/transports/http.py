@@ -154,9 +154,8 @@ class HttpApp:
             answer = route.handle(request, id_line)
         except Exception as error:
             response = self.failed(error, id_line, oip=route.oip)
-            without_frames(
-                error
-            )  # the future refers to the error, whose frames refer to the body and the future
+            # The future refers to the error, whose frames refer to the body and the future.
+            without_frames(error)
             return response
         finally:
             request.body = b""  # large and no longer needed
@@ -317,9 +316,8 @@ class HttpApp:
         return Response(encode_json(metadata), headers=id_line)
 
     def _metadata(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        return Response(
-            encode_json(oip.model_metadata(self._service.describe(model, version))), headers=id_line
-        )
+        metadata = oip.model_metadata(self._service.describe(model, version))
+        return Response(encode_json(metadata), headers=id_line)
 
     def _model_ready(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
         client = None if self._guard is None else self._guard.recognised(request)
