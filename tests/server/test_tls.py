@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import http.client
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -44,6 +45,22 @@ def test_https_is_served_and_http_is_not(server: RunningServer, pair: tuple[Path
         pytest.raises(hopline.HoplineError, match="certificate"),
     ):
         stranger.score("sage", [1])
+
+
+def test_a_server_stops_while_clients_keep_their_connections(pair: tuple[Path, Path]) -> None:
+    """A client that waits for its next request does not answer the end of TLS (RFC 8446, 6.1)."""
+    trust = ssl.create_default_context(cafile=str(pair[0]))
+    with running(tls__cert_file=pair[0], tls__key_file=pair[1], server__drain_timeout_s=600) as started:
+        port = int(started.url.rsplit(":", 1)[1])
+        kept = [http.client.HTTPSConnection("127.0.0.1", port, context=trust) for _ in range(3)]
+        for connection in kept:
+            connection.request("GET", "/v1/models")
+            assert len(connection.getresponse().read()) > 100
+        started.process.terminate()
+        assert started.process.wait(60) == 0
+        for connection in kept:
+            assert connection.sock.recv(1) == b""  # an end, not a reset
+            connection.close()
 
 
 def test_grpc_is_encrypted(server: RunningServer, pair: tuple[Path, Path]) -> None:

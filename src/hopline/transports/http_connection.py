@@ -60,13 +60,14 @@ _LINGER_S = 5.0
 #: Bodies above this need room in the budget, and are read only from permitted clients.
 _SMALL_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+#: Looks of a drain at a closed connection without unsent bytes, after which it is aborted.
+_LOOKS = 10
 #: Headers of an offer to change the protocol, which the header Connection names too.
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
 #: A client that closed looks like one that only stopped sending, until something is written to it. Every
 #: answer begins with these bytes, so they are sent early and one at a time: a closed client resets the
 #: connection, and the next byte reports that. The first byte is sent immediately, the second after
-#: `_PROBE_S`, and each wait is `_PROBE_GROWTH` times the one before, so that the last follows after three
-#: minutes.
+#: `_PROBE_S`; each wait is `_PROBE_GROWTH` times the one before, the last three minutes.
 _EARLY_BYTES = b"HTTP/1.1 "
 _PROBE_S, _PROBE_GROWTH = 0.002, 5
 _STATUS_LINES = {
@@ -94,8 +95,7 @@ class HttpConnection(asyncio.Protocol):
         #: Received bytes that wait for the parser while others have their turn.
         self._unread = b""
         self._since = endpoint.now
-        self._paused = False
-        self._closed = False
+        self._paused = self._closed = False
         #: Whether further input is dropped, since an earlier request was refused.
         self._is_deaf = False
         #: Whether the client has stopped sending.
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         #: Bytes of the next answer that were sent as probes.
         self._num_early = 0
         self._next_probe: asyncio.TimerHandle | None = None
-        self._linger_until = 0.0
+        self._linger_until, self._num_looks = 0.0, 0
         #: Whether the last answer was a refusal: the next input has low priority.
         self._is_late = False
         #: Requests started in this turn of the connection, and the end of the turn.
@@ -317,9 +317,8 @@ class HttpConnection(asyncio.Protocol):
         headers = {name: value for name, value in self._headers.items() if name not in _OFFER}
         options = headers.get(b"connection", b"").split(b",")
         kept = [option for option in options if option.strip().lower() not in _OFFER]
-        lines = b"".join(
-            b"%b: %b\r\n" % header for header in {**headers, b"connection": b",".join(kept)}.items()
-        )
+        headers[b"connection"] = b",".join(kept)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers.items())
         version = self._parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._target, version, lines)
         self._parser = httptools.HttpRequestParser(self)
@@ -366,7 +365,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a byte of the answer to a client that stopped sending."""
         if self._next_probe is not None:
             self._next_probe.cancel()
-            self._next_probe = None
+        self._next_probe = None
         is_due = self._current is not None and self._stream is None and not self._closed
         if not is_due or self._num_early == len(_EARLY_BYTES):
             return
@@ -801,8 +800,12 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def close_if_idle(self) -> None:
-        """Close between requests; abort if this only waits for a refused sender."""
-        if self._linger_until:
+        """Close between requests; abort what waits for a refused sender, or for the end of TLS.
+
+        A client need not answer that end (RFC 8446, 6.1).
+        """
+        self._num_looks = self._num_looks + 1 if self._closed and not self._outbox.num_unsent() else 0
+        if self._linger_until or self._num_looks > _LOOKS:
             self._transport.abort()
         elif self.idle:
             self._close()

@@ -106,6 +106,10 @@ class Outbox:
         """True if the transport does not have all bytes yet."""
         return bool(self._parts)
 
+    def num_unsent(self) -> int:
+        """Return how many bytes of answers the client has not confirmed."""
+        return num_buffered(self._transport) + sum(map(len, self._parts))
+
     def write(self, data: bytes) -> None:
         """Send a few bytes, behind those that wait."""
         if self._parts:
@@ -148,7 +152,7 @@ class Outbox:
     def pause(self, now: float) -> None:
         """Note that the client does not read."""
         self._is_paused = True
-        self._progress.begin(-self._num_unsent(), now)
+        self._progress.begin(-self.num_unsent(), now)
 
     def resume(self) -> None:
         """Note that the client has read all that the transport had."""
@@ -156,7 +160,7 @@ class Outbox:
 
     def has_stopped(self, now: float, limit_s: float) -> bool:
         """Return whether the client takes too little, or nothing."""
-        return self._is_paused and self._progress.has_stopped(-self._num_unsent(), now, limit_s)
+        return self._is_paused and self._progress.has_stopped(-self.num_unsent(), now, limit_s)
 
     def close(self) -> None:
         """Close the connection after all written bytes are sent."""
@@ -172,9 +176,6 @@ class Outbox:
             self._turns.drop(parts, _releasing(self._budget, reserved))
         elif reserved:
             self._budget.give_back(reserved)
-
-    def _num_unsent(self) -> int:
-        return num_buffered(self._transport) + sum(map(len, self._parts))
 
     def _release(self) -> None:
         if self._reserved:

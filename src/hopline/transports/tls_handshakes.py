@@ -99,10 +99,6 @@ class TlsHandshake(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def eof_received(self) -> bool | None:
-        """Close: a client that stops sending cannot complete a handshake."""
-        return None
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the handshake of a client that is gone."""
         self._forget()
