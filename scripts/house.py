@@ -30,6 +30,8 @@ DISTRIBUTIONS = {
 }
 #: Arguments of a function; more of them take a value object.
 WIDE = 8
+#: Lines below which a file needs a second importer.
+SHORT = 150
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,12 @@ def single_importers(files: list[Source], graph: networkx.DiGraph) -> list[str]:
     )
 
 
+def short_single_importers(files: list[Source], graph: networkx.DiGraph) -> list[str]:
+    """Modules below `SHORT` lines that exactly one other module imports: most belong into that one."""
+    lines = {file.module: file.num_lines for file in files}
+    return [module for module in single_importers(files, graph) if lines[module] < SHORT]
+
+
 def repeated_classes(files: list[Source]) -> dict[str, list[str]]:
     """Public class name -> modules, for names that more than one module defines."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -162,6 +170,7 @@ def main() -> int:
         graph = import_graph(files)
         lists = {
             "files_with_one_importer": single_importers(files, graph),
+            "short_files_with_one_importer": short_single_importers(files, graph),
             "repeated_class_names": list(repeated_classes(files)),
             "circles": [" ~ ".join(circle) for circle in circles(graph)],
             "wide_functions": wide_functions(files),

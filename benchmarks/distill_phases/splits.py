@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.jobs.distill.propagate import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray
 
 NUM_TRAIN, NUM_VALID, HELD_OUT = 20, 30, 0.2
 

@@ -123,7 +123,7 @@ def _add_installed(app: typer.Typer, wanted: str) -> None:
 def _add(app: typer.Typer, name: str, found: Any) -> None:
     import typer
 
-    from hopline.commands.negative_numbers import NumbersAreValues
+    from hopline.commands.arguments import NumbersAreValues
 
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)
@@ -167,7 +167,7 @@ def _with_flags(text: str, arguments: Sequence[str]) -> str:
     import typer.core
     import typer.main
 
-    from hopline.commands.flag_names import as_flags, flags_of
+    from hopline.commands.arguments import as_flags, flags_of
 
     command: Any = typer.main.get_command(build_app(arguments))
     for word in arguments:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
-from hopline.ingress.tls import TlsFiles
+from hopline.ingress.certificates import TlsFiles
 from hopline.process.cgroup import usable_cpus
 from hopline.process.listeners import (
     Listener,

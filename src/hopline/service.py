@@ -127,7 +127,7 @@ class Service:
 
     @property
     def log_id(self) -> str:
-        """Identity of the prediction log (`records/log_id.py`); "" for none."""
+        """Identity of the prediction log (`records/names.py`); "" for none."""
         return self._records.log_id
 
     @property

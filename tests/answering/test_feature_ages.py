@@ -33,7 +33,7 @@ from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
 from hopline.jobs.distill.export import write_fallback
 from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.student import Student
+from hopline.jobs.distill.train import Student
 from hopline.memory.arena import create_shared
 from hopline.packaging import package
 from hopline.service import Service

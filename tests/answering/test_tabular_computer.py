@@ -26,7 +26,7 @@ from hopline.artifact import Column, ModelSpec, TabularSpec, read_artifact
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
-from hopline.runtimes.opset import check_runtime
+from hopline.runtimes.ort import check_runtime
 from hopline.runtimes.tabular import TabularModel
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult, TensorInfo

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from hopline import __version__
-from hopline.commands.negative_numbers import NumbersAreValues
+from hopline.commands.arguments import NumbersAreValues
 
 
 def hopline(*words, **environment):

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hopline.slo import rules as slo_rules
+from hopline.slo import promql
 from hopline.slo.objectives import NOT_VALID, REFUSALS
 from tests.prometheus_server import prometheus, promtool
 from tests.servers import running
@@ -90,7 +90,7 @@ def test_rules_alert_at_the_paces_of_slo_rules():
     found = re.findall(
         r"rate(\w+) > ([\d.]+) and hopline:bad_ratio:rate(\w+) > ([\d.]+)", RULES.read_text()
     )
-    wanted = [(p.long, p.rate(30) * 0.001, p.short) for p in slo_rules.PACES]
+    wanted = [(p.long, p.rate(30) * 0.001, p.short) for p in promql.PACES]
     assert [(a, float(b), c) for a, b, c, _ in found] == [(a, pytest.approx(b), c) for a, b, c in wanted]
     assert all(b == d for _, b, _, d in found)
 

@@ -17,10 +17,10 @@ from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.jobs.batch.changes import Changes as Differences
 from hopline.jobs.batch.needed import needed_levels
 from hopline.jobs.distill.export import StructureRows, write_student
-from hopline.jobs.distill.reduce import directions
+from hopline.jobs.distill.propagate import directions
 from hopline.jobs.distill.run import structure_features
 from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.student import Student
+from hopline.jobs.distill.train import Student
 from hopline.memory.arena import Arena
 from hopline.testing.graphs import power_law_graph
 from hopline.types import InlineNode, ScoreRequest

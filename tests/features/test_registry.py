@@ -10,7 +10,7 @@ from hopline.features.memory import MemoryStore
 from hopline.features.published import PublishingStore
 from hopline.features.redis import RedisClusterStore, RedisStore
 from hopline.features.registry import PUBLISHED, PUBLISHING, STORES, open_store
-from hopline.jobs.batch.sinks import SINKS
+from hopline.jobs.batch.registry import SINKS
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 from hopline.artifact import read_artifact
-from hopline.commands import import_mlflow
+from hopline.commands import models
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.packaging.mlflow import import_from_mlflow
 from hopline.packaging.mlflow_registry import parse
@@ -253,7 +253,7 @@ def test_from_the_command_line(store, artifact, tmp_path):
 
     version = store.registered("risk", artifact)
     app = typer.Typer()
-    app.command()(import_mlflow.import_model)
+    app.command()(models.import_model)
     arguments = [
         f"mlflow:/risk/{version.version}",
         "--repository",

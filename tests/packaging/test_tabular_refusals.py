@@ -20,7 +20,7 @@ from xgboost import XGBClassifier
 import hopline
 from hopline import cli
 from hopline.artifact import Column, read_artifact
-from hopline.commands.package_tabular import load_estimator, read_sample_file
+from hopline.commands.package import load_estimator, read_sample_file
 from hopline.errors import PackagingError, ParityError
 from hopline.packaging.tabular import packager
 from tests.packaging.tabular_models import is_fraud, payments, pipeline

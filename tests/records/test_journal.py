@@ -13,8 +13,7 @@ from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.records.convert import convert
 from hopline.records.entry import Entry, EntryWriter
-from hopline.records.finisher import delete_oldest
-from hopline.records.journal import Journal
+from hopline.records.journal import Journal, delete_oldest
 from hopline.records.names import log_files
 from hopline.records.reader import LogReader
 
@@ -224,7 +223,7 @@ def test_a_crash_within_a_conversion_shows_no_entry_twice(tmp_path):
 
 
 def test_a_conversion_that_fails_leaves_the_file_readable(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("hopline.records.finisher._CONVERT", (sys.executable, "-c", "exit('no room')"))
+    monkeypatch.setattr("hopline.records.journal._CONVERT", (sys.executable, "-c", "exit('no room')"))
     journal = opened(tmp_path, format="parquet")
     journal.write(line(1), 1)
     assert journal.close(120)

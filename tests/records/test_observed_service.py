@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from hopline.config.reader import load_config
 from hopline.observe.scrape import Scrape
-from hopline.records.access import AccessLog
+from hopline.records.recorders import AccessLog
 from hopline.records.tracing import TraceRecorder
 from hopline.service import Service
 from hopline.transports.http import HttpApp

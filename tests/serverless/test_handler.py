@@ -26,8 +26,8 @@ from hopline.errors import (
 )
 from hopline.graph import Graph
 from hopline.serverless import app, application, handler
-from hopline.serverless.models import Models
-from hopline.serverless.rows import probabilities
+from hopline.serverless.app import Models
+from hopline.serverless.known import probabilities
 from hopline.serverless.settings import read_settings
 from hopline.testing.precomputed_files import write_table
 from tests.engine import zoo

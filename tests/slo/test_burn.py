@@ -14,11 +14,10 @@ from hopline.jobs.stream.meters import StreamMetrics
 from hopline.observe.metrics import LATENCY_BUCKETS, Metrics
 from hopline.observe.scrape import Scrape
 from hopline.slo import promql
-from hopline.slo.burn import over_window, since_start
-from hopline.slo.counts import count, latency_buckets, quantile, within
+from hopline.slo.burn import count, latency_buckets, over_window, quantile, since_start, within
 from hopline.slo.objectives import Objective, read_objectives
 from hopline.slo.prometheus import Prometheus
-from hopline.slo.rules import PACES, write_rules
+from hopline.slo.promql import PACES, write_rules
 from tests.prometheus_server import prometheus, promtool
 
 SLO = """

@@ -151,9 +151,9 @@ def test_a_copy_that_was_changed_on_the_host_is_fetched_again(address, cache):
 def test_after_a_restart_of_the_machine_every_file_is_compared_again(address, cache, monkeypatch):
     snapshot = address.publish()
     take(cache, address, snapshot).release()
-    monkeypatch.setattr("hopline.snapshots.verified.boot_id", lambda: "another")
+    monkeypatch.setattr("hopline.snapshots.cache.boot_id", lambda: "another")
     compared = []
-    from hopline.snapshots.verified import VerifiedFiles
+    from hopline.snapshots.cache import VerifiedFiles
 
     compare = VerifiedFiles.compare
     monkeypatch.setattr(VerifiedFiles, "compare", lambda *args: compared.append(args[1]) or compare(*args))

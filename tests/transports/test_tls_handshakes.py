@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from hopline.config.schema import TlsConfig
-from hopline.ingress.tls import TlsFiles
+from hopline.ingress.certificates import TlsFiles
 from hopline.transports import tls_handshakes
 from hopline.transports.tls_handshakes import TlsHandshakes
 from hopline.transports.turns import TURN_S, Turns

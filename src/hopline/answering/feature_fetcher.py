@@ -82,7 +82,7 @@ class FeatureFetcher:
             absent: what it lacks.
             supply: what it had.
             until: time.monotonic() at which it continues with the present rows; 0 where it has not waited
-            yet.
+                yet.
             wanted: describes what the request is about; None where that does not describe what it lacks.
             is_over: whether the request has ended, or is too late; checked before each part.
         """

@@ -27,10 +27,10 @@ from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.live.view import LiveView
 from hopline.graph.snapshot import Graph
 from hopline.graph.store_columns import FetchedEdges
-from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
 from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
 from hopline.scheduling.work import Work

@@ -161,7 +161,7 @@ class Ran(NamedTuple):
         queue_s: seconds that each request waited.
         compute_s: of the batch, wall time.
         stages: of the batch: "sample", "compute", "post" -> seconds; empty where they are not measured
-        separately.
+            separately.
         ended: time.time().
         away_s: seconds that each request was out of the queue for feature rows; () where none was.
     """

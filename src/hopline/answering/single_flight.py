@@ -73,7 +73,7 @@ class SingleFlight:
         deadlines: of requests.
         landed: is called with (key, answer, when it was begun) of each flight, after all have it.
         ended: is called with (request, its outcome or None where it was cancelled, seconds waited) of the
-        requests that were not handed on; the others are counted where they are computed.
+            requests that were not handed on; the others are counted where they are computed.
         clock: seconds, monotonic.
     """
 

@@ -23,7 +23,7 @@ from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
-    from hopline.jobs.batch.report import Report
+    from hopline.jobs.batch.report import BatchReport
 
 
 def batch(
@@ -97,10 +97,9 @@ def batch(
 ) -> None:
     """Score all nodes of a graph, compute each row of each level once, and publish all results together."""
     from hopline.config.urls import shown
-    from hopline.jobs.batch.engines import open_engine
     from hopline.jobs.batch.nodes_file import read_nodes
+    from hopline.jobs.batch.registry import OUTPUTS, open_engine, open_sink, scheme_of, work_folder
     from hopline.jobs.batch.run import BatchOptions, BatchRun
-    from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, work_folder
     from hopline.live.snapshots import open_graph
 
     resolved = resolve_config(
@@ -173,7 +172,7 @@ def _id_kind(graph: object, folder: Path) -> str:
     return graph.nodes[node_type].ids.kind
 
 
-def show(report: Report, to: str, console: Console) -> None:
+def show(report: BatchReport, to: str, console: Console) -> None:
     """Print a report."""
     table = Table("", "", box=None, show_header=False, pad_edge=False)
     table.columns[1].justify = "right"

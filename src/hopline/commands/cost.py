@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey, Token, Url
-from hopline.commands.metrics_page import read_metrics
+from hopline.commands.connection import ApiKey, Token, Url, read_metrics
 from hopline.commands.screen import Screen, whole
 from hopline.observe.scrape import Scrape
 

@@ -20,7 +20,7 @@ from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest, ConfigError, PackagingError
 
 if TYPE_CHECKING:
-    from hopline.jobs.distill.report import Report
+    from hopline.jobs.distill.report import DistillReport
 
 
 def distill(
@@ -123,7 +123,7 @@ def distill(
     if report is not None:
         report.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
     if plot is not None:
-        from hopline.jobs.distill.plot import draw
+        from hopline.jobs.distill.report import draw
 
         plot.write_text(draw(done), "utf-8")
     if as_json:
@@ -137,7 +137,7 @@ def distill(
         )
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: DistillReport, console: Console) -> None:
     """Print a report."""
     table = Table("held-out nodes", "nodes", "agreement", "teacher", "student", "plain MLP", box=None)
     for column in table.columns[1:]:

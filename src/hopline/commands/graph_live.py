@@ -1,14 +1,19 @@
-"""`hopline graph events` and `hopline graph status`: change and inspect a server's live graph."""
+"""`hopline graph events` and `hopline graph status`: change and inspect a server's live graph.
+
+Files of events are split into request bodies: JSON, one event a line or a list, and Arrow streams.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 import typer
@@ -20,9 +25,102 @@ from rich.table import Table
 from hopline.client import Client, EventsOutcome
 from hopline.client.graph import RefusedEvent
 from hopline.commands.connection import ApiKey, Token, Url, open_client, server_url
-from hopline.commands.event_files import Part, opened, parts
 from hopline.commands.screen import Screen, whole
-from hopline.errors import LogFull, Unavailable
+from hopline.errors import BadRequest, LogFull, Unavailable
+
+#: First bytes of an Arrow IPC stream.
+_ARROW = b"\xff\xff\xff\xff"
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Part(NamedTuple):
+    """A group of events of a file.
+
+    Attributes:
+        body: request body.
+        num_events: number of events in it.
+        have_ids: whether all events have ids, so that sending them again is safe.
+    """
+
+    body: bytes
+    num_events: int
+    have_ids: bool
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    """Open a file, or stdin for "-". Raises: BadRequest: the file cannot be read."""
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            source = stack.enter_context(Path(file).open("rb"))
+        except OSError as error:
+            raise BadRequest(f"{file} cannot be read: {error.strerror}") from None
+        yield source
+
+
+def _parts(source: BinaryIO, size: int, name: str) -> Iterator[_Part]:
+    """The events of a file in order, `size` at a time.
+
+    Raises: BadRequest: a broken list or Arrow stream; the server reports broken lines.
+    """
+    begin = source.read(16)
+    source = io.BufferedReader(_Prefixed(begin, source))  # stdin cannot seek back
+    if begin.startswith(_ARROW):
+        yield from _arrow_parts(source, size, name)
+        return
+    lines: Iterator[bytes] = iter(source)
+    if begin.lstrip()[:1] == b"[":
+        try:
+            lines = iter([bytes(raw) for raw in msgspec.json.decode(source.read(), type=list[msgspec.Raw])])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadRequest(f"{name} begins like a JSON list but is not one: {error}") from None
+        # In a list an event may span several lines; the server reads one event per line.
+        lines = (line.replace(b"\n", b" ").replace(b"\r", b" ") for line in lines)
+    while chunk := list(itertools.islice(filter(None, map(bytes.strip, lines)), size)):
+        yield _Part(b"\n".join(chunk), len(chunk), all(map(_has_id, chunk)))
+
+
+def _arrow_parts(source: BinaryIO, size: int, name: str) -> Iterator[_Part]:
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                for begin in range(0, batch.num_rows, size):
+                    part, out = batch.slice(begin, size), io.BytesIO()
+                    with pa.ipc.new_stream(out, part.schema) as stream:
+                        stream.write_batch(part)
+                    have_ids = "id" in part.schema.names and not part.column("id").null_count
+                    yield _Part(out.getvalue(), part.num_rows, have_ids)
+    except (pa.ArrowException, OSError) as error:
+        raise BadRequest(f"{name} is not an Arrow IPC stream: {error}") from None
+
+
+def _has_id(event: bytes) -> bool:
+    try:
+        return _fields.decode(event).get("id", b"null") != b"null"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+class _Prefixed(io.RawIOBase):
+    """A stream that returns bytes already read from it again."""
+
+    def __init__(self, begin: bytes, source: BinaryIO) -> None:
+        self._begin, self._source = begin, source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: memoryview) -> int:  # type: ignore[override]
+        data, self._begin = self._begin[: len(into)], self._begin[len(into) :]
+        data = data or self._source.read(len(into))
+        into[: len(data)] = data
+        return len(data)
+
 
 #: Most refused events that are shown; --refused gets all of them.
 _SHOWN = 10
@@ -59,10 +157,10 @@ def events(
     out = None if refused is None else refused.open("w")
     name = "stdin" if file == "-" else file
     try:
-        with open_client(url, api_key, token) as client, opened(file) as source:
+        with open_client(url, api_key, token) as client, _opened(file) as source:
             size = 0 if file == "-" else Path(file).stat().st_size
             with _bar(size) as advance:
-                for part in parts(source, batch, name):
+                for part in _parts(source, batch, name):
                     outcome = _send_events(client, part, retry_s)
                     for each in outcome.refused:
                         if out is not None:
@@ -136,7 +234,7 @@ class _Sums:
             typer.echo(f"  and {self.refused - _SHOWN:,} more", err=True)
 
 
-def _send_events(client: Client, part: Part, retry_s: float) -> EventsOutcome:
+def _send_events(client: Client, part: _Part, retry_s: float) -> EventsOutcome:
     """Send events, with retries while the server does not accept them.
 
     Raises: Unavailable: after `retry_s`, or if events without ids may have been applied.

@@ -1,15 +1,61 @@
-"""`hopline models`: list, load and unload versions on a running server."""
+"""`hopline models`: list, load and unload versions on a running server; import versions from MLflow."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token, Url, open_admin, server_url
-from hopline.commands.import_mlflow import import_model
 from hopline.commands.screen import Screen, whole
+
+
+def import_model(
+    reference: Annotated[
+        str, typer.Argument(metavar="MLFLOW", help="mlflow:/NAME/VERSION or mlflow:/NAME@ALIAS.")
+    ],
+    repository: Annotated[Path, typer.Option(metavar="DIR", help="Repository folder to write to.")],
+    name: Annotated[
+        str | None, typer.Option(help="Model name here. Default: as in MLflow.", show_default=False)
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version here. Default: as in MLflow.", show_default=False)
+    ] = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
+) -> None:
+    """Import a model version from MLflow: a Hopline artifact, or a scikit-learn or XGBoost model.
+
+    An estimator is unpickled, which runs code in the file: import only from registries that you trust.
+    """
+    from hopline.packaging.mlflow import import_from_mlflow
+
+    console = Screen()
+    with console.status(f"importing {reference}"):
+        imported = import_from_mlflow(
+            reference,
+            repository,
+            name=name,
+            version=version,
+            tracking_uri=tracking_uri,
+            overwrite=overwrite,
+        )
+    registered = imported.registered
+    console.print(
+        f"{imported.how} {registered.name} version {registered.version} from {registered.source}\n"
+        f"to {imported.path}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    for note in imported.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
 
 app = typer.Typer(no_args_is_help=True, help="List, load and unload versions of models.")
 

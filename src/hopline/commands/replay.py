@@ -24,7 +24,7 @@ from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
-    from hopline.jobs.replay import Report
+    from hopline.jobs.replay import ReplayReport
     from hopline.jobs.targets import Target
 
 
@@ -92,7 +92,7 @@ def replay(
         needed_folder(resolved, "models.repository")
         target = ServiceTarget(resolved)
 
-    async def run() -> Report:
+    async def run() -> ReplayReport:
         from hopline.jobs.replay import replay as replayed
 
         async with target:
@@ -119,7 +119,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: ReplayReport, console: Console) -> None:
     """Print a report: comparisons, differences, and skipped requests."""
     table = Table("", "", box=None, show_header=False, pad_edge=False)
     table.columns[1].justify = "right"
@@ -157,7 +157,7 @@ def show(report: Report, console: Console) -> None:
         console.print(f"{code}, for example {example}", style="dim", highlight=False, markup=False)
 
 
-def incomplete(report: Report) -> str:
+def incomplete(report: ReplayReport) -> str:
     """Message about answers that were not compared although they should be."""
     missing = sum(report.not_compared.values())
     reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.not_compared.items()))
@@ -170,7 +170,7 @@ def incomplete(report: Report) -> str:
     return f"nothing was compared: {reasons or 'the log has no entries'}"
 
 
-def _figures(report: Report) -> list[tuple[str, str]]:
+def _figures(report: ReplayReport) -> list[tuple[str, str]]:
     return [
         ("entries read", f"{report.read:,}"),
         ("compared", f"{report.compared:,}"),
@@ -191,7 +191,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _histogram(report: Report) -> Table:
+def _histogram(report: ReplayReport) -> Table:
     from hopline.jobs.replay import BOUNDS
 
     names = ["same values", *(f"≤ {bound:.0e}" for bound in BOUNDS[1:]), f"> {BOUNDS[-1]:.0e}"]

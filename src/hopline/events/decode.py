@@ -8,6 +8,10 @@ those of `hopline.graph.live.changes.Rejected`, and
     schema_changed   features, attributes, times, weights or columns that are not this graph's
 
 The received bytes bound time and memory: declared sizes are counted first.
+
+Where features are in a feature store, events bring nodes and edges, and no features: they are decoded as if
+node types had none. The graph still has a row for each node, which is zero for added nodes and which no
+model reads.
 """
 
 from __future__ import annotations
@@ -18,18 +22,37 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
 from hopline.events.arrow_fields import refuse_fields
-from hopline.events.elsewhere import with_zeros, without_features
 from hopline.events.payloads import JsonEvents, read_json
 from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
 from hopline.repeated_names import may_repeat, repeated_name
 from hopline.types import IdArray
+
+
+def _without_features(schema: GraphSchema) -> GraphSchema:
+    """The schema to decode such events by."""
+    types = {
+        name: msgspec.structs.replace(node, feature_dim=0, feature_names=())
+        for name, node in schema.node_types.items()
+    }
+    return GraphSchema(types, schema.edge_types)
+
+
+def _with_zeros(changes: Changes, schema: GraphSchema) -> Changes:
+    """The changes with rows as the graph has them."""
+    nodes = {
+        name: replace(part, features=np.zeros((len(part), schema.node_types[name].feature_dim), np.float32))
+        for name, part in changes.nodes.items()
+    }
+    return replace(changes, nodes=nodes)
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -88,7 +111,7 @@ class Decoder:
 
     def __init__(self, schema: GraphSchema, *, features_elsewhere: bool = False) -> None:
         self._whole = schema if features_elsewhere else None
-        self._schema = schema = without_features(schema) if features_elsewhere else schema
+        self._schema = schema = _without_features(schema) if features_elsewhere else schema
         self._edge_types = tuple(schema.edge_types)
         self._node_types = tuple(schema.node_types)
 
@@ -110,7 +133,7 @@ class Decoder:
         decoded = _joined(segments, count, refusals, refused, sent_ms)
         if self._whole is None or not decoded.changes.nodes:
             return decoded
-        return replace(decoded, changes=with_zeros(decoded.changes, self._whole))
+        return replace(decoded, changes=_with_zeros(decoded.changes, self._whole))
 
     def _json(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]

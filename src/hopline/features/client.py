@@ -36,8 +36,7 @@ from hopline.features.overdue import Overdue
 from hopline.features.retry import RetryPolicy
 from hopline.features.skew import SchemaWatch
 from hopline.features.stamped import stamped, stamped_group, times_of
-from hopline.features.tier import Tier, Verdict
-from hopline.features.write_back import WriteBack
+from hopline.features.tier import Tier, Verdict, WriteBack
 from hopline.types import ExternalIds, FloatArray, IdArray
 
 log = logging.getLogger(__name__)

@@ -21,10 +21,9 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.foreign import translated
+from hopline.features.foreign import Threads, translated
 from hopline.features.ids import listed
 from hopline.features.rows import check_same, not_found
-from hopline.features.threads import Threads
 from hopline.float32 import loss
 from hopline.types import ExternalId, ExternalIds, FloatArray
 

@@ -21,10 +21,9 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import DTYPES, MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.foreign import is_transient, translated
+from hopline.features.foreign import Threads, is_transient, translated
 from hopline.features.ids import RowNumbers, listed
 from hopline.features.rows import check_group, check_same, checked_values, not_found
-from hopline.features.threads import Threads
 from hopline.types import ExternalIds, FloatArray, IdArray
 
 _ATTR = "x"

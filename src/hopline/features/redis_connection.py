@@ -39,7 +39,7 @@ def refusal(where: str, error: str) -> FeatureStoreError:
     return kind(f"{where} answered: {error}")
 
 
-class Waiter(Protocol):
+class ReplyWaiter(Protocol):
     """Receives the replies to one request."""
 
     future: asyncio.Future[Any]
@@ -58,7 +58,7 @@ class Reply:
         self.future = future
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """See `Waiter.feed`."""
+        """See `ReplyWaiter.feed`."""
         parsed = resp.parse(buffer[begin:end].tobytes())
         if parsed is None:
             if end - begin > _MAX_REPLY_BYTES:
@@ -94,7 +94,7 @@ class Replies:
         self._state = np.array((0, 0, 0, part > 0), np.int64)
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """See `Waiter.feed`."""
+        """See `ReplyWaiter.feed`."""
         state = self._state
         while True:
             begin = resp.read_replies(buffer, begin, end, state, self._part, self.lengths, self.rows)
@@ -137,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._waiting: deque[Waiter] = deque()
+        self._waiting: deque[ReplyWaiter] = deque()
         self._heard_at = 0.0
         self._full = False
         self._buffer: Bytes = np.empty(_BUFFER_BYTES, np.uint8)
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
             await asyncio.sleep(_LOOK_S)
         return not self.closed and self.silent_s() <= silence_s
 
-    def send(self, payload: bytes | memoryview, waiter: Waiter) -> None:
+    def send(self, payload: bytes | memoryview, waiter: ReplyWaiter) -> None:
         """Send a request whose replies `waiter` receives.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
 from hopline.features import resp
-from hopline.features.redis_connection import Connection, Replies, Waiter
+from hopline.features.redis_connection import Connection, Replies, ReplyWaiter
 from hopline.features.redis_url import RedisUrl
 from hopline.features.resp import Keys
 from hopline.types import AnyArray, IdArray
@@ -99,7 +99,7 @@ class Server:
         """Send one command for one key."""
         return await self.call(*words)
 
-    async def request(self, payload: bytes | memoryview, waiter: Waiter) -> None:
+    async def request(self, payload: bytes | memoryview, waiter: ReplyWaiter) -> None:
         """Send a request, and wait until the waiter has all replies."""
         connection = self.ready() or await self.connect()
         connection.send(payload, waiter)

@@ -33,7 +33,7 @@ STORES: dict[str, str] = {
 }
 
 #: Schemes of stores in which `hopline batch` can publish: their classes are `PublishingStore`s. Each is
-#: also a scheme of a batch sink (`jobs/batch/sinks.py`).
+#: also a scheme of a batch sink (`jobs/batch/registry.py`).
 PUBLISHING = (
     "redis", "rediss", "valkey", "valkeys", "redis+cluster", "rediss+cluster", "dynamodb",
 )  # fmt: skip

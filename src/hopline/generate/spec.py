@@ -96,6 +96,10 @@ def write_generative(folder: Path, spec: GenerativeSpec) -> GenerativeSpec:
     return spec
 
 
+def _optional(datatype: str, names: str) -> list[TensorInfo]:
+    return [TensorInfo(name, datatype, (-1,), True) for name in names.split()]
+
+
 #: Outputs of a generative model: a row for each text.
 OUTPUTS = (
     TensorInfo("text", "BYTES", (-1,)),
@@ -105,22 +109,10 @@ OUTPUTS = (
     TensorInfo("logprobs", "BYTES", (-1,)),
 )
 _INPUTS = (
-    TensorInfo("prompt", "BYTES", (-1,), True),
-    TensorInfo("messages", "BYTES", (-1,), True),
-    TensorInfo("stop", "BYTES", (-1,), True),
-    *(TensorInfo(name, "INT64", (-1,), True) for name in ("max_tokens", "seed", "top_k")),
-    *(
-        TensorInfo(name, "FP64", (-1,), True)
-        for name in (
-            "temperature",
-            "top_p",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-        )
-    ),
-    *(TensorInfo(name, "BOOL", (-1,), True) for name in ("logprobs", "ignore_eos", "repeatable")),
+    *_optional("BYTES", "prompt messages stop"),
+    *_optional("INT64", "max_tokens seed top_k"),
+    *_optional("FP64", "temperature top_p min_p presence_penalty frequency_penalty repetition_penalty"),
+    *_optional("BOOL", "logprobs ignore_eos repeatable"),
 )
 DEFAULT_OUTPUTS = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
 

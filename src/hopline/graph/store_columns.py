@@ -8,7 +8,7 @@ it reads one edge. Only those positions are read: first those that are available
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -32,32 +32,40 @@ class EdgeReader(Protocol):
         ...
 
 
-class StoreColumn:
+class _Placeholder:
+    """The shape of an array whose values cannot be read as those of an array."""
+
+    __slots__ = ("shape",)
+    nbytes = 0
+    shape: tuple[int, ...]
+    _refusal: ClassVar[str]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, item: Any) -> Any:
+        raise GraphError(self._refusal)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
+        raise GraphError(self._refusal)
+
+
+class StoreColumn(_Placeholder):
     """A column of an edge type that lies in a graph store: only its shape and dtype are known.
 
     Args:
         shape: (E,) or (E, d). dtype: of its values.
     """
 
-    __slots__ = ("dtype", "shape")
-    nbytes = 0
+    __slots__ = ("dtype",)
+    _refusal = (
+        "the edges of this graph lie in a graph store and are read by position, not as arrays; use the "
+        "folder of the graph"
+    )
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self.shape = shape
         self.dtype = np.dtype(dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, item: Any) -> Any:
-        raise GraphError(
-            "the edges of this graph lie in a graph store and are read by position, not as arrays; use the "
-            "folder of the graph"
-        )
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        found: AnyArray = self[:]
-        return found
 
 
 class StoreIds(StoreColumn):
@@ -85,32 +93,20 @@ class StoreIds(StoreColumn):
         return self._reader.read(positions, out)
 
 
-class StoreFeatures:
+class StoreFeatures(_Placeholder):
     """A feature matrix of which only the shape and the mean row are known.
 
     Attributes:
         shape: (N, d). mean: float32 [d], which replaces a row that the feature store lacks.
     """
 
-    __slots__ = ("mean", "shape")
+    __slots__ = ("mean",)
     dtype = np.dtype(np.float32)
-    nbytes = 0
+    _refusal = "this graph was pushed without features: set features.store, or push it with features"
 
     def __init__(self, shape: tuple[int, int], mean: FloatArray) -> None:
         self.shape = shape
         self.mean = mean
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, item: Any) -> Any:
-        raise GraphError(
-            "this graph was pushed without features: set features.store, or push it with features"
-        )
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        found: AnyArray = self[:]
-        return found
 
 
 class FetchedEdges:

@@ -158,7 +158,7 @@ class Inexact(msgspec.Struct, frozen=True):
     replay_graph_version: str
 
 
-class Report(msgspec.Struct):
+class ReplayReport(msgspec.Struct):
     """The report of a replay.
 
     Attributes:
@@ -226,7 +226,7 @@ async def replay(
     progress: Callable[[float], object] = lambda done: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-) -> Report:
+) -> ReplayReport:
     """Send all requests of a log again.
 
     If an overloaded target refuses, the request is retried while the model answers at all.
@@ -324,7 +324,7 @@ class _Replay:
         self._target = target
         self._version = version
         self._prepared: dict[tuple[str, str], asyncio.Task[str]] = {}
-        self._found = Report(histogram=[0] * (len(BOUNDS) + 1))
+        self._found = ReplayReport(histogram=[0] * (len(BOUNDS) + 1))
         self._by_output: dict[str, float] = {}
         self._errors: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
@@ -430,7 +430,7 @@ class _Replay:
             else:
                 heapq.heappushpop(self._worst, item)
 
-    def report(self) -> Report:
+    def report(self) -> ReplayReport:
         """The report of the counted results."""
         report = self._found
         report.by_output = dict(self._by_output)

@@ -29,7 +29,7 @@ class Target(Protocol):
     ) -> None: ...
 
     async def log_id(self) -> str:
-        """The id of the prediction log that it writes, see `records/log_id.py`; "" for none."""
+        """The id of the prediction log that it writes, see `records/names.py`; "" for none."""
         ...
 
     async def prepare(self, model: str, version: str) -> str:

@@ -2,30 +2,38 @@
 
 Its orders come as one line of JSON on stdin. It reports when it is ready, and stops in order on SIGTERM or
 when stdin ends: it does not outlive its parent. Exit codes: 0 stopped in order, 1 it could not start, 3
-this process cannot write the graph any more (another one may recover), 4 another process writes instead
-(`take_over.py`).
+this process cannot write the graph any more (another one may recover), 4 another process writes instead.
+
+If another process holds the lock of the folder:
+
+        owner's lock says     I belong to a server               I belong to a stream
+        it yields             ask over its socket, and wait      if it answers there, leave it the folder
+        it does not           wait for its end, within a time    leave it the folder
+
+A server's writer has the memory that workers read, so it has priority over the writer of a stream.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from hopline.errors import GraphError, HoplineError
+from hopline.errors import Conflict, GraphError, HoplineError
 from hopline.graph import Graph
-from hopline.graph.live.home import LiveHome
+from hopline.graph.live.home import LOCK, LiveHome
 from hopline.graph.live.keeper import Keeper
-from hopline.graph.live.lock import this_process
+from hopline.graph.live.lock import Owner, read_owner, this_process
 from hopline.graph.live.log import SEGMENT_BYTES
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -33,13 +41,107 @@ from hopline.graph.live.preflight import preflight
 from hopline.graph.live.seen import CAPACITY
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
+from hopline.live.link import WriterLink
 from hopline.live.server import Counts, WriterServer
 from hopline.live.shared_snapshots import SharedSnapshots
-from hopline.live.take_over import Relieved, take_over
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 from hopline.process.time_slice import lower_priority
 
 log = logging.getLogger(__name__)
+
+#: Seconds between checks of the lock, and between requests to its owner.
+_LOOK_S, _ASK_EVERY_S = 0.1, 0.5
+#: An owner that yields may first have to read a graph, and to finish a batch and a snapshot.
+_YIELDING_S = 60.0
+#: Short timeouts, so that the process can stop meanwhile: unanswered requests are repeated.
+_CONNECT_S, _ANSWER_S = 0.5, 1.0
+
+
+class _Relieved(Exception):
+    """Another process writes the folder, and continues to."""
+
+
+async def _take_over(
+    attempt: Callable[[], Awaitable[LiveHome]],
+    folder: Path,
+    stopping: asyncio.Event,
+    *,
+    yields: bool,
+    stand_by_s: float,
+    clock: Callable[[], float],
+) -> LiveHome | None:
+    """The live folder, once no other process writes there; None if stopped before.
+
+    Args:
+        attempt: opens the folder; Conflict if another process has it.
+        yields: whether this writer gives up the folder on request.
+        stand_by_s: seconds to wait for an owner that does not yield; 0 means for ever.
+        clock: monotonic seconds.
+    Raises:
+        Relieved: this one yields, and the owner writes.
+        Conflict: the owner did not end in time; the message names it.
+        HoplineError: as `attempt`.
+    """
+    began, ask_at, logged, answer = clock(), clock(), "", ""
+    while not stopping.is_set():
+        try:
+            return await attempt()
+        except Conflict as error:
+            conflict = str(error)
+        owner = read_owner(folder / LOCK)
+        if not logged:
+            logged = conflict
+            log.info("standing by: %s", logged)
+        if yields:
+            if not owner.yields or await _answers(owner):
+                raise _Relieved(f"{conflict}; changes are sent to it")
+            answer = "it is starting or stopping"
+        elif not owner.yields:
+            answer = "it does not yield; waiting for it"
+        elif clock() >= ask_at:
+            answer = await _ask_to_yield(owner)
+            ask_at = clock() + _ASK_EVERY_S
+        if f"{owner}: {answer}" != logged:
+            logged = f"{owner}: {answer}"
+            log.info("standing by for %s", logged)
+        patience_s = max(stand_by_s, _YIELDING_S) if owner.yields else stand_by_s
+        if stand_by_s and not yields and clock() - began >= patience_s:
+            raise Conflict(
+                f"{conflict}. It did not end within {patience_s:g} s ({answer}): stop it, use another "
+                "live.folder, or wait for as long as it runs (live.stand_by_s = 0)"
+            )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_S)
+    return None
+
+
+async def _ask_to_yield(owner: Owner) -> str:
+    """Ask an owner to give up the folder; return its answer."""
+    link = WriterLink(
+        Path(owner.socket), "the next writer", patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True
+    )
+    link.start()
+    try:
+        await link.step_aside()
+    except HoplineError as error:
+        return str(error)
+    finally:
+        await link.close()
+    return "it yields"
+
+
+async def _answers(owner: Owner) -> bool:
+    """True if an owner accepts changes."""
+    link = WriterLink(Path(owner.socket), "another writer", patience_s=_CONNECT_S, quiet=True)
+    link.start()
+    try:
+        await link.welcome()
+    except HoplineError:
+        return False
+    finally:
+        await link.close()
+    return True
+
 
 ENTRY = "hopline.live.process:main"
 READY = "Hopline's live graph is ready"
@@ -139,7 +241,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         await _started(stopping, shared.fetch, Path(orders.folder))
     try:
         home = await _taken_over(orders, base, stopping)
-    except Relieved as error:
+    except _Relieved as error:
         log.info("%s", error)
         return RELIEVED
     if home is None:
@@ -188,7 +290,7 @@ async def _taken_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> L
             owner=this_process(orders.run_by, orders.socket, orders.yields),
         )
 
-    return await take_over(
+    return await _take_over(
         attempt,
         Path(orders.folder),
         stopping,

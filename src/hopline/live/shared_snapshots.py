@@ -23,7 +23,7 @@ from hopline.files import draft_of, publish_folder
 from hopline.graph import storage
 from hopline.graph.live.home import name_of
 from hopline.graph.live.log import Log
-from hopline.graph.live.manifest import NAME, Manifest, SnapshotEntry, write_manifest
+from hopline.graph.live.manifest import NAME, LiveManifest, SnapshotEntry, write_manifest
 from hopline.graph.live.state import read_state
 from hopline.graph.live.version import StreamOffset, read_offset, read_version
 from hopline.remote_address import open_address
@@ -136,7 +136,7 @@ class SharedSnapshots:
         entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{target.name}", name_of(state))
         # First: a folder with the manifest must have a log.
         Log.open(folder / "log", self._lineage, next_sequence=state.sequence + 1).close()
-        write_manifest(folder, Manifest(self._lineage, self._address, (entry,)))
+        write_manifest(folder, LiveManifest(self._lineage, self._address, (entry,)))
 
     def _asked(self, ask: Callable[[], ResultT]) -> ResultT:
         """Answer of the address; drivers raise whatever their libraries do."""

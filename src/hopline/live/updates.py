@@ -1,29 +1,182 @@
-"""Changes to the live graph that a worker receives over HTTP: read, checked, passed to the writer."""
+"""Changes to the live graph that a worker receives over HTTP: read, checked, passed on.
+
+They go to the writer of this host; if the graph follows a stream, they are sent to that stream, so that all
+servers of the fleet apply them at the same place. The answer names the version that has them. The first
+worker also exports the writer's status as metrics.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from hopline.brokers.base import Outgoing, Sink
+from hopline.brokers.registry import open_sink
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, DeadlineExceeded, RequestTooLarge
+from hopline.errors import (
+    BadRequest,
+    BrokerError,
+    BrokerUnavailable,
+    DeadlineExceeded,
+    HoplineError,
+    RequestTooLarge,
+    WriterUnavailable,
+)
 from hopline.events import arrow_rows
 from hopline.events.decode import Decoder
 from hopline.events.payloads import together
 from hopline.graph.live.changes import Applied
 from hopline.graph.live.memory import LiveMemory
-from hopline.graph.live.version import version_name
+from hopline.graph.live.version import StreamOffset, offset_at, version_name
 from hopline.graph.live.view import LiveView
+from hopline.live import wire
 from hopline.live.link import WriterLink
-from hopline.live.stream_sender import StreamSender
-from hopline.live.watch import WriterWatch
 from hopline.observe.metrics import Metrics
+
+#: Seconds between status requests.
+_LOOK_S = 2.0
+#: Timeout of an answer in seconds: a step of the writer takes milliseconds.
+_PATIENCE_S = 5.0
+
+
+class _Asks(Protocol):
+    """`live.link.WriterLink`, or a fake."""
+
+    async def status(self) -> wire.Status:
+        """The state of the graph. Raises: WriterUnavailable."""
+        ...
+
+
+class WriterWatch:
+    """Polls the writer's status and exports it as metrics.
+
+    Args:
+        link: to the writer.
+        metrics: of the server.
+    """
+
+    def __init__(self, link: _Asks, metrics: Metrics) -> None:
+        self._link = link
+        self._task: asyncio.Task[None] | None = None
+        self._last: wire.Status | None = None
+        self._up = metrics.gauge(
+            "hopline_graph_writer_up", "Whether the writer of the live graph answers.", merge="max"
+        )()
+        self._filled = metrics.gauge(
+            "hopline_graph_memory_filled",
+            "Share of the live graph's memory that is in use, 0 to 1.",
+            merge="max",
+        )()
+        self._log_bytes = metrics.gauge(
+            "hopline_graph_log_bytes", "Changes that a start would have to read again.", merge="max"
+        )()
+        self._failing = metrics.gauge(
+            "hopline_graph_snapshot_failing", "Whether the last snapshot could not be written.", merge="max"
+        )()
+        self._steps = metrics.counter(
+            "hopline_graph_writer_steps_total", "Groups of batches that the writer made durable together."
+        )()
+        self._events = metrics.counter(
+            "hopline_graph_writer_events_total", "Events that the writer received, from all clients."
+        )()
+        self._seconds = metrics.counter(
+            "hopline_graph_writer_seconds_total", "Seconds that the writer worked."
+        )()
+
+    def start(self) -> None:
+        """Start polling."""
+        self._task = asyncio.ensure_future(self._look())
+
+    async def close(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def ask(self) -> None:
+        """Once."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                status = await self._link.status()
+        except (HoplineError, TimeoutError):
+            self._up.set(0.0)
+            return
+        self._up.set(1.0)
+        self._filled.set(status.filled)
+        self._log_bytes.set(float(status.log_bytes))
+        self._failing.set(float(bool(status.problem)))
+        before = self._last
+        # Work before the start of this worker was counted by another one; a smaller number means a new
+        # writer, which counts from zero.
+        if before is not None:
+            if status.steps < before.steps:
+                before = wire.Status(0)
+            self._steps.inc(status.steps - before.steps)
+            self._events.inc(status.events - before.events)
+            self._seconds.inc(max(0.0, status.seconds - before.seconds))
+        self._last = status
+
+    async def _look(self) -> None:
+        while True:
+            await self.ask()
+            await asyncio.sleep(_LOOK_S)
+
+
+_UNKNOWN = "the events may or may not be in the stream: send them again with the same event ids"
+
+
+class _StreamSender:
+    """Sends events to the stream that the graph follows.
+
+    Args:
+        address: of the stream.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._sink: Sink = open_sink(address, "live.stream")
+        self._opened: asyncio.Task[None] | None = None
+
+    async def send(self, payload: bytes, deadline: float | None) -> StreamOffset:
+        """Send one message; returns its place in the stream.
+
+        Raises:
+            DeadlineExceeded: nothing was sent.
+            WriterUnavailable: the message may or may not have been sent.
+            BadRequest: the broker refuses the message.
+        """
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the events were sent to the stream")
+        if self._opened is None:
+            self._opened = asyncio.ensure_future(self._sink.open())
+        try:
+            async with asyncio.timeout(left_s):
+                await asyncio.shield(self._opened)
+                # not cancelled: the driver's state must not depend on a caller's patience
+                (placed,) = await asyncio.shield(self._sink.send([Outgoing(payload)]))
+        except TimeoutError:
+            raise WriterUnavailable(f"the stream did not answer in time; {_UNKNOWN}") from None
+        except BrokerUnavailable as error:
+            raise WriterUnavailable(f"{error}; {_UNKNOWN}", error.retry_after_s) from None
+        except BrokerError as error:
+            raise BadRequest(f"{error}; send fewer events in one request") from None
+        return offset_at(placed.position)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._opened is not None:
+            await self._opened
+            await self._sink.close()
+
 
 #: Refused events that an answer lists.
 _MAX_LISTED = 1_000
@@ -47,7 +200,7 @@ class LiveUpdates:
     ) -> None:
         config = settings.live
         self._graph = graph
-        self._stream = StreamSender(config.stream) if config.stream else None
+        self._stream = _StreamSender(config.stream) if config.stream else None
         self._patience_until = time.monotonic() + config.catch_up_s
         self._decoder = Decoder(graph.schema, features_elsewhere=bool(settings.features.store))
         self._link = WriterLink(socket, f"worker {worker}")

@@ -46,7 +46,7 @@ from hopline.models.repositories import configured_repository
 from hopline.models.repository import Repository
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
-from hopline.runtimes.opset import check_runtime
+from hopline.runtimes.ort import check_runtime
 from hopline.runtimes.placement import Placement, place_models
 from hopline.runtimes.processor import warn_of_overflow
 from hopline.scheduling.open_limits import open_limits

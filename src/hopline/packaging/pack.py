@@ -62,9 +62,7 @@ def _merge(graph: onnx.GraphProto, names: list[str]) -> bool:
             biases.append(found[1])
         leaves.append(users[0])
     root, adds = _sum_of({leaf.output[0] for leaf in leaves}, consumers)
-    if root is None:
-        return False
-    if len({block.shape[1] for block in blocks}) != 1:
+    if root is None or len({block.shape[1] for block in blocks}) != 1:
         return False
     bias = np.asarray(np.sum(biases, axis=0, dtype=np.float32)) if biases else None
     _replace(graph, names, leaves + adds, root, np.concatenate(blocks), bias)

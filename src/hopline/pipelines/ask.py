@@ -83,7 +83,7 @@ class ModelStep(Step):
         model, version: who is asked.
         resolve: finds who answers.
         question_for: what to ask a model with this interface. Raises PipelineInvalid: nothing, it does not
-        fit.
+            fit.
         clock: that deadlines are on.
 
     Attributes:

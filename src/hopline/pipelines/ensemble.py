@@ -26,7 +26,7 @@ class EnsembleStep(Step):
         how: to combine.
         weights: of each member, for "weighted".
         require: so many members must answer; the others are labelled. All must where a request refuses a
-        degraded answer.
+            degraded answer.
     """
 
     kind = "ensemble"

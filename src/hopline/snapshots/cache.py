@@ -11,6 +11,11 @@
 One process fetches at a time; the others wait for it and find the copy. A file gets its name only after its
 hash was compared. A process that dies leaves a file without a name, which the next one removes, and
 its locks are released. Snapshots that nothing uses are removed, the oldest first, where room is needed.
+
+`verified.json` names the files that were compared with their hashes since this machine started. Such a file
+is not read again as long as its inode, size and time of change stay the same: each file is read once on a
+host, however many processes open it. After a restart of the machine every file is read again, because a
+power failure may have torn it.
 """
 
 from __future__ import annotations
@@ -26,12 +31,78 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
+from hopline.artifact import sha256_of
 from hopline.errors import ConfigError, SnapshotDamaged, SnapshotTooLarge, Unavailable
-from hopline.files import draft_of, is_draft, lock, publish_file, publish_folder, sync, write_atomically
+from hopline.files import (
+    boot_id,
+    draft_of,
+    is_draft,
+    lock,
+    publish_file,
+    publish_folder,
+    sync,
+    write_atomically,
+)
 from hopline.snapshots.held import HeldSnapshot, hold, is_used, lock_unused
 from hopline.snapshots.manifest import SnapshotAddress, SnapshotFile, SnapshotManifest
 from hopline.snapshots.store import DISK_FULL, SnapshotStore
-from hopline.snapshots.verified import VerifiedFiles
+from hopline.types import UNREADABLE
+
+
+class _Record(msgspec.Struct):
+    boot: str = ""
+    #: sha256 -> (inode, size, changed ns)
+    files: dict[str, tuple[int, int, int]] = {}
+
+
+class VerifiedFiles:
+    """The record of a cache; written only by the process that holds the cache's lock.
+
+    Args:
+        path: of the record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def known(self) -> dict[str, tuple[int, int, int]]:
+        """Content hash -> identity of the file that has this content."""
+        try:
+            record = msgspec.json.decode(self._path.read_bytes(), type=_Record)
+        except (OSError, *UNREADABLE):
+            return {}
+        return record.files if record.boot == boot_id() else {}
+
+    def holds(self, path: Path, file: SnapshotFile, known: dict[str, tuple[int, int, int]]) -> bool:
+        """True if a file is one that was compared and has not changed since; reads no content."""
+        try:
+            return known.get(file.sha256) == _identity(path)
+        except OSError:
+            return False
+
+    def compare(self, path: Path, file: SnapshotFile, known: dict[str, tuple[int, int, int]]) -> bool:
+        """Read a file and note in `known` that its content has the hash; False where it has not."""
+        try:
+            found = _identity(path)
+            if found[1] != file.size or sha256_of(path) != file.sha256:
+                return False
+        except OSError:
+            return False
+        known[file.sha256] = found
+        return True
+
+    def write(self, known: dict[str, tuple[int, int, int]]) -> None:
+        """Replace the record. Raises: OSError."""
+        record = msgspec.json.encode(_Record(boot_id(), known))
+        write_atomically(self._path, record, durable=False)
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
 
 log = logging.getLogger(__name__)
 

@@ -106,13 +106,12 @@ class FakeVersion:
 
     def _result(self, request: ScoreRequest) -> ScoreResult:
         found = self._function(request)
-        names = request.outputs or self.interface.default_outputs
         missing = np.array([node in self.unknown for node in request.nodes], np.bool_)
         return ScoreResult(
             self.name,
             self.version,
             self.graph_version,
-            {name: found[name] for name in names},
+            {name: found[name] for name in request.outputs or self.interface.default_outputs},
             missing if missing.any() else None,
             self.degraded,
         )
@@ -144,10 +143,7 @@ class FakeVersion:
 
 
 def hand_in(scorer: Scorer, request: ScoreRequest, deliver: Callable[[Any], object]) -> Work:
-    """Pass a request to a version; return its work, which can be cancelled.
-
-    Raises: HoplineError: it was refused immediately.
-    """
+    """Pass a request to a version; return its work. Raises: HoplineError: it was refused immediately."""
     work = Work(request, deliver)
     scorer.accept(work)
     return work

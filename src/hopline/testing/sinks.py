@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from hopline.errors import SinkError
+from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.sink import ID_COLUMN, Column, Sink, TableSchema
-from hopline.jobs.batch.sinks import open_sink
 from hopline.types import AnyArray
 
 #: One column of each kind.

@@ -23,7 +23,7 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "arrow_events": ("hopline.events",),
     "json_events": ("hopline.events", "hopline.repeated_names"),
     "broker_messages": ("hopline.transports",),
-    "wal_segments": ("hopline.graph.live.segment", "hopline.graph.live.codec", "hopline.graph.live.entry"),
+    "wal_segments": ("hopline.graph.live.segment", "hopline.graph.live.codec", "hopline.graph.live.codec"),
     "client_answers": ("hopline.client",),
     "state_files": (
         *("hopline.graph.live.manifest", "hopline.graph.storage", "hopline_mesh.state.segment"),

@@ -7,8 +7,7 @@ import zlib
 from pathlib import Path
 
 from hopline.errors import BadRequest, LogDamaged
-from hopline.graph.live.codec import decode_changes, encode_changes
-from hopline.graph.live.entry import decode_entry
+from hopline.graph.live.codec import decode_changes, decode_entry, encode_changes
 from hopline.graph.live.segment import (
     HEADER_BYTES,
     Header,

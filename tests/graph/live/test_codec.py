@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, NodeChanges, Rejected
-from hopline.graph.live.entry import Entry, decode_entry, encode_entry
+from hopline.graph.live.codec import Entry, decode_entry, encode_entry
 from tests.graph.live.batches import INTS, STRINGS, added_edges, batches, same
 
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hopline.errors import GraphError, LogDamaged, LogFailed, LogFull
 from hopline.files import draft_of
 from hopline.graph.live import segment
-from hopline.graph.live.log import Log
-from hopline.graph.live.replay import replay
+from hopline.graph.live.log import Log, replay
 from tests.graph.live.conftest import SmallDisk
 
 LINEAGE = "0123456789abcdef"

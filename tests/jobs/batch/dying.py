@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.run import BatchOptions, BatchRun
-from hopline.jobs.batch.sinks import open_sink
 
 
 def die() -> None:

@@ -9,11 +9,10 @@ import pytest
 from hopline.artifact import sha256_of
 from hopline.errors import BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
 from hopline.graph import Graph
-from hopline.jobs.batch.engines import open_engine
 from hopline.jobs.batch.nodes_file import read_nodes
 from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.registry import open_engine, open_sink, work_folder
 from hopline.jobs.batch.run import BatchRun
-from hopline.jobs.batch.sinks import open_sink, work_folder
 from tests.engine import zoo
 from tests.graph.live.conftest import SmallDisk
 from tests.jobs.batch.conftest import score

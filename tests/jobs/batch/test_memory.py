@@ -11,7 +11,7 @@ import torch
 
 from hopline.errors import BatchError
 from hopline.graph import Graph
-from hopline.jobs.batch.budget import Reads, pace
+from hopline.jobs.batch.work import Reads, pace
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_edges
 from tests.engine.zoo import SAGEConv

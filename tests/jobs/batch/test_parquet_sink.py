@@ -13,8 +13,8 @@ import pytest
 
 from hopline.errors import SinkError
 from hopline.jobs.batch import parquet_sink
+from hopline.jobs.batch.registry import open_sink, work_folder
 from hopline.jobs.batch.sink import Column
-from hopline.jobs.batch.sinks import open_sink, work_folder
 from hopline.testing.sinks import check, feed, ids_of, schema_of, values_of, write
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace
 

@@ -7,8 +7,8 @@ from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.engine.precomputed_file.identity import id_hashes
 from hopline.errors import SinkError
 from hopline.jobs.batch import precomputed_sink
+from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.sink import Column, TableSchema
-from hopline.jobs.batch.sinks import open_sink
 
 N = 50
 STATE, LOGITS = Column("state", "float32", 4), Column("logits", "float32", 2)

@@ -16,8 +16,8 @@ import torch
 
 from hopline.errors import BadRequest, BatchError
 from hopline.jobs.batch import ray_engine, ray_task
-from hopline.jobs.batch.engines import open_engine
 from hopline.jobs.batch.ray_engine import RayEngine
+from hopline.jobs.batch.registry import open_engine
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo

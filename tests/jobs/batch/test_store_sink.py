@@ -12,8 +12,8 @@ from hopline.errors import ConfigError, SinkError
 from hopline.features.published import NOTE, read_catalog
 from hopline.features.registry import open_store
 from hopline.jobs.batch import store_sink
+from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.sink import Column
-from hopline.jobs.batch.sinks import open_sink
 from hopline.jobs.batch.store_sink import StoreSink
 from hopline.service import Service
 from hopline.testing.sinks import check, feed, ids_of, schema_of, values_of, write

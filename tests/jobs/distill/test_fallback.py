@@ -15,7 +15,7 @@ from hopline.engine.source import FetchedRows
 from hopline.errors import ArtifactCorrupted, ArtifactError, FeatureStoreUnavailable
 from hopline.jobs.distill.export import write_fallback
 from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.student import Student
+from hopline.jobs.distill.train import Student
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine.test_source import Rows
 from tests.jobs.distill.places import CLASSES, DIM

@@ -22,14 +22,13 @@ from hopline.errors import (
     SchemaMismatch,
 )
 from hopline.graph import EdgeTable, Graph, NodeTable
-from hopline.jobs.distill import gate
 from hopline.jobs.distill.export import StructureRows, write_student
-from hopline.jobs.distill.reduce import directions
-from hopline.jobs.distill.report import by_degree, calibration
+from hopline.jobs.distill.propagate import directions
+from hopline.jobs.distill.report import by_degree, calibration, judge
 from hopline.jobs.distill.run import Distillation, DistillOptions, Split, new_rows, structure_features
 from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.student import Student
 from hopline.jobs.distill.teacher import soft_labels
+from hopline.jobs.distill.train import Student
 from hopline.types import InlineNode, ScoreRequest
 from tests.jobs.distill.places import CLASSES, DIM, N
 
@@ -197,7 +196,7 @@ def test_degrees_fall_into_their_buckets():
     ],
 )
 def test_the_gate_takes_two_percent(agreement, teacher, student, passes):
-    assert gate.judge(agreement, teacher, student)[0] is passes
+    assert judge(agreement, teacher, student)[0] is passes
 
 
 def test_a_student_that_is_too_bad_is_not_written_unless_forced(hopline, own, tmp_path):

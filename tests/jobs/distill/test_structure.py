@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest, ConfigError
-from hopline.jobs.distill.propagate import by_destination
-from hopline.jobs.distill.reduce import directions
+from hopline.jobs.distill.propagate import by_destination, directions
 from hopline.jobs.distill.run import base_rows, new_rows, structure_features
 from hopline.jobs.distill.settings import Settings
 

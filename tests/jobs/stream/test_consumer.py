@@ -12,8 +12,8 @@ from hopline.errors import BrokerError, GraphError, LogFull, WriterUnavailable
 from hopline.jobs.stream.clock import Clock
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.dead_letters import FileDeadLetters, Refuse, SinkDeadLetters, StreamStopped
-from hopline.jobs.stream.judged import positions_of_sources
 from hopline.jobs.stream.meters import StreamMetrics
+from hopline.jobs.stream.outcomes import positions_of_sources
 from hopline.observe.metrics import Metrics
 from tests.jobs.stream.fakes import (
     Crash,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hopline.client.sync import Client
 from hopline.commands.drift import app as command
-from hopline.commands.drift_screen import bar, overview, sparkline, version_screen
+from hopline.commands.drift import bar, overview, sparkline, version_screen
 from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp

@@ -13,9 +13,9 @@ from typing import Any
 
 from hopline.config.schema import AuthConfig, Config, TlsConfig
 from hopline.errors import ConfigError
+from hopline.ingress.certificates import TlsFiles
 from hopline.ingress.exposure import is_loopback
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.ingress.tls import TlsFiles
 from hopline.process.listeners import remove_dead_socket, reserve, url_host
 from hopline.transports.http_endpoint import HttpEndpoint
 from hopline.transports.tls_handshakes import TlsHandshakes

@@ -3,7 +3,6 @@
 `changed_at[l][v]` is the last version at which the state of v at level l may have changed. Level 0 is v's
 own features. The state at level l reads v's neighbour list, and level l - 1 of v and of its in-neighbours,
 so a change propagates from a node to the nodes whose lists contain it. For that the writer keeps lists of
-out-neighbours. These lists are never too small: a removed edge stays in them until they are rebuilt, and
 out-neighbours. These lists are never too small: a removed edge stays in them until they are rebuilt. Until
 then it may set changed_at of a node that did not change.
 """
@@ -130,20 +129,8 @@ class OutNeighbors:
         self, sources: IdArray, changed_at: IdArray, version: int, frontier: IdArray, count: int
     ) -> int:
         """Set changed_at of the out-neighbours of int64 [n] sources; see `mark_changed`."""
-        return int(
-            _mark_out(
-                sources,
-                self._indptr,
-                self._out,
-                self._first,
-                self._targets,
-                self._following,
-                changed_at,
-                version,
-                frontier,
-                count,
-            )
-        )
+        found = (self._indptr, self._out, self._first, self._targets, self._following)
+        return int(_mark_out(sources, *found, changed_at, version, frontier, count))
 
 
 def _grown(array: AnyArray, size: int) -> AnyArray:

@@ -9,20 +9,72 @@ their UTF-8 bytes. An `order` that counts up by one is not stored: the head has 
 Decoding copies no column of numbers: arrays are views of the bytes, read-only if those are. It does not
 trust its input: claimed sizes are compared with the available bytes before anything of that size is
 allocated.
+
+The log's entry for one batch is the batch, and its outcome:
+
+    through_ms i64 │ number of skipped events u32 │ 0 │ their positions i64 │ the batch
+
+Applied again to the same version, a batch with its skipped events has the same outcome: events are not
+checked again.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
 from hopline.graph import id_values
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, Ids, NodeChanges, Rejected
 from hopline.types import UNREADABLE, AnyArray, IdArray
+
+_ENTRY = struct.Struct("<qI4x")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A batch and its outcome.
+
+    Attributes:
+        changes: the batch.
+        skip: bool [num_events], events that changed nothing.
+        through_ms: the graph contained everything that happened until then, ms since 1970.
+    """
+
+    changes: Changes
+    skip: NDArray[np.bool_]
+    through_ms: int
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Encode the payload of a record of the log. Raises: BadRequest: as `encode_changes`."""
+    skipped = np.flatnonzero(entry.skip).astype("<i8")
+    begin = _ENTRY.pack(entry.through_ms, len(skipped))
+    return b"".join((begin, skipped.tobytes(), encode_changes(entry.changes)))
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Decode the result of `encode_entry`. Raises: BadRequest: the bytes are something else."""
+    if len(data) < _ENTRY.size:
+        raise BadRequest(f"an entry of the log has {len(data)} bytes; it needs at least {_ENTRY.size}")
+    through_ms, count = _ENTRY.unpack_from(data)
+    end = _ENTRY.size + 8 * count
+    if end > len(data):
+        raise BadRequest(f"an entry of the log is truncated: {count} positions in {len(data)} bytes")
+    skipped = np.frombuffer(data, "<i8", count, _ENTRY.size)
+    changes = decode_changes(memoryview(data)[end:])
+    if count and not 0 <= skipped.min() <= skipped.max() < changes.num_events:
+        raise BadRequest(f"an entry of the log skips events that are not below {changes.num_events}")
+    skip = np.zeros(changes.num_events, np.bool_)
+    skip[skipped] = True
+    return Entry(changes, skip, through_ms)
+
 
 #: In one batch: readers may allocate arrays of that length.
 MAX_EVENTS = 2**24

@@ -25,7 +25,7 @@ from hopline.files import draft_of, publish_folder, remove_drafts
 from hopline.graph import storage
 from hopline.graph.live.lock import Owner, WriterLock
 from hopline.graph.live.log import SEGMENT_BYTES, Log
-from hopline.graph.live.manifest import NAME, Manifest, SnapshotEntry, read_manifest, write_manifest
+from hopline.graph.live.manifest import NAME, LiveManifest, SnapshotEntry, read_manifest, write_manifest
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State, read_state, write_state
 from hopline.graph.live.version import NO_OFFSET, OFFSET, read_offset, version_name
@@ -58,7 +58,7 @@ class LiveHome:
         log: open for writing.
     """
 
-    def __init__(self, folder: Path, lineage: str, lock: WriterLock, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, lineage: str, lock: WriterLock, manifest: LiveManifest) -> None:
         self.folder = folder
         self.lineage = lineage
         self.start: Start
@@ -149,7 +149,7 @@ class LiveHome:
             write_state(scratch / _STATE, state)
             publish_folder(scratch, folder / name, durable=True)  # an existing one is damaged
             kept = (entry, *(known for known in self.snapshots if known.sequence < state.sequence))[:_KEPT]
-            manifest = Manifest(self.lineage, self._manifest.base, kept)
+            manifest = LiveManifest(self.lineage, self._manifest.base, kept)
             write_manifest(self.folder, manifest)
         except OSError as error:
             raise GraphError(f"snapshot {folder / name} cannot be written: {error}") from error
@@ -196,7 +196,7 @@ class LiveHome:
             raise LogDamaged(f"{self.folder}: no usable snapshot and log: {'; '.join(problems)}; {ADVICE}")
         if problems:
             log.warning("starting from sequence %d and the log after it", sequence)
-            self._manifest = Manifest(self.lineage, self._manifest.base, tuple(whole))
+            self._manifest = LiveManifest(self.lineage, self._manifest.base, tuple(whole))
 
 
 def name_of(state: State) -> str:
@@ -219,7 +219,7 @@ def _sweep(folder: Path) -> None:
     remove_drafts(folder)
 
 
-def _derived(folder: Path, base: Graph) -> Manifest:
+def _derived(folder: Path, base: Graph) -> LiveManifest:
     """The manifest of a folder without `live.json`: it is new, or the file was lost."""
     entries = []
     for path in sorted((folder / "snapshots").iterdir(), reverse=True):
@@ -230,7 +230,7 @@ def _derived(folder: Path, base: Graph) -> Manifest:
                 entries.append(
                     SnapshotEntry(state.sequence, version, f"snapshots/{path.name}", name_of(state))
                 )
-    return Manifest(base.version, "" if base.path is None else str(base.path), tuple(entries[:_KEPT]))
+    return LiveManifest(base.version, "" if base.path is None else str(base.path), tuple(entries[:_KEPT]))
 
 
 def _opened(folder: Path, lineage: str, verify: bool) -> Start:

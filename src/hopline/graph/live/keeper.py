@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged, LogFull
 from hopline.graph.live.changes import Applied, Changes, Ids, Rejected
-from hopline.graph.live.entry import Entry, decode_entry, encode_entry
+from hopline.graph.live.codec import Entry, decode_entry, encode_entry
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.manifest import Positions, SnapshotEntry, read_positions, write_positions
 from hopline.graph.live.seen import CAPACITY, SeenWindow, hashed

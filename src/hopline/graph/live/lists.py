@@ -54,11 +54,13 @@ def merge(  # type: ignore[no-untyped-def]
     """Create new lists for the destinations that a batch changes.
 
     Args:
-        heads … attr: of the edge type's memory. capacities: int64 [R], entries of each record's room.
-        pool: see `pool.py`. free_records: int64 [R], a stack with counters[FREE] entries.
-        add_*: edges to add, sorted by (dst, time, src, order). add_time, add_weight, add_attr are [0]
-            where the type has none.
-        del_*: removals, sorted by (dst, src, order).
+        heads, records, indices, time, weight, cumweight, attr: of the edge type's memory.
+        capacities: int64 [R], entries of each record's room.
+        pool: see `pool.py`.
+        free_records: int64 [R], a stack with counters[FREE] entries.
+        add_dst, add_src, add_time, add_weight, add_attr, add_order: edges to add, sorted by (dst, time,
+            src, order). add_time, add_weight, add_attr are [0] where the type has none.
+        del_dst, del_src, del_time, del_has_time, del_order: removals, sorted by (dst, src, order).
         version: of the batch.
         found: bool [removals], filled: whether a removal met an edge.
         touched: int64 [distinct destinations], filled with those whose lists changed.

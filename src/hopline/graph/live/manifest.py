@@ -39,7 +39,7 @@ class SnapshotEntry(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class LiveManifest(msgspec.Struct, frozen=True):
     """The content of live.json.
 
     Attributes:
@@ -66,7 +66,7 @@ class Positions(msgspec.Struct, frozen=True):
     positions: dict[str, Any]
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> LiveManifest | None:
     """Read live.json; None if there is no file.
 
     Raises: LogDamaged: it is damaged, or was written by a newer Hopline.
@@ -85,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             "snapshots and the log in the same folder"
         )
     try:
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = msgspec.json.decode(body, type=LiveManifest)
     except UNREADABLE as error:
         raise LogDamaged(f"{path} is malformed: {error}; was it written by a newer Hopline?") from None
     if manifest.format > FORMAT:
@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: LiveManifest) -> None:
     """Replace the file. Raises: OSError: the old one still exists."""
     _replace(folder, NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 

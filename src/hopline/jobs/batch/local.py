@@ -12,8 +12,8 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.graph import Graph
-from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.spans import Span
+from hopline.jobs.batch.states import MemoryRows
 from hopline.jobs.batch.work import LevelWork, Shaper, Worker
 from hopline.process.cgroup import usable_cpus
 from hopline.types import FloatArray

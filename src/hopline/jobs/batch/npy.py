@@ -24,16 +24,8 @@ from hopline.types import AnyArray
 TABLE = "table.json"
 #: Rows between two requests to start writing to disk.
 _FLUSH_ROWS = 1 << 16
-_DESCRIBED = (
-    "model",
-    "version",
-    "model_hash",
-    "graph_version",
-    "node_type",
-    "num_rows",
-    "exact",
-    "classes",
-)
+_DESCRIBED = ("model", "version", "model_hash", "graph_version", "node_type", "num_rows", "exact",
+              "classes")  # fmt: skip
 
 
 class NpyFolder:

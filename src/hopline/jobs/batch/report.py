@@ -1,8 +1,17 @@
-"""The report of a batch run, for people and as JSON."""
+"""The progress of a batch run, and its report, for people and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+
+#: Called with a stage's label, rows done and rows in all.
+Advance = Callable[[str, int, int], None]
+
+
+def silent(label: str, done: int, total: int) -> None:
+    """An `Advance` that reports nothing."""
 
 
 class LevelReport(msgspec.Struct, frozen=True):
@@ -26,7 +35,7 @@ class LevelReport(msgspec.Struct, frozen=True):
     compact_edges: int
 
 
-class Report(msgspec.Struct, frozen=True):
+class BatchReport(msgspec.Struct, frozen=True):
     """The report of one successful attempt.
 
     Attributes:

@@ -22,21 +22,17 @@ from hopline.graph import Graph
 from hopline.graph.narrow import name_of
 from hopline.graph.schema import quoted
 from hopline.jobs.batch import needed as needs
-from hopline.jobs.batch.budget import Reads, pace
 from hopline.jobs.batch.goal import BatchOptions, Goal
-from hopline.jobs.batch.head import available_outputs, chosen_outputs, columns_of
 from hopline.jobs.batch.journal import Manifest, Mark, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
 from hopline.jobs.batch.memory import peak_bytes
-from hopline.jobs.batch.memory_rows import MemoryRows
-from hopline.jobs.batch.progress import Advance, silent
-from hopline.jobs.batch.report import LevelReport, Report
-from hopline.jobs.batch.results import Columns, ResultWriter
+from hopline.jobs.batch.report import Advance, BatchReport, LevelReport, silent
+from hopline.jobs.batch.results import Columns, ResultWriter, available_outputs, chosen_outputs, columns_of
 from hopline.jobs.batch.rows import below_of
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
-from hopline.jobs.batch.states import RowFile, create, disk_errors, rows_of, state_path
-from hopline.jobs.batch.work import Engine, LevelWork, Shaper, Worker
+from hopline.jobs.batch.states import MemoryRows, RowFile, create, disk_errors, rows_of, state_path
+from hopline.jobs.batch.work import Engine, LevelWork, Reads, Shaper, Worker, pace
 from hopline.live.snapshots import open_graph
 from hopline.process.cgroup import available_bytes
 from hopline.runtimes.processor import warn_of_overflow
@@ -141,7 +137,7 @@ class BatchRun:
         self._writer: ResultWriter | None = None
         self._open_sink: Callable[[], Sink]
 
-    def run(self, open_sink: Callable[[], Sink]) -> Report:
+    def run(self, open_sink: Callable[[], Sink]) -> BatchReport:
         """Compute the remaining rows, and write the tables.
 
         Args:
@@ -462,10 +458,10 @@ class BatchRun:
             classes=self._spec.classes,
         )
 
-    def _report(self, num_rows: int) -> Report:
+    def _report(self, num_rows: int) -> BatchReport:
         seconds = self._clock() - self._began
         identity = self._work.manifest.identity
-        return Report(
+        return BatchReport(
             model=identity.model,
             version=identity.version,
             graph_version=identity.graph_version,

@@ -2,6 +2,7 @@
 
 Rows are written as a separate generation (`features/published.py`), a group for each output, in the
 store's own layout; then one note is swapped, and readers see it. The earlier generation is deleted later.
+Calls are repeated while the store is unavailable.
 """
 
 from __future__ import annotations
@@ -9,20 +10,143 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import ParamSpec, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 import numpy as np
 
-from hopline.errors import ConfigError, SinkError
+from hopline.errors import ConfigError, FeatureStoreError, FeatureStoreUnavailable, SinkError
 from hopline.features.base import FeatureGroup
-from hopline.features.published import Catalog, Generation, PublishingStore, ids_note, packed_ids, stored
+from hopline.features.published import (
+    NOTE,
+    Catalog,
+    Generation,
+    PublishingStore,
+    ids_note,
+    packed_ids,
+    read_catalog,
+    stored,
+    unpacked_ids,
+)
 from hopline.features.registry import open_store
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.publisher import PAUSES_S, Publisher
 from hopline.jobs.batch.sink import ID_COLUMN, Column, TableSchema
 from hopline.types import AnyArray, ExternalIds
+
+#: Pauses before an unavailable store is called again.
+_PAUSES_S = (0.2, 1.0, 3.0)
+#: Attempts to swap a note that others may change first.
+_SWAPS = 20
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class _Publisher:
+    """Publishes tables in a store.
+
+    Args:
+        store: of the tables.
+        pauses_s: before each retry while the store is unavailable.
+    """
+
+    def __init__(self, store: PublishingStore, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
+        self.store = store
+        self._pauses_s = pauses_s
+
+    async def ask(self, call: Callable[_P, Awaitable[_T]], *args: _P.args, **options: _P.kwargs) -> _T:
+        """Call one of the store's methods and return its result.
+
+        Raises:
+            SinkError: the store refuses, or is unavailable after all retries.
+        """
+        for pause_s in self._pauses_s:
+            try:
+                return await call(*args, **options)
+            except FeatureStoreUnavailable:
+                await asyncio.sleep(pause_s)
+            except (FeatureStoreError, ConfigError) as error:
+                raise SinkError(str(error)) from error
+        try:
+            return await call(*args, **options)
+        except FeatureStoreUnavailable as error:
+            raise SinkError(
+                f"{error}; computed states are kept: fix this and start the same command again"
+            ) from error
+        except (FeatureStoreError, ConfigError) as error:
+            raise SinkError(str(error)) from error
+
+    async def catalog(self) -> Catalog:
+        """The published tables, and those that were begun. Raises: SinkError."""
+        return (await self._read())[0]
+
+    async def change(self, change: Callable[[Catalog], Catalog]) -> None:
+        """Change the catalog, also if others change it at the same time; `change` may be called again.
+
+        Raises:
+            SinkError: as `ask`; or others change it without end.
+        """
+        for attempt in range(_SWAPS):
+            catalog, content = await self._read()
+            wanted = msgspec.json.encode(change(catalog))
+            if wanted == content or await self.ask(self.store.swap_note, NOTE, content, wanted):
+                return
+            await asyncio.sleep(0.02 * attempt)
+        raise SinkError("the catalog of published tables is changed by others without end; start again")
+
+    async def put_note(self, name: str, content: bytes) -> None:
+        """Write a note that no other run may write. Raises: SinkError: another run writes it."""
+        for attempt in range(_SWAPS):
+            old = await self.ask(self.store.note, name)
+            if old == content or await self.ask(self.store.swap_note, name, old, content):
+                return
+            await asyncio.sleep(0.02 * attempt)
+        raise SinkError("another run writes the same rows at the same time; start again when it is done")
+
+    async def remove_others(self, table: str, run: str) -> None:
+        """Delete generations of a table that are neither current nor of this run.
+
+        Raises:
+            SinkError: as `ask`; the next call deletes the rest.
+        """
+        catalog = await self.catalog()
+        for other, generation in catalog.generations.items():
+            if generation.table != table or other == run or other in catalog.current.values():
+                continue
+            await self._remove_rows(other, generation)
+
+            def without(catalog: Catalog, other: str = other) -> Catalog:
+                left = {name: each for name, each in catalog.generations.items() if name != other}
+                return Catalog(catalog.current, left)
+
+            await self.change(without)
+
+    async def _remove_rows(self, run: str, generation: Generation) -> None:
+        end = generation.num_notes
+        # A killed attempt wrote more notes than it recorded.
+        while await self.ask(self.store.note, ids_note(run, end)) is not None:
+            end += 1
+        # From the last one backwards: after an interruption the others are still found by number.
+        for number in reversed(range(end)):
+            name = ids_note(run, number)
+            content = await self.ask(self.store.note, name)
+            if content is None:
+                continue
+            for group in generation.groups:
+                await self.ask(self.store.remove, stored(run, group), unpacked_ids(content))
+            await self.ask(self.store.swap_note, name, content, None)
+        for group in generation.groups:
+            await self.ask(self.store.forget, stored(run, group).name)
+
+    async def _read(self) -> tuple[Catalog, bytes | None]:
+        content = await self.ask(self.store.note, NOTE)
+        try:
+            return read_catalog(content, self.store.kind), content
+        except FeatureStoreError as error:
+            raise SinkError(str(error)) from None
+
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +172,7 @@ class StoreSink:
     """
 
     def __init__(
-        self, url: str, name: str = "", keep_s: float = 5.0, pauses_s: tuple[float, ...] = PAUSES_S
+        self, url: str, name: str = "", keep_s: float = 5.0, pauses_s: tuple[float, ...] = _PAUSES_S
     ) -> None:
         try:
             store = open_store(url, "--to")
@@ -57,7 +181,7 @@ class StoreSink:
         if not isinstance(store, PublishingStore):
             raise SinkError(f"--to: results cannot be published in a {store.kind} store")
         self._store = store
-        self._publisher = Publisher(store, pauses_s)
+        self._publisher = _Publisher(store, pauses_s)
         self._name = name
         self._keep_s = keep_s
         self._runner: asyncio.Runner | None = None

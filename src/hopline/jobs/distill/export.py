@@ -22,7 +22,7 @@ from hopline.engine.student import MODEL_FILE, SPEC_FILE, StudentSpec
 from hopline.errors import PackagingError, ParityError
 from hopline.files import publish_file
 from hopline.graph import Graph
-from hopline.jobs.distill.student import Student
+from hopline.jobs.distill.train import Student
 from hopline.packaging.export import OPSET
 from hopline.packaging.folder import new_version
 from hopline.runtimes.onnx import session

@@ -12,12 +12,10 @@ import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest, PackagingError
-from hopline.jobs.batch.progress import Advance, silent
-from hopline.jobs.distill import gate
+from hopline.jobs.batch.report import Advance, silent
 from hopline.jobs.distill.export import StructureRows, write_fallback, write_student
-from hopline.jobs.distill.propagate import by_destination, diffuse
-from hopline.jobs.distill.reduce import directions
-from hopline.jobs.distill.report import Report, by_degree, calibration, share
+from hopline.jobs.distill.propagate import by_destination, diffuse, directions
+from hopline.jobs.distill.report import DistillReport, by_degree, calibration, judge, share
 from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.teacher import check_fit, read_teacher, soft_labels
 from hopline.jobs.distill.train import Trained, train_student
@@ -212,7 +210,7 @@ class Distillation:
             self._labels = read_labels(self._options.labels, nodes.ids, self.spec.classes, num_classes)
         self._split = Split.of(nodes.num_nodes, self._options.settings.seed)
 
-    def run(self) -> Report:
+    def run(self) -> DistillReport:
         """Train, evaluate and, if the student passes the gate, write it.
 
         Returns: the report; `written` says whether the student was written, and `why` gives the reason.
@@ -333,7 +331,7 @@ class Distillation:
         student: Trained,
         fallback: Trained,
         mlp: Trained | None,
-    ) -> Report:
+    ) -> DistillReport:
         rows = self._split.held_out
         labels = self._labels[rows]
         labelled = labels >= 0
@@ -345,7 +343,7 @@ class Distillation:
         chosen = {name: found.argmax(axis=1) for name, found in answers.items()}
         accuracy = {name: share((found == labels)[labelled]) for name, found in chosen.items()}
         agreement = float((chosen["student"] == chosen["teacher"]).mean())
-        within, why = gate.judge(agreement, accuracy["teacher"], accuracy["student"])
+        within, why = judge(agreement, accuracy["teacher"], accuracy["student"])
         if labelled.any():
             judged_by = "labels"
             kept = {name: calibration(found[labelled], labels[labelled]) for name, found in answers.items()}
@@ -353,7 +351,7 @@ class Distillation:
             judged_by = "teacher"
             kept = {"student": calibration(answers["student"], chosen["teacher"])}
         settings = self._options.settings
-        return Report(
+        return DistillReport(
             teacher=f"{self.spec.name}/{self.spec.version}",
             student=f"{self._name}/{self.spec.version}",
             graph=self._graph.version,
@@ -391,12 +389,12 @@ class Distillation:
 
     def _write(
         self,
-        report: Report,
+        report: DistillReport,
         features: FloatArray,
         structure: StructureRows | None,
         student: Trained,
         fallback: Trained,
-    ) -> Report:
+    ) -> DistillReport:
         figures: dict[str, object] = {
             "teacher": report.teacher,
             "agreement": report.agreement,

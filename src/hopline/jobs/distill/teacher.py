@@ -12,7 +12,7 @@ from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, SchemaMismatch
 from hopline.graph import Graph
-from hopline.jobs.batch.progress import Advance
+from hopline.jobs.batch.report import Advance
 from hopline.jobs.batch.run import BatchOptions, BatchRun
 from hopline.jobs.batch.sink import TableSchema
 from hopline.types import AnyArray, FloatArray

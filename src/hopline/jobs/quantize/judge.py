@@ -20,7 +20,7 @@ from hopline.artifact import ModelSpec
 from hopline.engine.model import Model
 from hopline.engine.outputs import labels as labels_of
 from hopline.graph import Graph
-from hopline.jobs.quantize.nodes import Judged
+from hopline.jobs.quantize.nodes import JudgedNodes
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _BATCH = 1024
@@ -84,7 +84,7 @@ class Judge:
     """
 
     graph: Graph
-    judged: Judged
+    judged: JudgedNodes
     partners: IdArray | None
     labels: IdArray | None
     before: FloatArray
@@ -95,7 +95,7 @@ class Judge:
         folder: Path,
         spec: ModelSpec,
         graph: Graph,
-        judged: Judged,
+        judged: JudgedNodes,
         labels: IdArray | None,
         rng: np.random.Generator,
     ) -> Judge:

@@ -19,7 +19,7 @@ _SHARES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedNodes:
     """The nodes on which a model is evaluated.
 
     Attributes:
@@ -56,7 +56,9 @@ def draw(degree: IdArray, count: int, rng: np.random.Generator) -> IdArray:
     return drawn
 
 
-def judged(degree: IdArray, allowed: IdArray, count: int, least: int, rng: np.random.Generator) -> Judged:
+def judged(
+    degree: IdArray, allowed: IdArray, count: int, least: int, rng: np.random.Generator
+) -> JudgedNodes:
     """Draw the nodes for the evaluation of a model.
 
     Args:
@@ -76,7 +78,7 @@ def judged(degree: IdArray, allowed: IdArray, count: int, least: int, rng: np.ra
         chosen.append(allowed[rng.choice(group, taken, replace=False)])
         left -= taken
     nodes = rng.permutation(np.concatenate(chosen))
-    return Judged(nodes, place[nodes], names, share)
+    return JudgedNodes(nodes, place[nodes], names, share)
 
 
 def _ends(degree: IdArray, allowed: IdArray, least: int) -> list[int]:

@@ -6,10 +6,11 @@ Nothing appears in the repository before the gate is passed.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,23 +19,147 @@ import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec, TabularSpec, read_artifact, write_spec
+from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
+from hopline.engine.outputs import default_outputs
 from hopline.engine.request_ids import not_found
 from hopline.engine.schema import check_schema
-from hopline.errors import BadRequest, PackagingError
+from hopline.errors import BadRequest, HoplineError, PackagingError
 from hopline.graph import Graph
 from hopline.jobs.labels import read_labels
-from hopline.jobs.quantize import latency
 from hopline.jobs.quantize.forms import Form, Forms
 from hopline.jobs.quantize.judge import Figures, Judge
 from hopline.jobs.quantize.nodes import degrees, draw, judged
-from hopline.jobs.quantize.record import record
+from hopline.jobs.quantize.operators import File
+from hopline.jobs.quantize.record import Feeds, record
 from hopline.jobs.quantize.report import Latency, LayerReport, QuantizeReport
 from hopline.jobs.quantize.search import Search
 from hopline.packaging.folder import check_place
 from hopline.packaging.folder import new_version as version_folder
+from hopline.runtimes.onnx import CHUNK_ROWS, session
 from hopline.runtimes.processor import adds_in_16_bits, has_vnni
-from hopline.types import ExternalIds, IdArray
+from hopline.types import ExternalIds, IdArray, ScoreRequest
+
+#: Rows of a call of the model, and nodes of a request.
+_SIZES = (1, 1024)
+#: Measurements of the larger size; of the smaller one 20 times as many.
+_REPEATS = 15
+
+
+def _latency_of_files(
+    folders: tuple[Path, Path],
+    files: Iterable[File],
+    calls: dict[str, list[Feeds]],
+) -> tuple[Latency, ...]:
+    """Measure all files of both forms in order, on recorded rows; larger calls in the engine's chunks.
+
+    Files with padded blocks get as many recorded calls as together have the number of rows.
+    """
+    found = []
+    for rows in _SIZES:
+        runs: list[list[Callable[[], object]]] = [[], []]
+        for file in files:
+            fed = _calls_of(calls.get(file.name, []), rows)
+            for side, folder in enumerate(folders):
+                run = session(folder / file.path)._sess.run
+                runs[side] += [_bound(run, file.output, feeds) for feeds in fed]
+        medians = _medians([_all(side) for side in runs], _REPEATS if rows > 1 else 20 * _REPEATS)
+        found.append(Latency(rows, *medians))
+    return tuple(found)
+
+
+def _latency_of_requests(
+    folders: tuple[Path, Path],
+    spec: ModelSpec,
+    graph: Graph,
+    nodes: IdArray,
+) -> tuple[Latency, ...]:
+    """Measure whole requests: ids looked up, neighbours sampled, features gathered, all levels computed."""
+    outputs = default_outputs(spec.task)
+    sides = [Answerer(Model(folder, spec, graph), outputs, 0) for folder in folders]
+    found = []
+    for size in _SIZES:
+        requests = [_request(spec, graph, rows) for rows in _shares(nodes, size)]
+        count = _REPEATS if size > 1 else 20 * _REPEATS
+        medians = _medians([_asking(side, requests) for side in sides], count)
+        found.append(Latency(min(size, nodes.shape[0]), *medians))
+    return tuple(found)
+
+
+def _asking(side: Answerer, requests: list[ScoreRequest]) -> Callable[[], object]:
+    following = itertools.cycle(requests)
+
+    def ask() -> None:
+        (outcome,) = side.answer([next(following)])
+        if isinstance(outcome, HoplineError):
+            raise outcome
+
+    return ask
+
+
+def _request(spec: ModelSpec, graph: Graph, rows: IdArray) -> ScoreRequest:
+    head = spec.head
+    nodes = graph.nodes[head.node_type].ids.external(rows)
+    if head.kind == "node":
+        return ScoreRequest(spec.name, nodes=_listed(nodes))
+    other = graph.nodes[head.dst_node_type or head.node_type]
+    partners = other.ids.external(rows[::-1] % other.num_nodes)
+    return ScoreRequest(spec.name, pairs=(_listed(nodes), _listed(partners)))
+
+
+def _listed(ids: object) -> list[int] | list[str]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else ids  # type: ignore[return-value]
+
+
+def _shares(nodes: IdArray, size: int) -> list[IdArray]:
+    """At most 64 disjoint shares of `size` nodes; a single smaller one if there are fewer nodes."""
+    count = max(1, min(64, nodes.shape[0] // size))
+    return [nodes[k * size : (k + 1) * size] for k in range(count)]
+
+
+def _calls_of(calls: list[Feeds], rows: int) -> list[Feeds]:
+    """Feeds with `rows` rows in total, none with more than the engine's chunk."""
+    if not calls:
+        return []
+    if "positions" in " ".join(calls[0]) or any(v.dtype.kind in "bi" for v in calls[0].values()):
+        found: list[Feeds] = []
+        left = rows
+        while left > 0:
+            feeds = calls[len(found) % len(calls)]
+            found.append(feeds)
+            left -= max(next(v for v in feeds.values() if v.dtype.kind == "b").shape[0], 1)
+        return found
+    whole = {name: np.concatenate([feeds[name] for feeds in calls]) for name in calls[0]}
+    have = next(iter(whole.values())).shape[0]
+    chosen = np.arange(rows) % have
+    parts = [chosen[a : a + CHUNK_ROWS] for a in range(0, rows, CHUNK_ROWS)]
+    return [{name: np.ascontiguousarray(v[part]) for name, v in whole.items()} for part in parts]
+
+
+def _bound(run: Callable[..., object], output: str, feeds: Feeds) -> Callable[[], object]:
+    return lambda: run([output], feeds, None)
+
+
+def _all(runs: list[Callable[[], object]]) -> Callable[[], object]:
+    def call() -> None:
+        for run in runs:
+            run()
+
+    return call
+
+
+def _medians(sides: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Median microseconds of each, taken in turns: processor time of this thread, not of other load."""
+    taken: list[list[float]] = [[] for _ in sides]
+    for side in sides:
+        side()
+    for _ in range(repeats):
+        for side, times in zip(sides, taken, strict=True):
+            began = time.thread_time()
+            side()
+            times.append(time.thread_time() - began)
+    return [1e6 * float(np.median(times)) for times in taken]
+
 
 Target = Literal["int8", "float16", "bfloat16"]
 
@@ -297,8 +422,8 @@ def _latencies(
     advance: Callable[[str, int, int], None],
 ) -> tuple[tuple[Latency, ...], tuple[Latency, ...]]:
     advance("measure", 0, 2)
-    alone = latency.of_files(folders, forms.files, forms.calls)
+    alone = _latency_of_files(folders, forms.files, forms.calls)
     advance("measure", 1, 2)
-    requests = latency.of_requests(folders, spec, graph, nodes)
+    requests = _latency_of_requests(folders, spec, graph, nodes)
     advance("measure", 2, 2)
     return alone, requests

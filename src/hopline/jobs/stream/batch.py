@@ -1,20 +1,204 @@
-"""One batch of messages, decoded: events with ids, and the origin of each."""
+"""One batch of messages: decoded, with the origin of each event; its missing nodes; its version.
+
+`Naming` names versions of the graph by the place in the stream: all hosts that follow it use the same
+names. The state of the graph must then depend on the messages alone, not on how a host batches them. So the
+stream has one partition, nothing of it may be missing, and two messages that have the same event id are
+never in one batch: the outcome of the second one may depend on that of the first. Hosts that keep up also
+make the same versions: batches end where a span of the messages' own time ends.
+
+With `--on-unknown-node add`, nodes that events name are created before the events are applied. An added
+edge creates its missing ends, with features of zero. Adding a node or setting its features creates or
+updates it, as needed. Nodes are never deleted, so known nodes are not looked up again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.brokers.base import Message, Position
+from hopline.brokers.base import Gap, Message, Position
 from hopline.events.decode import Decoded, Decoder
 from hopline.events.payloads import originals, together
 from hopline.events.rows import Refused
-from hopline.graph.live.changes import Changes, Rejected
-from hopline.jobs.stream.dead_letters import DeadLetter
+from hopline.graph.live.changes import Changes, NodeChanges, Rejected
+from hopline.graph.live.version import MESSAGES, OFFSET, StreamMessage, digest_of
+from hopline.graph.schema import GraphSchema
+from hopline.jobs.stream.dead_letters import DeadLetter, StreamStopped
+from hopline.types import ExternalId, FloatArray
+
+#: Nodes that are remembered as existing; beyond this, all are forgotten.
+_MOST_KNOWN = 1_000_000
+
+
+class Upserts:
+    """Creates nodes that events name before the events are applied.
+
+    Args:
+        schema: of the graph.
+    """
+
+    def __init__(self, schema: GraphSchema) -> None:
+        self._schema = schema
+        self._known: set[tuple[str, ExternalId]] = set()
+
+    def missing(self, changes: Changes) -> Changes:
+        """Nodes to add first: all named nodes that are not known to exist."""
+        rows: dict[str, dict[ExternalId, FloatArray | None]] = {}
+        for name, part in changes.nodes.items():
+            wanted = rows.setdefault(name, {})
+            for row, node in enumerate(_plain(part.ids)):
+                if (name, node) not in self._known:
+                    wanted.setdefault(node, part.features[row])
+        for key, edges in changes.edges.items():
+            adds = (~edges.remove).tolist()
+            kind = self._schema.edge_types[key]
+            for node_type, ids in ((kind.src, edges.src), (kind.dst, edges.dst)):
+                wanted = rows.setdefault(node_type, {})
+                for node, yes in zip(_plain(ids), adds, strict=True):
+                    if yes and (node_type, node) not in self._known:
+                        wanted.setdefault(node, None)
+        nodes: dict[str, NodeChanges] = {}
+        count = 0
+        for name, wanted in rows.items():
+            if wanted:
+                nodes[name] = self._added(name, wanted, count)
+                count += len(wanted)
+        return Changes(nodes=nodes, num_events=count)
+
+    def remember(self, added: Changes) -> None:
+        """Remember nodes that the writer has."""
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        for name, part in added.nodes.items():
+            self._known.update((name, node) for node in _plain(part.ids))
+
+    def _added(self, name: str, wanted: dict[ExternalId, FloatArray | None], first: int) -> NodeChanges:
+        features = np.zeros((len(wanted), self._schema.node_types[name].feature_dim), np.float32)
+        for row, values in enumerate(wanted.values()):
+            if values is not None:
+                features[row] = values
+        ids = list(wanted)
+        external: Any = np.array(ids, np.int64) if isinstance(ids[0], int) else ids
+        order = np.arange(first, first + len(ids), dtype=np.int64)
+        return NodeChanges(external, np.ones(len(ids), np.bool_), features, order)
+
+
+def as_sets(changes: Changes) -> Changes:
+    """The same events after all nodes were created: adding a node becomes setting its features."""
+    nodes = {name: replace(part, add=np.zeros(len(part), np.bool_)) for name, part in changes.nodes.items()}
+    return replace(changes, nodes=nodes)
+
+
+def _plain(ids: Any) -> Sequence[ExternalId]:
+    plain: Sequence[ExternalId] = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    return plain
+
+
+#: From the end of a span until its last message has come, ms.
+_SLACK_MS = 5.0
+#: What to do about a stream that is not complete.
+_ADVICE = "start this host from a snapshot of a host that has them (live.snapshots)"
+
+
+class Naming:
+    """Names versions; see the module.
+
+    Args:
+        positions: of the writer, when the stream begins.
+        span_ms: of the messages' time in one batch, while a host keeps up.
+    """
+
+    def __init__(self, positions: Mapping[str, Any], span_ms: float = 20.0) -> None:
+        self._span_ms = max(1, round(span_ms))
+        self._is_first = OFFSET not in positions
+        self._followed = sorted(name for name in positions if not name.startswith("hopline/"))
+        self._partition = ""
+
+    def check(self, messages: Sequence[Message]) -> None:
+        """Check messages that were just taken. Raises: StreamStopped: they cannot name versions."""
+        for message in messages:
+            if not self._partition:
+                self._partition = message.partition
+                if self._is_first and not _begins(message):
+                    raise StreamStopped(
+                        f"{message.partition} begins at {message.position}: earlier messages are gone; "
+                        f"{_ADVICE}"
+                    )
+                if self._followed and message.partition not in self._followed:
+                    raise StreamStopped(
+                        f"the graph has followed {', '.join(self._followed)}, and live.stream is "
+                        f"{message.partition}: follow that one, or use an empty live folder "
+                        "(and live.snapshots of this stream)"
+                    )
+            elif message.partition != self._partition:
+                raise StreamStopped(
+                    f"the stream has the partitions {self._partition} and {message.partition}, which have "
+                    "no common order; follow a topic with one partition, or one partition of it "
+                    "(kafka://…?partition=0)"
+                )
+
+    def complete(self, messages: Sequence[Message], now_ms: float) -> tuple[int, float]:
+        """(number of messages that make whole spans, seconds until the others do).
+
+        The last span is whole when a later message has come, or when its time is over.
+        """
+        if not messages:
+            return 0, 0.0
+        span = messages[-1].timestamp_ms // self._span_ms
+        left_ms = (span + 1) * self._span_ms + _SLACK_MS - now_ms
+        if not 0.0 < left_ms <= 2 * self._span_ms + _SLACK_MS:  # over, or of another clock
+            return len(messages), 0.0
+        count = len(messages)
+        while count and messages[count - 1].timestamp_ms // self._span_ms == span:
+            count -= 1
+        return count, left_ms / 1e3
+
+    def lost(self, gap: Gap) -> StreamStopped:
+        """The error of messages that are missing."""
+        lost = "some" if gap.lost is None else gap.lost
+        return StreamStopped(f"{gap.partition}: {lost} messages are missing ({gap.reason}); {_ADVICE}")
+
+    def repeats(self, batch: Batch) -> int:
+        """The first message that has an event id of an earlier message; the number of messages if none."""
+        ids = batch.changes.event_ids
+        if len(set(ids)) == len(ids):
+            return len(batch.messages)
+        first: dict[str, int] = {}
+        for event_id, at in zip(ids, batch.payload.tolist(), strict=True):
+            if first.setdefault(event_id, at) < at:
+                return int(at)
+        return len(batch.messages)
+
+    def stored(self, batch: Batch) -> dict[str, Any]:
+        """Names for the writer of the version after a batch."""
+        counts = [0] * len(batch.messages)
+        for at in batch.payload.tolist():
+            counts[at] += 1
+        messages = zip(batch.messages, counts, strict=True)
+        return {
+            MESSAGES: [
+                list(StreamMessage(_place(each.position), digest_of(each.payload), count))
+                for each, count in messages
+            ]
+        }
+
+
+def _place(position: int | str) -> int | str:
+    return position if isinstance(position, int) else position.partition("@")[0]
+
+
+def _begins(message: Message) -> bool:
+    """True if no message was before this one, as far as its position tells."""
+    position = message.position
+    if isinstance(position, int):
+        return position == (2 if message.partition.startswith("nats/") else 1)
+    return position.partition("@")[2] in ("", "1")
+
 
 #: Dead letters of one message: an event in Arrow has a few bytes, and its dead letter a kilobyte.
 MOST_LETTERS = 1_000

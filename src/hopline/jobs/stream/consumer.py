@@ -3,8 +3,8 @@
 A batch carries the positions up to which the batch *before* it was completed, dead letters included, and
 the positions of its end. So after a crash between any two steps, a restart resumes where everything
 before is safe. Messages of the last batch are read again: the writer has judged them already, and is only
-asked for their outcome (`judged.py`). Nothing is lost, and nothing is applied twice or out of order; a dead
-letter may be repeated. While no messages come, the positions of the last batch are written alone.
+asked for their outcome (`outcomes.py`). Nothing is lost, and nothing is applied twice or out of order; a
+dead letter may be repeated. While no messages come, the positions of the last batch are written alone.
 """
 
 from __future__ import annotations
@@ -20,75 +20,26 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline.brokers.base import Message, Source
 from hopline.errors import Unavailable
 from hopline.events import parts
 from hopline.events.decode import Decoder
-from hopline.graph.live.changes import Applied, Changes, Rejected
-from hopline.jobs.stream import judged
-from hopline.jobs.stream.batch import Batch, read_batch, up_to_foreign
+from hopline.graph.live.changes import Applied, Changes
+from hopline.jobs.stream.batch import Batch, Naming, Upserts, as_sets, read_batch, up_to_foreign
 from hopline.jobs.stream.clock import Clock
 from hopline.jobs.stream.dead_letters import DeadLetters, StreamStopped
 from hopline.jobs.stream.intake import Intake
-from hopline.jobs.stream.judged import Judged
 from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.naming import Naming
-from hopline.jobs.stream.upsert import Upserts, as_sets
+from hopline.jobs.stream.outcomes import (
+    Outcome,
+    Redelivered,
+    end_of,
+    nothing_since,
+    positions_of_sources,
+    probe,
+)
 from hopline.jobs.stream.writer import Patience, Standing, Writer
-from hopline.types import IdArray
-
-
-class Outcome:
-    """The outcomes of `num_events` events.
-
-    Attributes:
-        applied: bool [num_events], those that changed the graph while this batch was applied. An event that
-            was applied here and is a duplicate in a later attempt counts as applied.
-        duplicate: bool [num_events].
-        rejected: order -> reason.
-        sequence: the version that contains them.
-    """
-
-    def __init__(self, num_events: int) -> None:
-        self.applied: NDArray[np.bool_] = np.zeros(num_events, np.bool_)
-        self.duplicate: NDArray[np.bool_] = np.zeros(num_events, np.bool_)
-        self.rejected: dict[int, Rejected] = {}
-        self.sequence = 0
-
-    def take(self, answer: Applied, orders: IdArray | None = None) -> None:
-        """Add an answer of the writer.
-
-        Args:
-            orders: int64, the events of the answer, in its order; None means all.
-        """
-        about = np.arange(len(self.applied)) if orders is None else orders
-        rest = np.ones(len(about), np.bool_)
-        self.sequence = answer.sequence
-        for order in about.tolist():
-            self.rejected.pop(order, None)
-        for each in answer.rejected:
-            order = int(about[each.order])
-            rest[each.order] = False
-            self.rejected[order] = Rejected(order, each.code, each.reason)
-        again = about[list(answer.duplicates)]
-        rest[list(answer.duplicates)] = False
-        self.duplicate[again] = ~self.applied[again]
-        self.applied[about[rest]] = True
-
-    def first(self, code: str) -> Rejected | None:
-        """The first event that was rejected with a code; None if there is none."""
-        return min(
-            (e for e in self.rejected.values() if e.code == code), key=lambda e: e.order, default=None
-        )
-
-    def counts(self) -> Mapping[str, int]:
-        """Events by outcome."""
-        found = Counter(each.code for each in self.rejected.values())
-        found["applied"], found["duplicate"] = int(self.applied.sum()), int(self.duplicate.sum())
-        return {name: count for name, count in found.items() if count}
-
 
 logger = logging.getLogger("hopline.stream")
 
@@ -117,7 +68,7 @@ class StreamOptions:
         on_schema_change: "stop" ends the stream before the first event of another schema.
         once: end when the broker has no more.
         features_elsewhere: features are in a feature store, and events bring none.
-        names_versions: the place in the stream names the versions of the graph; see `naming.py`.
+        names_versions: the place in the stream names the versions of the graph; see `batch.py`.
     """
 
     max_batch: int = 10_000
@@ -183,7 +134,7 @@ class Consumer:
         self.intake = Intake(source, options.max_batch, metrics, pause_s, on_gap)
         self._done: dict[str, Any] = {}
         self._durable: dict[str, Any] = {}
-        self._judged = Judged({})
+        self._redelivered = Redelivered({})
         #: Messages of a span that is not over.
         self._held: list[Message] = []
         self._upserts: Upserts | None = None
@@ -207,11 +158,11 @@ class Consumer:
         if standing is None:
             standing = await self._patience.until_done("writer", self._writer.standing)
         decoder = Decoder(standing.schema, features_elsewhere=self._options.features_elsewhere)
-        self._done = dict(judged.positions_of_sources(standing.positions))
+        self._done = dict(positions_of_sources(standing.positions))
         self._durable = dict(standing.positions)
         if self._options.names_versions:
             self._naming = Naming(standing.positions, self._options.max_wait_ms)
-        self._judged = Judged(standing.positions)
+        self._redelivered = Redelivered(standing.positions)
         if self._options.on_unknown_node == "add":
             self._upserts = Upserts(standing.schema)
         await self._dead_letters.open()
@@ -298,8 +249,8 @@ class Consumer:
 
     async def _process_first(self, messages: Sequence[Message], decoder: Decoder) -> Sequence[Message]:
         """Process messages, or the first of them that one batch can have; returns the others."""
-        if self._judged:
-            again, messages = self._judged.split(messages)
+        if self._redelivered:
+            again, messages = self._redelivered.split(messages)
             if again:
                 batch = read_batch(again, decoder)
                 outcome = Outcome(batch.changes.num_events)
@@ -347,7 +298,7 @@ class Consumer:
         if self._upserts is not None:
             await self._add_nodes(changes, self._upserts)
             changes = as_sets(changes)
-        changes = replace(changes, positions={**self._positions(), **judged.end_of(batch.messages)})
+        changes = replace(changes, positions={**self._positions(), **end_of(batch.messages)})
         if self._naming is not None:
             changes = replace(changes, positions={**changes.positions, **self._naming.stored(batch)})
         try:
@@ -371,7 +322,7 @@ class Consumer:
             if reported:
                 raise reported.pop()  # as if it occurred now: it is waited for, and reported
             standing = await self._writer.standing()
-            if Judged(standing.positions).holds(batch.messages):
+            if Redelivered(standing.positions).holds(batch.messages):
                 return None
             (answer,) = await self._writer.apply([changes])
             return answer
@@ -388,7 +339,7 @@ class Consumer:
     async def _recall(self, batch: Batch, outcome: Outcome) -> None:
         """Find the outcome of events that the writer judged: events that it knows are in the graph."""
         (answer,) = await self._patience.until_done(
-            "writer", lambda: self._writer.apply([judged.probe(batch.changes)])
+            "writer", lambda: self._writer.apply([probe(batch.changes)])
         )
         reason = "the writer rejected it when it first came; the reason was lost in a crash"
         rejected = [replace(each, code="rejected", reason=reason) for each in answer.rejected]
@@ -399,7 +350,7 @@ class Consumer:
         full = outcome.first("full")
         if full is None:
             return
-        positions = {**self._positions(), **judged.nothing_since(self._done, batch.messages)}
+        positions = {**self._positions(), **nothing_since(self._done, batch.messages)}
         self._metrics.waiting("room", 1)
         while full is not None:
             logger.warning("waiting for room in the graph: %s", full.reason)
@@ -436,11 +387,11 @@ class Consumer:
 
     def _is_durable(self, positions: Mapping[str, Any]) -> None:
         self._durable |= positions
-        self.intake.acknowledge(judged.positions_of_sources(positions))
+        self.intake.acknowledge(positions_of_sources(positions))
 
     def _positions(self) -> dict[str, Any]:
         others = {} if self._listener is None else self._listener.positions()
-        return {**self._done, **judged.nothing_since(self._done), **others}
+        return {**self._done, **nothing_since(self._done), **others}
 
     def _count(self, batch: Batch, outcome: Outcome) -> None:
         self._metrics.outcomes(outcome.counts())

@@ -13,7 +13,7 @@ import numpy as np
 
 from hopline.errors import ParityError
 from hopline.packaging.tabular.oracle import Oracle
-from hopline.packaging.tabular.probes import Probe
+from hopline.packaging.tabular.probes import ColumnProbe
 from hopline.packaging.tabular.sample import Sample
 from hopline.runtimes.tabular import TabularModel
 from hopline.types import AnyArray, FloatArray
@@ -45,7 +45,7 @@ class Agreement:
 
 
 def check_answers(
-    model: TabularModel, oracle: Oracle, sample: Sample, expected: AnyArray, probes: Sequence[Probe]
+    model: TabularModel, oracle: Oracle, sample: Sample, expected: AnyArray, probes: Sequence[ColumnProbe]
 ) -> Agreement:
     """Compare the packaged model with the estimator.
 
@@ -73,7 +73,7 @@ def check_answers(
     )
 
 
-def compare(model: TabularModel, probes: Sequence[Probe]) -> tuple[AnyArray, list[str]]:
+def compare(model: TabularModel, probes: Sequence[ColumnProbe]) -> tuple[AnyArray, list[str]]:
     """Compare edge rows: largest difference of each row, and the row in words.
 
     Raises:

@@ -34,7 +34,7 @@ from hopline.packaging.tabular.gate import (
 from hopline.packaging.tabular.graph import ML_OPSET, OPSET, Kind, OnnxGraph
 from hopline.packaging.tabular.oracle import Oracle
 from hopline.packaging.tabular.predictor import is_xgboost, precisions, predict
-from hopline.packaging.tabular.probes import Probe, probe
+from hopline.packaging.tabular.probes import ColumnProbe, probe
 from hopline.packaging.tabular.sample import Sample, SampleLike, read_sample
 from hopline.runtimes.tabular import TabularModel
 from hopline.types import Progress
@@ -109,7 +109,7 @@ def package_tabular(
         oracle = Oracle(estimator, task)
         rows = read_sample(sample, oracle.feature_names, columns)
         _check_xgboost(oracle.predictor)
-        job = Job(oracle, rows, {column.name for column in columns or ()})
+        job = TabularJob(oracle, rows, {column.name for column in columns or ()})
         report_step(_ASK, 1.0)
         report_step(_WRITE, 0.0)
         spec = TabularSpec(
@@ -131,7 +131,7 @@ def package_tabular(
     return TabularReport(place.path, spec, agreement, tuple(job.notes), time.perf_counter() - started)
 
 
-class Job:
+class TabularJob:
     """One run of `package_tabular`: what it has detected, and the graph."""
 
     def __init__(self, oracle: Oracle, sample: Sample, given: set[str]) -> None:
@@ -198,7 +198,7 @@ class Job:
             )
         return msgspec.structs.replace(column, nullable=nullable, values=plain)
 
-    def _can_be_asked(self, one: Probe) -> bool:
+    def _can_be_asked(self, one: ColumnProbe) -> bool:
         """True if a server would accept these rows."""
         column = next(column for column in self.columns if column.name == one.column.name)
         if one.value is None:

@@ -18,7 +18,7 @@ _EXTREMES = (0.0, -1.0, 1e-6, 1e6, -1e6, 1e12, 1e30, -1e30)
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ColumnProbe:
     """Some rows that differ from rows of the sample in one column.
 
     Attributes:
@@ -39,7 +39,7 @@ class Probe:
         return f"{self.column.name} {'absent' if self.value is None else f'= {self.value!r}'}"
 
 
-def probe(oracle: Oracle, sample: Sample, columns: tuple[Column, ...]) -> Iterator[Probe]:
+def probe(oracle: Oracle, sample: Sample, columns: tuple[Column, ...]) -> Iterator[ColumnProbe]:
     """Call the estimator on edge rows for each of these columns."""
     bases = sample.take(range(min(_BASES, sample.num_rows)))
     for column in columns:
@@ -49,7 +49,7 @@ def probe(oracle: Oracle, sample: Sample, columns: tuple[Column, ...]) -> Iterat
                 answer = oracle.answer(rows)
             except Exception:  # an estimator may raise any error on rows that it refuses
                 answer = None
-            yield Probe(column, what, value, rows, answer)
+            yield ColumnProbe(column, what, value, rows, answer)
 
 
 def _edges(column: Column, values: list[Any]) -> Iterator[tuple[str, Any]]:

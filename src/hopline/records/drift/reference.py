@@ -17,7 +17,7 @@ FILE = "reference.json"
 MIN_VALUES = 50
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ReferenceEntry(msgspec.Struct, frozen=True):
     """One quantity of a reference."""
 
     kind: Kind
@@ -47,7 +47,7 @@ class Reference(msgspec.Struct, frozen=True):
     source: str
     made: float
     num_requests: int
-    entries: tuple[Entry, ...]
+    entries: tuple[ReferenceEntry, ...]
     is_complete: bool = True
     format: int = FORMAT
 
@@ -74,7 +74,7 @@ class Reference(msgspec.Struct, frozen=True):
             values = observed.values(quantity)
             if len(values) >= MIN_VALUES:
                 bins = observed.bins(quantity)
-                entries.append(Entry(quantity.kind, quantity.name, Sketch.of(bins, values)))
+                entries.append(ReferenceEntry(quantity.kind, quantity.name, Sketch.of(bins, values)))
         if base is not None:
             source = f"{base.source}, then {source}"
         return cls(model, version, source, made, observed.num_requests, tuple(entries), is_complete)

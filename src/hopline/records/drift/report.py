@@ -14,7 +14,7 @@ from hopline.records.drift.alarms import LEVELS, Alarm, Level
 from hopline.records.drift.files import read_sealed
 from hopline.records.drift.hours import Hour, read_hours
 from hopline.records.drift.observed import Quantity
-from hopline.records.drift.reference import FILE, Entry, Reference, read_reference
+from hopline.records.drift.reference import FILE, Reference, ReferenceEntry, read_reference
 from hopline.records.drift.window import NUM_SLICES, WindowFile, merged, read_windows
 
 ALARMS = "alarms.json"
@@ -41,7 +41,7 @@ class AlarmFile(msgspec.Struct):
 class Compared(NamedTuple):
     """One quantity of a window."""
 
-    entry: Entry
+    entry: ReferenceEntry
     current: Sketch
     comparison: Comparison
 

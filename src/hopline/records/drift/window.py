@@ -15,7 +15,7 @@ from hopline.errors import ArtifactCorrupted
 from hopline.observe.psi import Sketch
 from hopline.records.drift.files import read_sealed, write_sealed
 from hopline.records.drift.observed import Observed
-from hopline.records.drift.reference import Entry
+from hopline.records.drift.reference import ReferenceEntry
 
 #: Slices per window: how often the window moves within its length.
 NUM_SLICES = 6
@@ -58,7 +58,7 @@ class Window:
         slice_s: length of a slice in seconds.
     """
 
-    def __init__(self, reference: str, entries: Sequence[Entry], slice_s: float) -> None:
+    def __init__(self, reference: str, entries: Sequence[ReferenceEntry], slice_s: float) -> None:
         self._entries = entries
         self.file = WindowFile(reference, slice_s)
 
@@ -95,10 +95,7 @@ class Window:
                 current.counts[at] = [a + b for a, b in zip(current.counts[at], new, strict=True)]
 
     def write(self, path: Path) -> None:
-        """Write the window for the other workers.
-
-        Raises: OSError.
-        """
+        """Write the window for the other workers. Raises: OSError."""
         write_sealed(path, self.file)
 
 
@@ -127,7 +124,7 @@ def read_windows(folder: Path) -> list[WindowFile]:
 
 
 def merged(
-    entries: Sequence[Entry], reference: str, windows: Iterable[WindowFile], numbers: range
+    entries: Sequence[ReferenceEntry], reference: str, windows: Iterable[WindowFile], numbers: range
 ) -> tuple[int, list[Sketch]]:
     """Add up the slices of all workers.
 

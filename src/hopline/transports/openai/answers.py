@@ -12,11 +12,7 @@ from hopline.types import ScoreResult
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request.
-
-    Attributes:
-        prompt_tokens_details: `cached_tokens`, which an earlier prompt began with.
-    """
+    """Tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int

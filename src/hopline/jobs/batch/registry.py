@@ -1,14 +1,46 @@
-"""The sinks by address; only the requested one is imported."""
+"""The engines by name and the sinks by address; only the requested one is imported."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
 
+from hopline.artifact import ModelSpec
 from hopline.config.urls import shown
-from hopline.errors import SinkError
+from hopline.errors import BadRequest, SinkError
 from hopline.features.registry import PUBLISHING
+from hopline.graph import Graph
 from hopline.jobs.batch.sink import Sink
+from hopline.jobs.batch.work import Engine
+
+#: Name -> "module:attribute" of what is called with graph, model and threads (0 means all); an engine for
+#: a cluster also gets its address.
+_ENGINES = {
+    "local": "hopline.jobs.batch.local:LocalEngine",
+    "ray": "hopline.jobs.batch.ray_engine:RayEngine",
+}
+
+
+def open_engine(name: str, graph: Graph, spec: ModelSpec, threads: int, *, address: str = "") -> Engine:
+    """The engine of a name.
+
+    Args:
+        address: of a cluster; "" uses the engine's default.
+
+    Raises:
+        BadRequest: an unknown name (the message lists the known ones), or an address for an engine without
+            a cluster.
+        BatchError: the engine cannot be used here.
+    """
+    if name not in _ENGINES:
+        raise BadRequest(f"--engine {name!r} is unknown; choose one of {', '.join(sorted(_ENGINES))}")
+    if address and name == "local":
+        raise BadRequest(f"--engine local has no cluster; an address ({address}) is for --engine ray")
+    module, _, attribute = _ENGINES[name].partition(":")
+    options = {"address": address} if address else {}
+    engine: Engine = getattr(importlib.import_module(module), attribute)(graph, spec, threads, **options)
+    return engine
+
 
 #: Scheme -> "module:attribute" of a function from the address to a sink.
 SINKS = {

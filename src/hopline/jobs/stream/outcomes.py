@@ -1,4 +1,4 @@
-"""Finds messages that the writer has judged already, but whose outcome is unknown.
+"""Outcomes of events, and messages that the writer has judged already, but whose outcome is unknown.
 
 With each batch the writer stores, besides the positions up to which all is done, the end of that batch in
 each partition. Between the two lie the messages of the last batch. After a crash they are delivered again,
@@ -8,19 +8,72 @@ the writer reports which of them are in the graph; the others were rejected.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline.brokers.base import Message, Position
-from hopline.graph.live.changes import Changes, EdgeChanges
+from hopline.graph.live.changes import Applied, Changes, EdgeChanges, Rejected
+from hopline.types import IdArray
 
 #: Prefix of values that are stored next to positions; no partition begins with it.
 OWN = "hopline/"
 _KEY = OWN + "judged/"
 #: An edge type that no graph has: a new event of this type is always rejected.
 _NO_TYPE = "hopline__seen__before"
+
+
+class Outcome:
+    """The outcomes of `num_events` events.
+
+    Attributes:
+        applied: bool [num_events], those that changed the graph while this batch was applied. An event that
+            was applied here and is a duplicate in a later attempt counts as applied.
+        duplicate: bool [num_events].
+        rejected: order -> reason.
+        sequence: the version that contains them.
+    """
+
+    def __init__(self, num_events: int) -> None:
+        self.applied: NDArray[np.bool_] = np.zeros(num_events, np.bool_)
+        self.duplicate: NDArray[np.bool_] = np.zeros(num_events, np.bool_)
+        self.rejected: dict[int, Rejected] = {}
+        self.sequence = 0
+
+    def take(self, answer: Applied, orders: IdArray | None = None) -> None:
+        """Add an answer of the writer.
+
+        Args:
+            orders: int64, the events of the answer, in its order; None means all.
+        """
+        about = np.arange(len(self.applied)) if orders is None else orders
+        rest = np.ones(len(about), np.bool_)
+        self.sequence = answer.sequence
+        for order in about.tolist():
+            self.rejected.pop(order, None)
+        for each in answer.rejected:
+            order = int(about[each.order])
+            rest[each.order] = False
+            self.rejected[order] = Rejected(order, each.code, each.reason)
+        again = about[list(answer.duplicates)]
+        rest[list(answer.duplicates)] = False
+        self.duplicate[again] = ~self.applied[again]
+        self.applied[about[rest]] = True
+
+    def first(self, code: str) -> Rejected | None:
+        """The first event that was rejected with a code; None if there is none."""
+        return min(
+            (e for e in self.rejected.values() if e.code == code), key=lambda e: e.order, default=None
+        )
+
+    def counts(self) -> Mapping[str, int]:
+        """Events by outcome."""
+        found = Counter(each.code for each in self.rejected.values())
+        found["applied"], found["duplicate"] = int(self.applied.sum()), int(self.duplicate.sum())
+        return {name: count for name, count in found.items() if count}
 
 
 def positions_of_sources(positions: Mapping[str, Any]) -> dict[str, Position]:
@@ -30,9 +83,7 @@ def positions_of_sources(positions: Mapping[str, Any]) -> dict[str, Position]:
 
 def end_of(messages: Sequence[Message]) -> dict[str, Any]:
     """The values to store with a batch of messages: its end, and the number of messages."""
-    counts: dict[str, int] = {}
-    for message in messages:
-        counts[message.partition] = counts.get(message.partition, 0) + 1
+    counts = Counter(message.partition for message in messages)
     ends = {message.partition: message.position for message in messages}
     return {_KEY + name: [position, counts[name]] for name, position in ends.items()}
 
@@ -47,7 +98,7 @@ def nothing_since(done: Mapping[str, Position], messages: Sequence[Message] = ()
     return {_KEY + name: [done.get(name), 0] for name in partitions}
 
 
-class Judged:
+class Redelivered:
     """Messages of the last batch, which are delivered again.
 
     Args:

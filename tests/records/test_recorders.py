@@ -10,7 +10,7 @@ import numpy as np
 from hopline.answering.served import Ran
 from hopline.errors import Overloaded
 from hopline.observe.metrics import Metrics
-from hopline.records.access import AccessLog, access_lines
+from hopline.records.recorders import AccessLog, access_lines
 from hopline.types import ScoreRequest, ScoreResult
 
 SERVED = SimpleNamespace(name="risk", version="7", graph_version="g")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopline.commands.flag_names import as_flags, flags_of
+from hopline.commands.arguments import as_flags, flags_of
 from tests.commands.typed import typed
 
 PACKAGE = flags_of(

@@ -3,7 +3,7 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-from hopline.records.log_id import id_of, made_id
+from hopline.records.names import id_of, made_id
 
 
 def test_an_id_is_made_once(tmp_path):

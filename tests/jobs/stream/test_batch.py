@@ -6,8 +6,8 @@ import pytest
 
 from hopline.brokers.base import Gap, Message
 from hopline.graph.live.version import MESSAGES
+from hopline.jobs.stream.batch import Naming
 from hopline.jobs.stream.dead_letters import StreamStopped
-from hopline.jobs.stream.naming import Naming
 from tests.jobs.stream.fakes import FakeSource, FakeWriter, Log
 from tests.jobs.stream.test_consumer import add, consumer, disk_of, know
 

@@ -4,10 +4,9 @@ import onnxruntime as ort
 import pytest
 
 from hopline.errors import ConfigError
-from hopline.runtimes import opset
-from hopline.runtimes.onnx import session
+from hopline.runtimes import ort as runtime
+from hopline.runtimes.onnx import check_started, providers, session
 from hopline.runtimes.placement import Placement, place_models, placed
-from hopline.runtimes.providers import check_started, providers
 
 CPU = ["CPUExecutionProvider"]
 CUDA = ["CUDAExecutionProvider", *CPU]
@@ -63,7 +62,7 @@ def test_a_provider_that_did_not_start_is_an_error():
 
 def test_a_session_on_a_device_that_is_not_there_is_refused(on, tmp_path):
     path = tmp_path / "identity.onnx"
-    path.write_bytes(opset._identity_model({"ai.onnx": 13}))
+    path.write_bytes(runtime._identity_model({"ai.onnx": 13}))
     assert session(path).get_providers() == CPU
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         on("cuda")
