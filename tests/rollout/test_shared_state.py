@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hopline.errors import Conflict, HoplineError, ModelNotFound
+from hopline.errors import Conflict, HoplineError, ModelNotFound, StoreUnavailable
 from hopline.rollout import state as state_file
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
@@ -153,6 +153,30 @@ async def test_a_worker_that_starts_anew_has_what_was_loaded_since_the_server_st
     assert workers[1].describe("later").versions == ("1",)
 
 
+async def test_a_damaged_state_refuses_changes_until_it_is_moved_away(root, workers, caplog):
+    """Callers get the current version, none the candidate, and one line in the log says why."""
+    rig.publish(root, "2")
+    rig.publish(root, "3")
+    first, second = workers
+    await first.load("sage", "2")
+    await first.begin_rollout(canary())
+    file = root / "models" / ".hopline" / "lifecycle.json"
+    file.write_bytes(file.read_bytes()[:-3])
+    async with asyncio.timeout(PATIENCE_S):
+        while await answering(first) | await answering(second) != {"2"}:
+            pass
+    for worker in workers:
+        with pytest.raises(StoreUnavailable, match=r"lifecycle.json is damaged .*move it away"):
+            await worker.decide_rollout("sage", "rollback")
+    assert len([each for each in caplog.records if each.levelname == "ERROR"]) == len(workers)
+    file.unlink()
+    async with asyncio.timeout(PATIENCE_S):
+        while not file.exists():
+            await answering(first, 1)
+    await second.decide_rollout("sage", "rollback")
+    assert await answering(first) == await answering(second) == {"2"}
+
+
 async def test_models_that_the_settings_leave_out_stay_out_whatever_changes(root):
     shutil.copytree(root / "models" / "sage" / "1", root / "models" / "other" / "1")
     file = root / "models" / "other" / "1" / "model.json"
@@ -181,7 +205,7 @@ def test_a_refused_change_changes_nothing_that_a_reader_sees(tmp_path):
     with pytest.raises(Conflict):
         file.update(refuse)
     assert file.identity() == before
-    assert file.read_identified()[1] == before
+    assert file.read()[1] == before
 
 
 def test_generations_grow_also_where_the_file_was_removed(tmp_path):
@@ -190,7 +214,7 @@ def test_generations_grow_also_where_the_file_was_removed(tmp_path):
     for _ in range(3):
         file.update(lambda whole: LifecycleState(models={"a": ModelState(serving="1")}))
     (tmp_path / "lifecycle.json").unlink()
-    after = file.update(lambda whole: LifecycleState(models={"a": ModelState()}), known=3)
+    after = file.update(lambda whole: LifecycleState(models={"a": ModelState()}))
     assert after.generation == 4
 
 
@@ -201,9 +225,9 @@ def test_what_would_make_the_file_too_large_is_refused_and_the_rest_is_not(tmp_p
     large = LifecycleState(models={str(i): ModelState(serving="1") for i in range(20)})
     with pytest.raises(Conflict, match="more than 300; unload versions"):
         file.update(lambda whole: large, adds=True)
-    assert file.read() == LifecycleState()
+    assert file.read()[0] == LifecycleState()
     file.update(lambda whole: large)  # a rollback is never refused for that
-    assert len(file.read().models) == 20
+    assert len(file.read()[0].models) == 20
 
 
 async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(tmp_path, monkeypatch):

@@ -82,6 +82,8 @@ class SharedState:
         self._trials: set[str] = set()
         self._swept_at = self._compared_at = 0.0
         self.differing: Mapping[str, str] = {}
+        #: Why the newest content cannot be read.
+        self._unreadable = ""
         self._was_up = True
         self._up = metrics.gauge(
             "hopline_fleet_store_up",
@@ -154,7 +156,17 @@ class SharedState:
 
     async def _take_newest(self) -> None:
         heard = self.store.heard()  # before it is read: that is not older
-        state, identity = await self._on_thread(self.store.read)
+        try:
+            state, identity = await self._on_thread(self.store.read)
+        except StoreUnavailable:
+            raise
+        except (ConfigError, OSError) as error:  # it counts as lost: the lease runs out
+            if self._unreadable != str(error):
+                self._unreadable = str(error)
+                self._confirmed_at = min(self._confirmed_at, time.monotonic())
+                log.error("no state can be read or changed, but requests are served: %s", error)
+            return
+        self._unreadable = ""
         self._followers.adopt(self._with_models(state))
         self._followed, self._confirmed_at = identity, heard.at
 
@@ -210,20 +222,17 @@ class SharedState:
 
         Raises: as `publish`.
         """
-        followed = self._followers.state
-        present = followed.models.get(model) or ModelState()
+        present = self._followers.state.models.get(model) or ModelState()
 
-        def write() -> LifecycleState:
-            return self.store.update(
-                lambda whole: changes.changed(whole, model, change, present),
-                known=followed.generation,
-                adds=adds,
-            )
+        def changed(whole: LifecycleState) -> LifecycleState:
+            return changes.changed(whole, model, change, present)
 
         try:
-            return self._with_models(await self._on_thread(write))
+            return self._with_models(await self._on_thread(lambda: self.store.update(changed, adds=adds)))
         except StoreUnavailable:
             raise
+        except ConfigError as error:  # what another program wrote counts as lost
+            raise StoreUnavailable(str(error)) from None
         except OSError as error:
             raise StoreUnavailable(f"nothing was changed: models.state: {error}") from None
 

@@ -2,14 +2,13 @@
 
 Each change is made under a lock, from the newest content, and replaces the file by rename; a change is
 noticed by the file's identity. A reader never sees half of one, and a process that dies while writing
-leaves the old file. Nothing here knows what a worker has followed already: a change that is refused has
-read the newest state, and this worker must still follow it.
+leaves the old file. What the folder loses, a worker that has read it writes again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,11 @@ import msgspec
 
 from hopline.answering.unit import Unit
 from hopline.errors import ConfigError, Conflict
-from hopline.files import lock, locked, write_atomically
+from hopline.files import locked, write_atomically
 from hopline.rollout.rollout import Rollout
 from hopline.types import UNREADABLE
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 #: Ended rollouts of a model that are kept.
@@ -144,6 +145,8 @@ class StateFile:
         self.folder = folder
         self._file = folder / "lifecycle.json"
         self._lock = folder / "lifecycle.lock"
+        #: The newest that was read or written here.
+        self._newest = LifecycleState()
 
     def open(self) -> None:
         """Make the folder.
@@ -151,21 +154,25 @@ class StateFile:
         Raises: ConfigError: it cannot be written.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self._lock):
-                pass
+            self.update(lambda whole: whole)
         except OSError as error:
             raise ConfigError(f"models.state: cannot write in {self.folder}: {error.strerror}") from None
 
-    def read(self) -> LifecycleState:
-        """The present content; an empty state where there is no file.
+    def read(self) -> tuple[LifecycleState, Identity]:
+        """The present content and its identity; an empty state where there never was a file.
 
-        Raises: ConfigError: a file that this Hopline did not write.
+        Raises:
+            ConfigError: a file that this Hopline did not write.
+            OSError: it cannot be read, or what was lost not be written.
         """
-        return self.read_identified()[0]
+        found = self._stored()
+        if found[0].generation < self._newest.generation:
+            self.update(lambda whole: whole)
+            found = self._stored()
+        self._newest = found[0]
+        return found
 
-    def read_identified(self) -> tuple[LifecycleState, Identity]:
-        """The same, and which content that was."""
+    def _stored(self) -> tuple[LifecycleState, Identity]:
         try:
             with self._file.open("rb") as file:
                 identity = _identity(os.fstat(file.fileno()))
@@ -175,8 +182,8 @@ class StateFile:
         digest, _, body = data.partition(b"\n")
         if digest != _digest(body):
             raise ConfigError(
-                f"models.state: {self._file} is damaged (its checksum differs); move it away to start from "
-                "what the repository holds"
+                f"models.state: {self._file} is damaged (its checksum differs); move it away: a server "
+                "that runs writes it again, and one that starts serves what the repository holds"
             )
         return decode_state(body, str(self._file)), identity
 
@@ -188,55 +195,37 @@ class StateFile:
             return None
 
     def update(
-        self, change: Callable[[LifecycleState], LifecycleState], *, known: int = 0, adds: bool = False
+        self, change: Callable[[LifecycleState], LifecycleState], *, adds: bool = False
     ) -> LifecycleState:
         """Replace the content; blocks while another worker does.
 
         Args:
             change: gets the newest content, and may raise to leave it.
-            known: generation that this worker follows: the next one is above it, also where the file was
-                removed.
             adds: whether the change adds something, which is refused where the file has grown too large.
 
         Raises:
             Conflict: the file would be larger than `MAX_BYTES`; nothing changed.
             OSError: it could not be written; nothing changed.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self._lock):
-            before = self.read()
+            before = stored = self._stored()[0]
+            if stored.generation < self._newest.generation:
+                before = self._newest
+                log.warning(
+                    "%s lost generation %d of the state; writing it again", self._file, before.generation
+                )
             after = change(before)
-            if after is before:
+            if after is not before:
+                after = msgspec.structs.replace(after, generation=before.generation + 1)
+            elif before is stored:
                 return before
-            after = msgspec.structs.replace(after, generation=max(before.generation, known) + 1)
             body = encode_state(after)
             if adds:
                 check_size(body, str(self._file))
             write_atomically(self._file, _digest(body) + b"\n" + body, durable=True)
+            self._newest = after
             return after
-
-
-class Leadership:
-    """Leader among the workers: the one that holds a file's lock, until it ends.
-
-    Args:
-        folder: of the state.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / "leader.lock").open("wb")
-        self._mine = False
-
-    def is_mine(self) -> bool:
-        """True if this process decides; takes the lock if it is free."""
-        if not self._mine:
-            with contextlib.suppress(OSError):
-                self._mine = lock(self._file.fileno(), wait=False)
-        return self._mine
-
-    def close(self) -> None:
-        """Let another one decide."""
-        self._file.close()
-        self._mine = False
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int, int]:

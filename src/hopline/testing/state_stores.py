@@ -109,10 +109,6 @@ class StateStoreSuite:
         state = members[0].read()[0]
         assert len(state.models) == state.generation == 24
 
-    def test_the_next_generation_is_above_that_which_a_member_follows(self, join: Join) -> None:
-        """Also where the store lost its content."""
-        assert join().update(serving("1"), known=7).generation == 8
-
     def test_what_would_make_it_too_large_is_refused_and_the_rest_is_not(
         self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -21,7 +21,7 @@ def check(data: bytes) -> None:
     digest = b'{"sha256": "' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
     (_path / "lifecycle.json").write_bytes(digest + body if data[0] % 4 else body)
     try:
-        state = StateFile(_path).read()
+        state, _ = StateFile(_path).read()
     except ConfigError:
         return
     for model in state.models.values():

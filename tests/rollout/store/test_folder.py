@@ -4,6 +4,7 @@ import errno
 import itertools
 import math
 import os
+import shutil
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from hopline.errors import StoreUnavailable
 from hopline.rollout.store import folder
 from hopline.rollout.store.base import Ack
 from hopline.rollout.store.folder import FolderStore
-from hopline.testing.state_stores import StateStoreSuite
+from hopline.testing.state_stores import StateStoreSuite, serving
 
 
 class TestFolderStore(StateStoreSuite):
@@ -79,3 +80,37 @@ def test_a_change_is_refused_if_the_disk_became_full_since_the_last_write(tmp_pa
             store.check_up()
     store.check_up()
     store.close()
+
+
+@pytest.mark.parametrize("lost", ["folder", "file", "newer content"])
+def test_workers_write_again_what_the_folder_lost(tmp_path, caplog, lost):
+    """A worker that starts later serves what the others serve, not what the repository alone gives."""
+    place = tmp_path / "state"
+    first, other, late = (FolderStore(place, index=index, count=3) for index in range(3))
+    first.open()
+    first.update(serving("1"))
+    older = (place / "lifecycle.json").read_bytes()
+    after = first.update(serving("2"))
+    other.open()
+    assert other.read()[0] == after
+
+    def lose():
+        if lost == "folder":
+            shutil.rmtree(place)
+        elif lost == "file":
+            (place / "lifecycle.json").unlink()
+        else:
+            (place / "lifecycle.json").write_bytes(older)
+
+    lose()
+    assert other.heard().identity != first.read()[1]
+    assert other.read() == first.read()
+    assert first.read()[0] == after
+    assert "writing it again" in caplog.text
+    late.open()
+    assert late.read()[0] == after
+    lose()
+    assert first.update(serving("3")).generation == 3
+    assert other.read()[0].models["m"].serving == "3"
+    for store in (first, other, late):
+        store.close()

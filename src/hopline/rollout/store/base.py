@@ -94,13 +94,12 @@ class StateStore(ABC):
 
     @abstractmethod
     def update(
-        self, change: Callable[[LifecycleState], LifecycleState], *, known: int = 0, adds: bool = False
+        self, change: Callable[[LifecycleState], LifecycleState], *, adds: bool = False
     ) -> LifecycleState:
         """Replace the newest content.
 
         Args:
             change: gets the newest content, and may raise to leave it. May be called several times.
-            known: generation that this member follows: the next one is above it.
             adds: whether the change adds something, which is refused where the state has grown too large.
 
         Raises:

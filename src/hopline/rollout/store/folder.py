@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from hopline.errors import StoreUnavailable
-from hopline.files import locked, write_atomically
-from hopline.rollout.state import FirstState, Leadership, LifecycleState, StateFile
+from hopline.files import lock, locked, write_atomically
+from hopline.rollout.state import FirstState, LifecycleState, StateFile
 from hopline.rollout.store.base import Ack, Heard, Identity, StateStore
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class FolderStore(StateStore):
         self._count = count
         self._pid = os.getpid() if pid is None else pid
         self._file = StateFile(folder)
-        self._leadership: Leadership | None = None
+        self._leader: BinaryIO | None = None
         #: Why the last write failed, "" if it did not; the newest acknowledgement, and one to repeat; when
         #: writes worked last, and when one was tried.
         self._why = ""
@@ -71,21 +71,21 @@ class FolderStore(StateStore):
 
     def close(self) -> None:
         """As `StateStore.close`."""
-        if self._leadership is not None:
-            self._leadership.close()
-            self._leadership = None
+        if self._leader is not None:
+            self._leader.close()
+            self._leader = None
         if self.has_others:
             self._ack_file(self.member).unlink(missing_ok=True)
 
     def read(self) -> tuple[LifecycleState, Identity]:
         """As `StateStore.read`."""
-        return self._file.read_identified()
+        return self._file.read()
 
     def update(
-        self, change: Callable[[LifecycleState], LifecycleState], *, known: int = 0, adds: bool = False
+        self, change: Callable[[LifecycleState], LifecycleState], *, adds: bool = False
     ) -> LifecycleState:
         """As `StateStore.update`; blocks while another worker changes the state."""
-        return self._file.update(change, known=known, adds=adds)
+        return self._file.update(change, adds=adds)
 
     def take_up(
         self, saved: LifecycleState, found: Callable[[], FirstState]
@@ -149,9 +149,11 @@ class FolderStore(StateStore):
 
     def leads(self) -> bool:
         """As `StateStore.leads`; the kernel frees the lock when a process ends."""
-        if self._leadership is None:
-            self._leadership = Leadership(self._folder)
-        return self._leadership.is_mine()
+        try:
+            self._leader = self._leader or (self._folder / "leader.lock").open("wb")
+            return lock(self._leader.fileno(), wait=False)
+        except OSError:
+            return False
 
     def publish_counts(self, step: str, counts: bytes) -> None:
         """As `StateStore.publish_counts`."""

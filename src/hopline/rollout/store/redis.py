@@ -146,7 +146,7 @@ class RedisStore(StateStore):
         return self._decode(stored), stored.identity
 
     def update(
-        self, change: Callable[[LifecycleState], LifecycleState], *, known: int = 0, adds: bool = False
+        self, change: Callable[[LifecycleState], LifecycleState], *, adds: bool = False
     ) -> LifecycleState:
         """As `StateStore.update`."""
         end = time.monotonic() + _UPDATE_S
@@ -156,7 +156,7 @@ class RedisStore(StateStore):
             after = change(before)
             if after is before:
                 return before
-            after = msgspec.structs.replace(after, generation=max(before.generation, known) + 1)
+            after = msgspec.structs.replace(after, generation=before.generation + 1)
             body = encode_state(after)
             if adds:
                 check_size(body, self.address)
