@@ -242,6 +242,22 @@ def test_documented_attributes_are_assigned(definitions):
     assert stale == [], "the class assigns no such name, or a second line is not indented further"
 
 
+def test_modules_that_texts_name_exist():
+    """A name such as `store/redis.py` is the end of a path."""
+    folders = (
+        SOURCE,
+        *(ROOT / name for name in ("benchmarks", "examples", "mesh/src", "scripts", "tests")),
+    )
+    paths = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
+    stale = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in FILES
+        for name in set(re.findall(r"`([\w/]+\.py)`", file.read_text()))
+        if not any(path.endswith(f"/{name}") for path in paths)
+    ]
+    assert stale == []
+
+
 #: Top folder -> its most files with one importer and below 150 lines, which belong into the importer. What
 #: stays keeps an import away (of torch, of a driver), is a door, or would make a file of 500 lines.
 SHORT_WITH_ONE_IMPORTER: dict[str, int] = {

@@ -138,7 +138,7 @@ def matrix(
     Returns: the matrix; and the ascending positions of `rounded` and of columns that float32 rounds by a
         negligible amount, though they have numbers beyond its exact integers.
     Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`, or
-        that lose precision that may matter (see `rounding.py`); unknown columns in `rounded`.
+        that lose precision that may matter (see the module); unknown columns in `rounded`.
     """
     array = as_array(value, what)
     if array.dtype.kind not in "fiub":

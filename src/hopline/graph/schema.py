@@ -37,7 +37,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8".
         feature_names: one for each column, or empty.
         id_kind: kind of the caller's ids: row numbers (`range`), 64-bit integers or strings.
-        rounded: columns in which float32 may round large integers; see `rounding.py`.
+        rounded: columns in which float32 may round large integers; see `columns.py`.
     """
 
     feature_dim: int

@@ -21,7 +21,7 @@ class LevelReport(msgspec.Struct, frozen=True):
         rows: that the run needs; computed: in this attempt; copied: of the previous run.
         edges: sampled in this attempt.
         gathered_bytes: of the rows that they read from the level below.
-        compact_edges: 0 if rows were read in place; see `budget.py`.
+        compact_edges: 0 if rows were read in place; see `work.py`.
     """
 
     level: int
