@@ -78,7 +78,7 @@ def test_a_stream_is_the_text_of_a_whole_answer(client: openai.OpenAI) -> None:
     assert 0 < whole.usage.completion_tokens <= 24
 
 
-def test_a_text_alone_is_that_of_its_seed_and_without_chance_it_is_the_same_in_any_batch(
+def test_a_text_is_that_of_its_seed_beside_any_others_also_without_chance(
     client: openai.OpenAI,
 ) -> None:
     def ask(seed: int, temperature: float = 1.0) -> str:

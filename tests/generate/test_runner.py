@@ -264,10 +264,10 @@ def test_the_text_of_a_seed_depends_on_nothing_else(
 async def test_a_seed_is_refused_where_earlier_texts_leave_their_states(tmp_path: Path) -> None:
     engine = NaiveEngine(naive(tmp_path), EngineSettings())
     runner = Runner(engine, RunnerSettings(prefix_caching=True))
-    refused = Caller(runner, "x", temperature=1.0, seed=1, repeatable=True)
-    assert "generate.prefix_caching" in await refused.refusal()
-    for values in ({"temperature": 0.0, "repeatable": True}, {"temperature": 1.0, "repeatable": False}):
-        assert await Caller(runner, "x", **values).said() == "x"
+    for temperature in (0.0, 1.0):
+        refused = Caller(runner, "x", temperature=temperature, seed=1, repeatable=True)
+        assert "generate.prefix_caching" in await refused.refusal()
+        assert await Caller(runner, "x", temperature=temperature, repeatable=False).said() == "x"
     await runner.close()
 
 

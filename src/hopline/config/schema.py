@@ -584,8 +584,7 @@ class GenerateConfig:
     batch_tokens: int = setting(512, "most tokens of one step", minimum=1)
     prefix_caching: bool = setting(
         False,
-        "keep KV blocks of ended texts for prompts that begin alike; requests with a seed and a "
-        "temperature above 0 are then refused",
+        "keep KV blocks of ended texts for prompts that begin alike; requests with a seed are then refused",
     )
     max_queue_tokens: int = setting(
         65_536, "tokens of waiting texts beyond which new ones are refused", minimum=1

@@ -38,8 +38,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         stop: strings before which the text ends.
         logprobs: whether the log probability of each chosen token is wanted.
         ignore_eos: continue after the model's own end; for measurements.
-        repeatable: the draws depend on the seed alone. An engine draws the tokens of a batch together, so
-            such a text runs alone.
+        repeatable: the text depends on nothing but the prompt and these. An engine draws the tokens of a
+            batch together, and its sums depend on the batch, so such a text runs alone.
     """
 
     max_tokens: int = 0
@@ -60,11 +60,6 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     def is_drawn(self) -> bool:
         """True if tokens are drawn; otherwise each is the most probable one."""
         return self.temperature >= LEAST_TEMPERATURE
-
-    @property
-    def runs_alone(self) -> bool:
-        """True if no other text may run with it."""
-        return self.repeatable and self.is_drawn
 
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
@@ -169,10 +164,7 @@ def completed(request: ScoreRequest, default_outputs: tuple[str, ...]) -> ScoreR
 
 def is_repeatable(columns: Mapping[str, Any]) -> bool:
     """True if the texts of a completed request are the same whenever it is repeated."""
-    drawn = [value >= LEAST_TEMPERATURE for value in _plain(columns.get("temperature", ()))]
-    repeatable = _plain(columns.get("repeatable", ()))
-    drawn = drawn or [True] * len(repeatable)
-    return all(each or not is_drawn for each, is_drawn in zip(repeatable, drawn, strict=False))
+    return all(_plain(columns.get("repeatable", ())))
 
 
 def _plain(values: Any) -> Sequence[Any]:

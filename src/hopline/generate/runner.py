@@ -293,11 +293,11 @@ class Runner:
         Raises: HoplineError: it can never be answered.
         """
         info = self.engine.info
-        if prompt.sampling.runs_alone and self._settings.prefix_caching:
+        if prompt.sampling.repeatable and self._settings.prefix_caching:
             raise BadRequest(
-                "seed: this server keeps KV blocks of earlier texts (generate.prefix_caching), and a drawn "
-                "text depends on them; leave seed out, or send temperature 0, or repeatable false for a "
-                "text that may be another one next time",
+                "seed: this server keeps KV blocks of earlier texts (generate.prefix_caching), and a text "
+                "depends on them; leave seed out, or send repeatable false for a text that may be another "
+                "one next time",
                 "seed",
             )
         source = prompt.text
@@ -330,7 +330,7 @@ class Runner:
             if text.deadline <= now:
                 raise DeadlineExceeded("the deadline passed while the prompt was read")
             tokens = text.prompt_tokens + text.sampling.max_tokens
-            alone = text.sampling.runs_alone
+            alone = text.sampling.repeatable
             self._schedule.put(Need(text.number, tokens, text.lane, text.deadline, now, alone))
         except HoplineError as refusal:
             if isinstance(refusal, BadRequest) and refusal.param is None:
