@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import os
 import shutil
 import ssl
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from hopline.config.reader import load_config
 from hopline.config.schema import TlsConfig
@@ -18,6 +21,7 @@ from hopline.ingress.certificates import Peer, TlsFiles, peer_of
 from hopline.ingress.clients_file import parse_clients
 from hopline.ingress.exposure import check_exposure
 from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.ingress.watched import Watched
 from tests.ingress.certificates import Authority
 from tests.ingress.clocks import Clock
 
@@ -206,6 +210,77 @@ def test_a_renewed_certificate_is_served_whatever_its_kind_of_key(
     after = handshake(context(), client)
     assert after == ssl.PEM_cert_to_DER_cert(renewed[0].read_text())
     assert after != before
+
+
+@pytest.mark.parametrize(
+    ("minutes", "reason"), [(-1, "certificate has expired"), (60, "")], ids=["expired", "valid"]
+)
+@pytest.mark.parametrize("client_certificates", ["optional", "required"])
+def test_a_certificate_out_of_its_time_does_not_replace_a_valid_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, minutes: int, reason: str, client_certificates: Any
+) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.for_localhost()
+    config = TlsConfig(
+        cert_file=cert,
+        key_file=key,
+        client_ca_file=authority.file,
+        client_certificates=client_certificates,
+    )
+    files = TlsFiles(config)
+    context = files.contexts("http/1.1")
+    assert context is not None
+    before = context()
+    renewed = authority.sign(
+        "renewed", common="localhost", server=True, valid_for=datetime.timedelta(minutes=minutes)
+    )
+    shutil.copy(renewed[0], cert)
+    shutil.copy(renewed[1], key)
+    files.tick()
+    assert (context() is before) == bool(reason)
+    assert reason in caplog.text
+    if reason:
+        with pytest.raises(ConfigError, match=f"tls.cert_file: .*{reason}"):
+            TlsFiles(config).contexts("http/1.1")
+
+
+def test_an_encrypted_key_and_a_pipe_are_refused_without_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL would ask the terminal for a pass phrase, and a pipe has no end."""
+    authority = Authority(tmp_path)
+    cert, key = authority.for_localhost()
+    files = TlsFiles(TlsConfig(cert_file=cert, key_file=key))
+    context = files.contexts("http/1.1")
+    assert context is not None
+    before, content = context(), key.read_bytes()
+    private = serialization.load_pem_private_key(content, None)
+    key.write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    files.tick()
+    assert "tls.key_file do not hold a PEM certificate and key" in caplog.text
+    caplog.clear()
+    key.unlink()
+    os.mkfifo(key)
+    files.tick()
+    assert "is a pipe, a socket or a device" in caplog.text
+    assert context() is before
+
+
+def test_a_file_of_the_same_size_and_time_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "clients.toml"
+    file.write_text("a = 1")
+    stat = file.stat()
+    watched = Watched(file)
+    file.write_text("a = 2")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert watched.changed()
+    assert not watched.changed()
 
 
 def test_files_that_do_not_fit_together_are_tried_again(

@@ -75,7 +75,7 @@ def test_a_key_that_does_not_fit_is_told(pair: tuple[Path, Path]) -> None:
     process = spawn(tls__cert_file=pair[0], tls__key_file=pair[0])
     _, error = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "do not hold a PEM certificate and its key" in error
+    assert "do not hold a PEM certificate and key" in error
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
+from hopline.files import check_regular
 from hopline.ingress.watched import Watched
 
 logger = logging.getLogger(__name__)
@@ -35,8 +37,7 @@ class TlsFiles:
         self._contexts: dict[str, ssl.SSLContext] = {}
         paths = (config.cert_file, config.key_file, config.client_ca_file)
         self._watched = [Watched(path) for path in paths if path is not None]
-        self._is_stale = False
-        self._reported = ""
+        self._is_stale, self._reported = False, ""
 
     def contexts(self, protocol: str) -> Callable[[], ssl.SSLContext] | None:
         """Return a function that returns the present context of a protocol (ALPN); None where TLS is off.
@@ -74,24 +75,37 @@ def _context(config: TlsConfig, protocol: str) -> ssl.SSLContext:
     # choose ffdhe8192, which takes 200 ms of the loop. One that guesses another needs a further round trip.
     context.set_ecdh_curve("prime256v1")
     assert config.cert_file is not None
+    wrong = (
+        f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate and key"
+    )
     try:
-        context.load_cert_chain(config.cert_file, config.key_file)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate "
-            f"and its key: {error}"
-        ) from None
-    if config.client_ca_file is not None:
-        try:
+        for path in filter(None, (config.cert_file, config.key_file)):
+            check_regular(path)  # the loop would wait for a pipe
+        # With a password, OpenSSL does not ask the terminal for that of an encrypted key, on the loop.
+        context.load_cert_chain(config.cert_file, config.key_file, password="")
+        if config.client_ca_file is not None:
+            wrong = f"tls.client_ca_file: {str(config.client_ca_file)!r} does not hold PEM certificates"
+            check_regular(config.client_ca_file)
             context.load_verify_locations(config.client_ca_file)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(
-                f"tls.client_ca_file: {str(config.client_ca_file)!r} does not hold PEM certificates: "
-                f"{error}"
-            ) from None
-        is_required = config.client_certificates == "required"
-        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+            is_required = config.client_certificates == "required"
+            context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"{wrong}: {error}") from None
+    _check_time(context, config.cert_file)
     return context
+
+
+def _check_time(context: ssl.SSLContext, file: Path) -> None:
+    """Check by a handshake that a certificate is valid at this time. Raises: ConfigError: it is not."""
+    client = ssl.create_default_context(cafile=file)
+    client.check_hostname, client.verify_flags = False, ssl.VERIFY_X509_PARTIAL_CHAIN
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    for side in (client.wrap_bio(down, up), context.wrap_bio(up, down, server_side=True)) * 3:
+        try:
+            side.do_handshake()
+        except ssl.SSLError as error:  # 9 and 10: not valid yet, has expired (X509_V_ERR_…)
+            if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in (9, 10):
+                raise ConfigError(f"tls.cert_file: {str(file)!r}: {error.verify_message}") from None
 
 
 #: Longest name; DNS names have 253 characters, and SPIFFE allows 2048 for an id.

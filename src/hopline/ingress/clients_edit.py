@@ -122,17 +122,11 @@ def _without(text: str, sha256: str) -> str:
 
 
 def _grant_text(grant: Grant) -> str:
-    lines = [
-        f"{name} = {_globs_text(getattr(grant, name))}"
-        for name in ("score", "read", "admin")
-        if getattr(grant, name) != ()
-    ]
-    if grant.rate_per_s is not None:
-        lines.append(f"rate_per_s = {grant.rate_per_s!r}")
-    if grant.burst is not None:
-        lines.append(f"burst = {grant.burst}")
-    if grant.tokens_per_minute is not None:
-        lines.append(f"tokens_per_minute = {grant.tokens_per_minute}")
+    allowed = {name: getattr(grant, name) for name in ("score", "read", "admin")}
+    lines = [f"{name} = {_globs_text(globs)}" for name, globs in allowed.items() if globs != ()]
+    for name in ("rate_per_s", "burst", "tokens_per_minute"):
+        if getattr(grant, name) is not None:
+            lines.append(f"{name} = {getattr(grant, name)!r}")
     if grant.priority != "normal":
         lines.append(f"priority = {_text(grant.priority)}")
     return "".join(f"{line}\n" for line in lines)
@@ -140,10 +134,9 @@ def _grant_text(grant: Grant) -> str:
 
 def _key_text(key: KeyEntry) -> str:
     lines = [f"id = {_text(key.id)}", f"sha256 = {_text(key.sha256)}"]
-    if key.created is not None:
-        lines.append(f"created = {key.created.isoformat()}")
-    if key.expires is not None:
-        lines.append(f"expires = {key.expires.isoformat()}")
+    for name, moment in (("created", key.created), ("expires", key.expires)):
+        if moment is not None:
+            lines.append(f"{name} = {moment.isoformat()}")
     return "".join(f"{line}\n" for line in lines)
 
 

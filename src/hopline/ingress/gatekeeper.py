@@ -204,9 +204,7 @@ class Gatekeeper:
             raise Unauthenticated("the client certificate has expired; connect again with a new one")
         found = self._by_peer.get(peer)
         if found is None:
-            known = next(
-                (self._certificates[name] for name in peer.names if name in self._certificates), None
-            )
+            known = next(filter(None, map(self._certificates.get, peer.names)), None)
             own = f"{CERTIFICATE_PREFIX}{peer.names[0]}"
             client = self._client(own, own, Grant()) if known is None else self._clients[known]
             if len(self._by_peer) >= _MAX_REMEMBERED:

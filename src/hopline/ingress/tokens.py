@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 _MAX_TOKEN_BYTES = 16 * 1024
 #: Words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
 _SCOPE = "hopline:"
-
 #: Model names or patterns in one token, and their characters together.
 _MAX_GLOBS, _MAX_GLOB_CHARACTERS = 100, 2000
 
@@ -153,14 +152,11 @@ class TokenVerifier:
         name = header.get("kid")
         keys = self._keys.keys
         if len(keys) == 1 and (name is None or "" in keys):
-            key = next(iter(keys.values()))
-        elif isinstance(name, str) and name in keys:
-            key = keys[name]
+            key: TokenKey | None = next(iter(keys.values()))
         else:
-            found = self._keys.missing(name)
-            if found is None:
-                raise Unauthenticated("the token has no kid of the issuer's keys")
-            key = found
+            key = (keys.get(name) if isinstance(name, str) else None) or self._keys.missing(name)
+        if key is None:
+            raise Unauthenticated("the token has no kid of the issuer's keys")
         if header.get("alg") not in key.algorithms:
             raise Unauthenticated(
                 f"the token is not signed with an algorithm of its key: {', '.join(key.algorithms)}"

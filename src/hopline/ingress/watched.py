@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-_Stamp: TypeAlias = tuple[int, int, int] | None
+_Stamp: TypeAlias = tuple[int, int, int, int] | None
 
 
 class Watched:
@@ -21,7 +21,6 @@ class Watched:
 
     def changed(self) -> bool:
         """Return whether the file was written, replaced or removed since the last call."""
-
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -33,4 +32,4 @@ class Watched:
             stat = self.path.stat()
         except OSError:
             return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+        return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
