@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -153,6 +154,10 @@ def main() -> None:
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
         _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
+    except OSError as error:  # a full disk, a file that cannot be read or written
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        _fail(str(error))
 
 
 def _completed() -> list[str]:
@@ -180,8 +185,7 @@ def _serve_directly(arguments: Sequence[str]) -> None:
     """Serve without Typer, and exit, where `serve_flags` can parse the arguments."""
     from hopline.commands.serve_flags import config_of
 
-    config = config_of(arguments)
-    if config is not None:
+    if (config := config_of(arguments)) is not None:
         from hopline import serve
 
         sys.exit(serve.run(config))

@@ -315,9 +315,7 @@ class Server:
         logger.info("draining")
         # First be unready and close connections while still serving: balancers and clients move on.
         self._http_app.draining = True
-        queue = None
-        if self._queue is not None:
-            queue = asyncio.ensure_future(self._queue.drain(settings.drain_timeout_s))
+        queue = self._queue and asyncio.ensure_future(self._queue.drain(settings.drain_timeout_s))
         if self._grpc_app is not None:
             self._grpc_app.begin_drain()
         self._endpoint.begin_close()
@@ -382,12 +380,10 @@ class Server:
         return None
 
     async def _shutdown(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        for listener in filter(None, (self._listener, self._grpc_listener)):
+            listener.close()
         if self._endpoint is not None:
             self._endpoint.abort()
-        if self._grpc_listener is not None:
-            self._grpc_listener.close()
         if self._grpc_endpoint is not None:
             self._grpc_endpoint.abort()
         if self._queue is not None:

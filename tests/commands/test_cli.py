@@ -1,5 +1,6 @@
 """The command line itself: how it is started, what shells ask of it, and numbers below 0."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hopline import __version__
+from hopline import __version__, cli
 from hopline.commands.arguments import NumbersAreValues
 
 
@@ -86,3 +87,27 @@ def test_what_is_no_number_is_an_option_that_there_is_not(taken, word):
 
 def test_a_flag_without_its_value_is_named(taken):
     assert "requires an argument" in taken("m", "-10", "--timeout")
+
+
+@pytest.mark.parametrize("file", ["clients.toml", None])
+def test_a_full_disk_is_one_line(monkeypatch, capsys, file):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([file] if file else []))
+
+    monkeypatch.setattr(cli, "build_app", full)
+    monkeypatch.setattr(sys, "argv", ["hopline", "auth", "list"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error == "error: [Errno 28] No space left on device" + (f": {file!r}\n" if file else "\n")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch):
+    def fault(*_):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(cli, "build_app", fault)
+    monkeypatch.setattr(sys, "argv", ["hopline", "auth", "list"])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        cli.main()

@@ -1,6 +1,8 @@
 """Snapshots at real addresses: s3:// as moto's server plays it, https's plain brother, and a folder."""
 
+import errno
 import functools
+import os
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -183,3 +185,20 @@ def test_a_graph_that_is_damaged_is_not_published(address, tmp_path):
     with pytest.raises(GraphError, match=r"indices\.npy"):
         publish(address.store, folder)
     assert address.store.manifests() == []
+
+
+def test_a_full_disk_leaves_no_part_of_a_file_at_an_address(tmp_path, monkeypatch):
+    """Nothing else removes it: a snapshot that is too large would fill the disk more at each attempt."""
+
+    def full(source, target):
+        target.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    graph = graph_of(tmp_path / "graph")
+    store = SnapshotStore(f"file://{tmp_path}/daily")
+    with monkeypatch.context() as patch:
+        patch.setattr("hopline.snapshots.store.shutil.copyfile", full)
+        with pytest.raises(OSError, match="No space left"):
+            publish(store, graph.path)
+    assert [path for path in (tmp_path / "daily").rglob("*") if path.is_file()] == []
+    assert publish(store, graph.path).id == store.pointer().snapshot

@@ -99,10 +99,8 @@ class SnapshotStore:
         def bounded(num_bytes: int) -> None:
             check()
             if num_bytes > file.size:
-                raise SnapshotDamaged(
-                    f"{where} has more than the {file.size} bytes of the manifest; publish the "
-                    "snapshot again"
-                )
+                more = f"{where} has more than the {file.size} bytes of the manifest"
+                raise SnapshotDamaged(f"{more}; publish the snapshot again")
 
         try:
             with self._foreign():
@@ -139,8 +137,11 @@ class SnapshotStore:
             if self._files.is_local:  # object stores show an object when it is whole
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 draft = draft_of(Path(path))
-                shutil.copyfile(source, draft)
-                publish_file(draft, Path(path), durable=True)
+                try:
+                    shutil.copyfile(source, draft)
+                    publish_file(draft, Path(path), durable=True)
+                finally:
+                    draft.unlink(missing_ok=True)
             else:
                 self._files.driver.put_file(str(source), path)
         return True
@@ -171,10 +172,9 @@ class SnapshotStore:
     def _read(self, name: str) -> bytes | None:
         try:
             with self._foreign():
-                content = self._files.read(f"{self._root}/{name}")
+                return self._files.read(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
-        return content
 
     def _write(self, name: str, content: bytes) -> None:
         path = f"{self._root}/{name}"
