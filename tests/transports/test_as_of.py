@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest
-from hopline.transports.as_of import read_as_of
 from hopline.transports.oip import request_from_tensors
+from hopline.transports.rows import read_as_of
 from hopline.transports.score_json import decode_score, score_request
 from hopline.transports.tensors import Tensor, decode_values, tensor_from_array
 from hopline.types import ScoreRequest

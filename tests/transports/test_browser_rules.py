@@ -13,9 +13,8 @@ from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, PermissionDenied
 from hopline.testing.service import FakeService
-from hopline.transports.browser_rules import BrowserRules
 from hopline.transports.http import HttpApp
-from hopline.transports.http_access import OPEN
+from hopline.transports.http_access import OPEN, BrowserRules
 from hopline.transports.http_messages import Request, Response
 
 SCORE = b"/v1/models/sage/score"

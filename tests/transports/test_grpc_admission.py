@@ -17,7 +17,7 @@ from hopline.testing.service import FakeService
 from hopline.transports import grpc_call, grpc_unpacking
 from hopline.transports.budget import Budget
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
-from hopline.transports.grpc_status import StatusCode as Code
+from hopline.transports.grpc_errors import StatusCode as Code
 from hopline.transports.proto import message
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served

@@ -18,7 +18,7 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
-from hopline.transports.grpc_status import StatusCode
+from hopline.transports.grpc_errors import StatusCode
 from hopline.transports.http2_unsent import SHARE_BYTES
 from hopline.transports.proto import message
 from tests.transports.grpc_rig import endpoint_of, grpc_server

@@ -8,7 +8,7 @@ import h2.settings
 import hpack
 import pytest
 
-from hopline.transports.grpc_status import StatusCode
+from hopline.transports.grpc_errors import StatusCode
 from hopline.transports.http2_frames import MAX_WINDOW, ErrorCode, frame, window_update
 from hopline.transports.http2_head import HeadReader
 from tests.transports.http2_rig import Client, Served, frames_of

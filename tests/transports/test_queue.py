@@ -19,7 +19,7 @@ from hopline.testing.broker_servers import NatsServer, RedisServer, broker_serve
 from hopline.testing.brokers import collect, until
 from hopline.testing.service import FakeService
 from hopline.transports.queue import QueueServer
-from hopline.transports.queue_message import ERROR, ORIGIN, REASON, REQUEST_ID
+from hopline.transports.queue_answers import ERROR, ORIGIN, REASON, REQUEST_ID
 from tests.servers import running
 
 _numbers = itertools.count()

@@ -11,7 +11,7 @@ from hopline.errors import GraphBehind, ModelNotReady, RateLimited
 from hopline.testing.brokers import collect, until
 from hopline.testing.service import FakeService
 from hopline.transports.queue import QueueServer
-from hopline.transports.queue_message import ERROR, REQUEST_ID
+from hopline.transports.queue_answers import ERROR, REQUEST_ID
 from tests.transports.test_queue import answering, desk_at
 
 
@@ -129,7 +129,7 @@ async def test_a_server_that_refuses_everything_leaves_the_backlog_at_the_broker
 
 
 async def test_no_more_bytes_than_allowed_wait_without_a_place(redis, monkeypatch):
-    monkeypatch.setattr("hopline.transports.queue_retries._WAITING_BYTES", 10_000)
+    monkeypatch.setattr("hopline.transports.queue._WAITING_BYTES", 10_000)
     async with desk_at(redis) as desk:
         await desk.send(*(msgspec.json.encode(body) + b" " * 4_000 for body in _loading(20)))
         service = Loading(load_config())

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from hopline.transports import spinner as module
-from hopline.transports.spinner import Spinner
+from hopline.transports import http_endpoint as module
+from hopline.transports.http_endpoint import Spinner
 
 pytestmark = pytest.mark.asyncio
 

@@ -1,6 +1,65 @@
-"""A limit on the memory of requests that arrive and answers that wait, for all connections of a process."""
+"""Limits of the memory that requests and answers take, for all of a process, and of a request's share.
+
+A share is per piece of 64 KiB that was sent. An uncompressed body of one piece is limited by its size:
+every decoder needs only a few milliseconds for it. A larger or compressed body is counted before objects
+are built from it. A compressed body has the share of the bytes that were sent. No body has more than the
+share of 1 MiB, since building objects holds the interpreter lock and needs up to a hundred bytes for each
+byte sent.
+"""
 
 from __future__ import annotations
+
+from hopline.errors import RequestTooLarge
+
+#: Size of a piece. A text up to this size needs no other limit; shares are per piece.
+PIECE_BYTES = 64 * 1024
+#: Largest decompressed size of a compressed piece, bytes.
+TEXT = 4 * 2**20
+#: Values per piece: numbers that are read in place; strings and other numbers.
+NUMBERS, STRINGS = 2**20, 2**14
+#: Bytes above this add nothing to the share of objects.
+_MOST_BYTES = 2**20
+
+
+class Decompressed(bytes):
+    """A decompressed body that stores how many bytes of it were sent."""
+
+    sent_bytes: int
+
+
+def sent_bytes(body: bytes) -> int:
+    """Return how many bytes of a body were sent."""
+    return body.sent_bytes if isinstance(body, Decompressed) else len(body)
+
+
+def share(amount: int, sent: int) -> int:
+    """Return the share of `sent` bytes where a piece may have `amount`."""
+    return amount * max(1, -(-sent // PIECE_BYTES))
+
+
+def most_objects(amount: int, sent: int, size: int) -> int:
+    """Return how many objects a body may contain where a piece may contain `amount`.
+
+    Args:
+        sent: bytes as sent.
+        size: bytes after decompression; more than `sent` if the body was compressed.
+    """
+    return share(amount, min(sent, _MOST_BYTES) if sent < size else _MOST_BYTES)
+
+
+def check_share(name: str, count: int, what: str, most: int, sent: int) -> None:
+    """Refuse a count above a sender's share.
+
+    Args:
+        most: the share, from `share` or `most_objects`.
+
+    Raises: RequestTooLarge.
+    """
+    if count > most:
+        raise RequestTooLarge(
+            f"{name} holds {count} {what}; at most {most} are allowed for {sent} bytes sent: send it in "
+            "parts, without compression, and features as binary tensors"
+        )
 
 
 class Budget:

@@ -1,6 +1,6 @@
 """Decompression of request bodies, bounded: a few kilobytes must not become gigabytes.
 
-Decompressed bodies store how many bytes were sent, which limits the objects built from them (share.py).
+Decompressed bodies store how many bytes were sent, which limits the objects built from them (budget.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import zlib
 from typing import NamedTuple
 
 from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding, quoted
-from hopline.transports.share import TEXT, Decompressed, share
+from hopline.transports.budget import TEXT, Decompressed, share
 
 #: Encodings that `decompress` supports, in the form of the Accept-Encoding header.
 ACCEPTED = "gzip, deflate"

@@ -29,10 +29,9 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import LoopShare, encode_large, load_kernels
 from hopline.transports.failure import as_hopline_error, without_names
-from hopline.transports.grpc_access import GrpcGuard, permission_of
+from hopline.transports.grpc_access import GrpcGuard, check_name, check_names, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
-from hopline.transports.grpc_errors import CallError, grpc_code, trailers_of
-from hopline.transports.grpc_names import check_name, check_names
+from hopline.transports.grpc_errors import CallError, StatusCode, grpc_code, trailers_of
 from hopline.transports.grpc_reflection import SERVICES as REFLECTIONS
 from hopline.transports.grpc_reflection import Reflection
 from hopline.transports.grpc_request import (
@@ -42,9 +41,16 @@ from hopline.transports.grpc_request import (
     parameters_of,
     parsed,
 )
-from hopline.transports.grpc_status import StatusCode
-from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
-from hopline.transports.grpc_text import Offer, TextParts, has_parts, mark_last, wants_parts
+from hopline.transports.grpc_stream import (
+    LARGE_BYTES,
+    InferStream,
+    Offer,
+    Steps,
+    TextParts,
+    has_parts,
+    mark_last,
+    wants_parts,
+)
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods

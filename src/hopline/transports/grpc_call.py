@@ -21,10 +21,8 @@ from urllib.parse import quote
 from hopline.errors import BadRequest, Overloaded, UnsupportedEncoding
 from hopline.ingress.certificates import Peer
 from hopline.transports.budget import Budget
-from hopline.transports.grpc_arriving import Arriving
-from hopline.transports.grpc_errors import CallError
-from hopline.transports.grpc_status import StatusCode
-from hopline.transports.grpc_unpacking import Unpacking
+from hopline.transports.grpc_errors import CallError, StatusCode
+from hopline.transports.grpc_unpacking import Arriving, Unpacking
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
 from hopline.transports.outbox import SMALL_ANSWER_BYTES

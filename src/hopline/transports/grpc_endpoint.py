@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 
 from hopline.transports.budget import Budget
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
-from hopline.transports.grpc_errors import CallError
-from hopline.transports.grpc_status import StatusCode
+from hopline.transports.grpc_errors import CallError, StatusCode
 from hopline.transports.grpc_unpacking import Unpacker
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of, head_of
-from hopline.transports.http2_held import FREE_BYTES
 from hopline.transports.http2_stream import Stream
-from hopline.transports.http_lane import LowPriorityReads
-from hopline.transports.turns import Turns
+from hopline.transports.http2_unsent import FREE_BYTES
+from hopline.transports.turns import LowPriorityReads, Turns
 
 #: Jitter: connections that are opened together get different maximum ages.
 _SPREAD = 0.2

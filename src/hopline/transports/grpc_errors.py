@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 
 from hopline import errors
-from hopline.transports.grpc_status import StatusCode
+
+
+class StatusCode(enum.IntEnum):
+    """The 17 status codes of gRPC, by the names and numbers of its specification (doc/statuscodes.md)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 class CallError(Exception):

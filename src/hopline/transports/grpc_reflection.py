@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from hopline.errors import HoplineError, public_text
 from hopline.transports.grpc_request import parsed
-from hopline.transports.grpc_stream import Steps
-from hopline.transports.grpc_text import Offer
+from hopline.transports.grpc_stream import Offer, Steps
 from hopline.transports.proto import message, pool
 from hopline.types import Deliver, ScoreResult, Ticket
 

@@ -25,10 +25,9 @@ from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_op
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import LoopShare, load_kernels
-from hopline.transports.browser_rules import BrowserRules
-from hopline.transports.budget import Budget
+from hopline.transports.budget import PIECE_BYTES, Budget
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
-from hopline.transports.http_access import Guard, client_of, named_model
+from hopline.transports.http_access import BrowserRules, Guard, client_of, named_model
 from hopline.transports.http_bodies import (
     Reading,
     check_change,
@@ -64,7 +63,6 @@ from hopline.transports.score_json import (
     may_name_version,
     score_request,
 )
-from hopline.transports.share import PIECE_BYTES
 from hopline.transports.traces import join_trace
 
 _HTML = b"text/html; charset=utf-8"

@@ -19,8 +19,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hopline.ingress.certificates import Peer, peer_of_transport
-from hopline.transports.http2_closed import ClosedStreams
-from hopline.transports.http2_fields import content_length
 from hopline.transports.http2_frames import (
     ACK,
     CONTINUATION,
@@ -51,6 +49,7 @@ from hopline.transports.http2_frames import (
     SETTINGS,
     WINDOW_UPDATE,
     WORD,
+    ClosedStreams,
     ErrorCode,
     frame,
     goaway,
@@ -58,10 +57,9 @@ from hopline.transports.http2_frames import (
     settings,
     window_update,
 )
-from hopline.transports.http2_head import MAX_HEAD_BYTES, Head, HeadError, HeadReader
-from hopline.transports.http2_held import FREE_BYTES, Held
+from hopline.transports.http2_head import MAX_HEAD_BYTES, Head, HeadError, HeadReader, content_length
 from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
-from hopline.transports.http2_unsent import Unsent
+from hopline.transports.http2_unsent import FREE_BYTES, Held, Unsent
 from hopline.transports.turns import LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:

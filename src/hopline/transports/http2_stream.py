@@ -17,7 +17,7 @@ from hopline.transports.http2_frames import (
     rst_stream,
     window_update,
 )
-from hopline.transports.http2_held import FREE_BYTES
+from hopline.transports.http2_unsent import FREE_BYTES
 from hopline.transports.outbox import SMALL_ANSWER_BYTES, Progress
 
 if TYPE_CHECKING:

@@ -6,16 +6,154 @@ something.
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from hopline.errors import IssuerUnavailable, RequestTooLarge, Unauthenticated
+from hopline.errors import (
+    BadRequest,
+    IssuerUnavailable,
+    PermissionDenied,
+    RequestTooLarge,
+    Unauthenticated,
+    quoted,
+)
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
-from hopline.transports.browser_rules import BrowserRules
 from hopline.transports.http_messages import Request
+
+#: Limit of cached Host headers; a full cache is cleared.
+_MAX_KNOWN = 1024
+_OWN_SITES = (b"same-origin", b"none")
+_USUAL_PORTS = {"http": "80", "https": "443"}
+#: What a page can send as a body without the server's consent (CORS), and no client of an API should.
+_PAGE_TYPES = (b"text/plain", b"multipart/form-data")
+
+
+class BrowserRules:
+    """The rules for one server.
+
+    A page can make the browser that shows it send requests to any address that the browser reaches. A
+    server that needs no credentials, or takes the certificate that the browser has, would obey them.
+    Browsers tell such requests apart by headers that no page can set:
+
+        Sec-Fetch-Site    cross-site, same-site, same-origin, or none (typed, a bookmark); over http only to
+                          loopback addresses
+        Origin            of the page, with each POST and each request of another origin that may be read
+        Host              the name in the URL. A page whose own name leads to this server for a moment (DNS
+                          rebinding) is of the same origin; but its name is not one of the server's
+
+    Other clients send neither of the first two, so that `curl -d` works, whose content type a page could
+    send too.
+
+    Args:
+        hosts: names that callers may use, without ports. One that begins with a dot is all names below it,
+            `*` is any name. Addresses, `localhost` and names without a dot, which only a private network
+            resolves, need no entry. Pages of these hosts may use the server.
+        own: the name that the server listens on.
+    """
+
+    def __init__(self, hosts: Iterable[str] = (), own: str = "") -> None:
+        self._own = own.lower()
+        names = [_without_dot(name.lower()) for name in hosts]
+        self._any = "*" in names
+        self._names = frozenset(names)
+        self._suffixes = tuple(name for name in names if name.startswith("."))
+        self._known: set[bytes] = set()
+
+    def screen(self, request: Request, access: Access) -> None:
+        """Check a request with a large body, which has not arrived; as `admit`."""
+        self.admit(request, access)
+
+    def admit(self, request: Request, access: Access) -> None:
+        """Check a request to a server without authentication, whatever its path.
+
+        Raises:
+            PermissionDenied: a page of another site sends it, or the host is not one of the server's.
+            BadRequest: the body has a type that pages send.
+        """
+        headers = request.headers
+        host = headers.get(b"host")
+        if host is not None and host not in self._known:
+            self._check_host(host)
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            self.check_site(request)
+        kind = headers.get(b"content-type")
+        if kind is not None and request.method == b"POST" and kind.lower().startswith(_PAGE_TYPES):
+            shown = kind.partition(b";")[0].decode("latin-1")
+            raise BadRequest(f"content-type is {quoted(shown)}; send JSON as application/json")
+
+    def check_site(self, request: Request) -> None:
+        """Check that no page of another site sends a request; a link may lead here.
+
+        Raises: PermissionDenied: one does.
+        """
+        headers = request.headers
+        site = headers.get(b"sec-fetch-site")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if site in _OWN_SITES or (site is None and not origin):
+            return
+        if (
+            headers.get(b"sec-fetch-mode") == b"navigate"
+            and headers.get(b"sec-fetch-dest") == b"document"
+            and request.method in (b"GET", b"HEAD")
+        ):
+            return
+        scheme, _, place = origin.partition("://")
+        own = headers.get(b"host", b"").decode("latin-1")
+        if site is None and own and _with_port(place, scheme) == _with_port(own, scheme):
+            return
+        if place and self._is_listed(_name_of(place)):
+            return
+        page = f"at {quoted(origin)}" if origin else "of another site"
+        raise PermissionDenied(
+            f"a page {page} may not use this server through a browser; if the page is yours, add its "
+            "host to server.hosts"
+        )
+
+    def _check_host(self, host: bytes) -> None:
+        name = _name_of(host.decode("latin-1"))
+        is_local = "." not in name or name.endswith(".localhost") or name == self._own or _is_address(name)
+        if not is_local and not self._is_listed(name):
+            raise PermissionDenied(
+                f"the request is for host {quoted(name)}, which is not a name of this server: a page may "
+                "have let its own name lead here; add the host to server.hosts, or use an address"
+            )
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known.add(host)
+
+    def _is_listed(self, name: str) -> bool:
+        return self._any or name in self._names or name.endswith(self._suffixes)
+
+
+def _name_of(authority: str) -> str:
+    """Return the host of "host:port", lower case and without the final dot."""
+    name, colon, port = authority.lower().rpartition(":")
+    if not colon or (port and not port.isdigit()):
+        name = authority.lower()
+    return _without_dot(name.removeprefix("[").removesuffix("]"))
+
+
+def _without_dot(name: str) -> str:
+    return name if name == "." else name.removesuffix(".")
+
+
+def _with_port(authority: str, scheme: str) -> str:
+    lower = authority.lower()
+    return lower.removesuffix(f":{_USUAL_PORTS.get(scheme, '')}")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 _TELLING = (b"GET", b"HEAD")
 

@@ -16,11 +16,11 @@ from typing import TypeAlias
 from hopline.errors import RequestTooLarge
 from hopline.transports import json_scan
 from hopline.transports.body_threads import THREADS
+from hopline.transports.budget import PIECE_BYTES, check_share, most_objects, sent_bytes
 from hopline.transports.compression import decompress
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.oip import check_count
 from hopline.transports.oip_json import json_part
-from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sent_bytes
 
 #: Cost limit of building a piece of JSON, in units of a small integer: some milliseconds.
 _WEIGHT = 2**17

@@ -28,12 +28,10 @@ import httptools
 
 from hopline.ingress.certificates import Peer, peer_of_transport
 from hopline.transports.budget import Budget
-from hopline.transports.http_chunks import OpenChunk
-from hopline.transports.http_head import head_refusal, origin_form, unknown_method
-from hopline.transports.http_lane import REFUSALS
+from hopline.transports.http_head import OpenChunk, head_refusal, origin_form, unknown_method
 from hopline.transports.http_messages import LAST, BodyStream, Pending, Request, Response, StreamedResponse
 from hopline.transports.outbox import SMALL_ANSWER_BYTES, Outbox
-from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, TURN_S
+from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, REFUSALS, TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint

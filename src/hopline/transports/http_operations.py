@@ -19,8 +19,7 @@ from hopline.transports import http_answers as answers
 from hopline.transports.lifecycle_requests import DECISIONS, DecisionBody, IndexBody, LoadBody
 from hopline.transports.oip_json import InferBody
 from hopline.transports.openai.answers import ChatCompletion, Completion
-from hopline.transports.openai.bodies import ChatBody, CompletionBody
-from hopline.transports.openai.oip_generate import GenerateBody, Generated
+from hopline.transports.openai.bodies import ChatBody, CompletionBody, GenerateBody, Generated
 from hopline.transports.path_table import PathTable, split_path
 from hopline.transports.platform_routes import InstancesBody, own_paths
 from hopline.transports.score_json import ScoreBody

@@ -12,7 +12,7 @@ HTTP and gRPC translate to and from these tensors. Inputs:
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
 `binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` and `tags` (JSON in a
-string), `as_of`, `min_version`; over gRPC also `triton_enable_empty_final_response`, see `grpc_text.py`.
+string), `as_of`, `min_version`; over gRPC also `triton_enable_empty_final_response`, see `grpc_stream.py`.
 Outputs are the model's outputs, and `missing` BOOL [n] if `on_missing` is "null" and an id is unknown: its
 floats are NaN and its integers -1.
 """
@@ -30,9 +30,8 @@ from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge, quoted
 from hopline.request_fields import FIELDS
-from hopline.transports.as_of import read_as_of
 from hopline.transports.interface import ScoringService
-from hopline.transports.rows import option_of, time_limit_of
+from hopline.transports.rows import option_of, read_as_of, time_limit_of
 from hopline.transports.tensors import Tensor, tensor_from_array
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 

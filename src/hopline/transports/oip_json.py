@@ -12,12 +12,12 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from hopline.errors import BadRequest, quoted
+from hopline.transports.budget import PIECE_BYTES, Decompressed, sent_bytes
 from hopline.transports.http_errors import encode_json
 from hopline.transports.http_messages import Response
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
-from hopline.transports.share import PIECE_BYTES, Decompressed, sent_bytes
 from hopline.transports.tensors import (
     Tensor,
     check_amount,

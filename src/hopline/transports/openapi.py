@@ -13,9 +13,9 @@ import msgspec
 from hopline import __version__
 from hopline.config.schema import Config
 from hopline.transports import http_answers
-from hopline.transports.api_page import api_page
 from hopline.transports.http_errors import encode_json
 from hopline.transports.http_operations import BINARY, JSON, Operation
+from hopline.transports.pages import api_page
 
 _REF = "#/components/schemas/{name}"
 #: Statuses of all routes: requests that are not valid HTTP, or arrive too slowly, and failures.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -10,6 +11,126 @@ from urllib.parse import quote
 from hopline import __version__
 from hopline.transports.interface import ScoringService
 from hopline.types import ModelInfo
+
+_OWN_STYLE = (
+    "details{border:1px solid #ddd;border-radius:.3rem;margin:.4rem 0;padding:.3rem .8rem}"
+    "summary{cursor:pointer}.method{display:inline-block;width:3.5rem;font-weight:600;color:#285}"
+    "pre{background:#f4f4f4;padding:.6rem;overflow:auto;font-size:13px}"
+)
+
+
+def api_page(document: Mapping[str, Any]) -> bytes:
+    """Return the page of an OpenAPI document."""
+    info = document["info"]
+    operations = [
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    groups = "".join(
+        f"<h2>{escape(tag['name'])}</h2>"
+        + "".join(_operation(*each) for each in operations if tag["name"] in each[2]["tags"])
+        for tag in document["tags"]
+    )
+    schemas = "".join(
+        f'<details id="{escape(name)}"><summary>{escape(name)}</summary>{_schema_table(schema)}</details>'
+        for name, schema in document["components"]["schemas"].items()
+    )
+    title = f"{info['title']} {info['version']}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}: HTTP API</title><style>{STYLE}{_OWN_STYLE}</style></head><body>"
+        f"<h1>{escape(title)}: HTTP API</h1><p>{escape(info['summary'])} "
+        '<a href="/openapi.json">/openapi.json</a> has the same for machines, as OpenAPI 3.1.</p>'
+        f"{groups}<h2>Types</h2>{schemas}</body></html>"
+    ).encode()
+
+
+def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
+    parts = [f"<p>{escape(operation['summary'])}{_permission(operation)}</p>"]
+    if "parameters" in operation:
+        rows = "".join(
+            f"<tr><td><code>{escape(each['name'])}</code></td><td>{escape(each['in'])}</td>"
+            f"<td>{_type(each['schema'])}</td><td>{escape(each['description'])}</td></tr>"
+            for each in operation["parameters"]
+        )
+        parts.append(_table(("Parameter", "In", "Type", ""), rows))
+    if "requestBody" in operation:
+        content = operation["requestBody"]["content"]
+        parts.append(f"<p>Body: {_content(content)}</p>")
+        parts += [
+            f"<pre>{escape(json.dumps(each['example'], indent=1))}</pre>"
+            for each in content.values()
+            if "example" in each
+        ]
+    responses = operation["responses"]
+    parts.append(f"<p>Answer: {_content(responses['200']['content'])}</p>")
+    errors = ", ".join(status for status in responses if status != "200")
+    parts.append(f"<p>Other statuses: {escape(errors)}.</p>")
+    head = f'<span class="method">{method.upper()}</span><code>{escape(path)}</code>'
+    anchor = escape(operation["operationId"])
+    return f'<details id="{anchor}"><summary>{head}</summary>{"".join(parts)}</details>'
+
+
+def _permission(operation: Mapping[str, Any]) -> str:
+    for requirement in operation.get("security", ()):
+        for roles in requirement.values():
+            named = ", ".join(f"<code>{escape(role)}</code>" for role in roles)
+            return f" Permission: {named}." if roles else " Needs credentials."
+    return ""
+
+
+def _content(content: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{escape(media)} {_type(each.get('schema', {}))}".strip() for media, each in content.items()
+    )
+
+
+def _schema_table(schema: Mapping[str, Any]) -> str:
+    description = f"<p>{escape(schema.get('description', ''))}</p>"
+    required = schema.get("required", ())
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{_type(each)}</td>"
+        f"<td>{'required' if name in required else ''}</td>"
+        f"<td>{escape(each.get('description', ''))}</td></tr>"
+        for name, each in schema.get("properties", {}).items()
+    )
+    return description + (_table(("Field", "Type", "", ""), rows) if rows else "")
+
+
+def _type(schema: Mapping[str, Any] | bool) -> str:
+    """Return HTML of a schema in a few words; referenced types are links."""
+    return " or ".join(dict.fromkeys(_types(schema))) or "any"
+
+
+def _types(schema: Mapping[str, Any] | bool) -> Iterator[str]:
+    if isinstance(schema, bool):
+        return
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        yield f'<a href="#{name}">{name}</a>'
+    for each in schema.get("anyOf", ()):
+        yield from _types(each)
+    for value in schema.get("enum", ()):
+        yield f"<code>{escape(json.dumps(value))}</code>"
+    kind = schema.get("type")
+    if "enum" in schema or kind is None:
+        return
+    if kind == "array":
+        items = " and ".join(_type(each) for each in schema.get("prefixItems", ()))
+        yield f"list of {items or _type(schema.get('items', {}))}"
+    elif kind == "object" and "additionalProperties" in schema and "properties" not in schema:
+        values = schema["additionalProperties"]
+        yield f"object of {_type(values)}" if isinstance(values, dict) else "object"
+    else:
+        yield " or ".join(map(escape, [kind] if isinstance(kind, str) else kind))
+
+
+def _table(heads: tuple[str, ...], rows: str) -> str:
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>"
+
 
 _LINKS = (
     ("/readyz", "readiness"),

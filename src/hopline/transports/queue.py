@@ -5,36 +5,120 @@
               └ no request → dead letter ┴→ sink → settle
 
 If the server or the broker stops while a request is in progress, the request is delivered and answered
-again, with the same request id. This file does not depend on a broker; `queue_message.py` reads and writes
+again, with the same request id. This file does not depend on a broker; `queue_answers.py` reads and writes
 messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 from hopline.brokers.base import Message, Outgoing
 from hopline.brokers.registry import open_queue, open_sink
-from hopline.config.schema import Config
+from hopline.config.schema import Config, QueuesConfig
 from hopline.errors import (
     BadRequest,
     FeatureStoreUnavailable,
+    GraphBehind,
     HoplineError,
     ModelNotReady,
     NodeNotFound,
     Overloaded,
+    RateLimited,
     RequestTooLarge,
     Unavailable,
 )
-from hopline.transports import queue_message
+from hopline.retry import Backoff
+from hopline.transports import queue_answers
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.interface import ScoringService
 from hopline.transports.queue_answers import AnswerWriter
-from hopline.transports.queue_retries import Retries
 from hopline.types import ScoreRequest, ScoreResult
+
+#: Messages that may wait without a place, as a multiple of `queues.concurrency`; bytes of their payloads.
+_WAITING, _WAITING_BYTES = 16, 64 * 2**20
+#: Waits of a message double from the first to the longest, in seconds. They are longer where more messages
+#: wait than `_AT_EASE`, so that the tries of all take a small part of the loop.
+_FIRST_S, _LONGEST_S, _AT_EASE = 0.02, 1.0, 500
+
+
+class Retries:
+    """See the module.
+
+        refused ─┬─ its rate accepts too few before its time is up ─► answered with the error
+                 ├─ few enough wait ────────────────────────────────► waits, and takes no place
+                 ├─ its graph version is missing ───────────────────► answered with the error
+                 └─ else ───────────────────────────────────────────► waits, and takes a place
+
+    The last case holds the reader back: a server that refuses everything leaves a backlog at the broker.
+
+    Args:
+        settings: `concurrency`.
+
+    Attributes:
+        num_waiting: messages that wait to be retried.
+        num_apart: those of them that take no place of `queues.concurrency`.
+    """
+
+    def __init__(self, settings: QueuesConfig) -> None:
+        self.num_waiting = 0
+        self.num_apart = 0
+        self._most = _WAITING * settings.concurrency
+        self._bytes = 0
+        #: model -> messages that wait for its rate
+        self._of_rate: Counter[str] = Counter()
+
+    def backoff(self) -> Backoff:
+        """The waits of one message."""
+        return Backoff(_FIRST_S, _LONGEST_S)
+
+    def wait_s(self, backoff: Backoff) -> float:
+        """Seconds until the next try: longer if many wait."""
+        return backoff.next() * max(1.0, self.num_waiting / _AT_EASE)
+
+    def is_vain(
+        self, message: Message, request: ScoreRequest, error: HoplineError, left_s: float, *, is_first: bool
+    ) -> bool:
+        """True if a message is answered with its error now.
+
+        Args:
+            message, request: what was refused.
+            error: why.
+            left_s: until the message may not be retried any more.
+            is_first: whether the message was not retried yet.
+        """
+        if isinstance(error, RateLimited):
+            return is_first and 0 < error.per_s * left_s <= self._of_rate[request.model]
+        return isinstance(error, GraphBehind) and not self._has_room(message)
+
+    @contextlib.contextmanager
+    def waiting(self, message: Message, request: ScoreRequest, error: HoplineError) -> Iterator[None]:
+        """The message waits meanwhile."""
+        is_apart, size = self._has_room(message), len(message.payload)
+        waits_for_rate = isinstance(error, RateLimited)
+        self.num_waiting += 1
+        self.num_apart += is_apart
+        self._bytes += size * is_apart
+        self._of_rate[request.model] += waits_for_rate
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+            self.num_apart -= is_apart
+            self._bytes -= size * is_apart
+            self._of_rate[request.model] -= waits_for_rate
+            if not self._of_rate[request.model]:
+                del self._of_rate[request.model]
+
+    def _has_room(self, message: Message) -> bool:
+        return self.num_apart < self._most and self._bytes + len(message.payload) <= _WAITING_BYTES
+
 
 log = logging.getLogger(__name__)
 
@@ -180,9 +264,9 @@ class QueueServer:
             if limit and message.num_deliveries > limit:
                 raise BadRequest(f"it was delivered {message.num_deliveries} times and never settled")
             if len(message.payload) <= _SMALL_BYTES:
-                request = queue_message.request_of(message, self._max_bytes)
+                request = queue_answers.request_of(message, self._max_bytes)
             else:  # without blocking other requests
-                request = await asyncio.to_thread(queue_message.request_of, message, self._max_bytes)
+                request = await asyncio.to_thread(queue_answers.request_of, message, self._max_bytes)
         except BadRequest as error:
             self._put_aside(message, error, topic)
             return
@@ -198,7 +282,7 @@ class QueueServer:
             else:
                 self._refuse(message, known, topic)
             return
-        answer = [queue_message.answer(message, topic, request, result)] if topic else []
+        answer = [queue_answers.answer(message, topic, request, result)] if topic else []
         self._finish(message, answer, "ok")
 
     async def _answer(self, message: Message, request: ScoreRequest) -> ScoreResult:
@@ -262,15 +346,15 @@ class QueueServer:
         return wanted
 
     def _refuse(self, message: Message, error: HoplineError, topic: str) -> None:
-        self._finish(message, [queue_message.refusal(message, topic, error)] if topic else [], error.code)
+        self._finish(message, [queue_answers.refusal(message, topic, error)] if topic else [], error.code)
 
     def _put_aside(self, message: Message, error: HoplineError, topic: str) -> None:
-        writes = [queue_message.refusal(message, topic, error)] if topic else []
+        writes = [queue_answers.refusal(message, topic, error)] if topic else []
         dead = self._settings.dead_letters
         if dead:
-            writes.append(queue_message.dead_letter(message, dead, str(error)))
+            writes.append(queue_answers.dead_letter(message, dead, str(error)))
         else:
-            log.warning("%s is not a valid request: %s", queue_message.request_id(message), error)
+            log.warning("%s is not a valid request: %s", queue_answers.request_id(message), error)
         self._finish(message, writes, "dead_letter")
 
     def _finish(self, message: Message, writes: list[Outgoing], outcome: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hopline.brokers.base import REPLY_TO, Message
 from hopline.errors import BadRequest, HoplineError
-from hopline.transports import queue_message
+from hopline.transports import queue_answers
 from hopline.types import ScoreResult
 from tests.fuzz.fed import SERVICE, check_text, runner
 
-_HEADERS = (queue_message.REQUEST_ID, "traceparent", REPLY_TO)
+_HEADERS = (queue_answers.REQUEST_ID, "traceparent", REPLY_TO)
 
 
 def check(data: bytes) -> None:
@@ -22,11 +22,11 @@ def check(data: bytes) -> None:
             at += length
     message = Message(data[at:], "fuzz/0", 1, headers=headers)
     try:
-        request = queue_message.request_of(message, 1 << 20)
+        request = queue_answers.request_of(message, 1 << 20)
     except BadRequest as error:
-        letter = queue_message.dead_letter(message, "dead", str(error))
+        letter = queue_answers.dead_letter(message, "dead", str(error))
         assert letter.payload == message.payload
-        check_text(queue_message.refusal(message, "answers", error).payload)
+        check_text(queue_answers.refusal(message, "answers", error).payload)
         return
 
     async def ask() -> ScoreResult | HoplineError:
@@ -37,6 +37,6 @@ def check(data: bytes) -> None:
 
     outcome = runner.run(ask())
     if isinstance(outcome, HoplineError):
-        queue_message.refusal(message, "answers", outcome)
+        queue_answers.refusal(message, "answers", outcome)
     else:
-        queue_message.answer(message, "answers", request, outcome)
+        queue_answers.answer(message, "answers", request, outcome)

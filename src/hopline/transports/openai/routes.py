@@ -18,12 +18,14 @@ from hopline.transports.openai.answers import Form
 from hopline.transports.openai.bodies import (
     ChatBody,
     CompletionBody,
+    OipForm,
     chat_request,
     completion_request,
     decode_chat,
     decode_completion,
+    decode_generate,
+    generate_request,
 )
-from hopline.transports.openai.oip_generate import OipForm, decode_generate, generate_request
 from hopline.transports.openai.waiting import Generating, Streaming
 from hopline.transports.score_json import deadline_after
 from hopline.transports.traces import join_trace
