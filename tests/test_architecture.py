@@ -140,7 +140,7 @@ BUDGET: dict[str, int] = {
     "slo": 562,
     "snapshots": 1258,
     "testing": 2765,
-    "transports": 13170,
+    "transports": 13163,
 }
 
 
@@ -282,7 +282,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "rollout": 2,
     "scheduling": 1,
     "snapshots": 2,
-    "transports": 13170,
+    "transports": 12,
 }
 
 

@@ -15,14 +15,7 @@ from typing import Any
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from hopline.errors import (
-    BadRequest,
-    HoplineError,
-    ModelNotFound,
-    Unavailable,
-    public_text,
-    quoted,
-)
+from hopline.errors import BadRequest, HoplineError, ModelNotFound, Unavailable, public_text, quoted
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
