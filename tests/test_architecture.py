@@ -126,8 +126,8 @@ BUDGET: dict[str, int] = {
     "memory": 407,
     "models": 1951,
     "observe": 1151,
-    "packaging": 12719,
-    "pipelines": 3633,
+    "packaging": 12717,
+    "pipelines": 3630,
     "prefetch": 890,
     "process": 1444,
     "ray": 370,
@@ -135,7 +135,7 @@ BUDGET: dict[str, int] = {
     "rollout": 4584,
     "runtimes": 1310,
     "sampling": 545,
-    "scheduling": 1498,
+    "scheduling": 1497,
     "serverless": 1022,
     "slo": 562,
     "snapshots": 1258,
@@ -282,7 +282,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "rollout": 2,
     "scheduling": 1,
     "snapshots": 2,
-    "transports": 12,
+    "transports": 4,
 }
 
 
