@@ -168,3 +168,9 @@ def test_predictions_are_encoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
     rows = zip(*wanted.values(), strict=True)
     assert found["predictions"] == [dict(zip(wanted, row, strict=True)) for row in rows]
     assert max(sizes[:num_encoded]) * len(outputs) <= SLICE_VALUES
+
+
+def test_predictions_say_which_fallbacks_were_used() -> None:
+    result = ScoreResult("m", "1", "g", {"label": np.array([1, 0])}, degraded=("stale_row",))
+    found = json.loads(score_json.encode_predictions(result))
+    assert found == {"predictions": [{"label": 1}, {"label": 0}], "degraded": ["stale_row"]}

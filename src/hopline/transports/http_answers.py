@@ -119,9 +119,10 @@ class Scores(msgspec.Struct):
 
 
 class Predictions(msgspec.Struct):
-    """Predictions, one for each instance."""
+    """Predictions, one for each instance, and the fallbacks that were used, if any."""
 
     predictions: list[dict[str, Any]]
+    degraded: list[str] | UnsetType = UNSET
 
 
 class OutputTensor(msgspec.Struct):

@@ -229,10 +229,7 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
 
 def num_values(result: ScoreResult) -> int:
     """Return how many values an answer has."""
-    total = 0
-    for array in result.outputs.values():
-        total += array.size
-    return total
+    return sum([array.size for array in result.outputs.values()])
 
 
 def encode_rows(array: AnyArray) -> bytes:
@@ -241,13 +238,13 @@ def encode_rows(array: AnyArray) -> bytes:
 
 
 def encode_predictions(result: ScoreResult) -> bytes:
-    """Encode one object for each row, with the outputs by their names, as Vertex AI has them."""
-    names = list(result.outputs)
+    """Encode one object for each row, as Vertex AI has them, and the fallbacks that were used, if any."""
 
     def objects(rows: dict[str, Any]) -> list[dict[str, Any]]:
-        return [dict(zip(names, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
-    return b"".join([b'{"predictions":[', *_in_slices(result.outputs, result.missing, objects), b"]}"])
+    end = b'],"degraded":%b}' % orjson.dumps(result.degraded) if result.degraded else b"]}"
+    return b"".join([b'{"predictions":[', *_in_slices(result.outputs, result.missing, objects), end])
 
 
 def _in_slices(
