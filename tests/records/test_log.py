@@ -179,7 +179,8 @@ async def test_a_full_disk_harms_nobody_and_writing_goes_on_after_it(small_disk,
     assert caplog.text.count("writing again") == 1
 
 
-async def test_a_disk_that_stays_full_does_not_keep_the_server_from_ending(small_disk):
+async def test_a_disk_that_stays_full_does_not_keep_the_server_from_ending(small_disk, caplog):
+    caplog.set_level("INFO", "hopline")
     log, metrics = made(small_disk.folder)
     log.start()
     for number in range(2000):
@@ -191,6 +192,9 @@ async def test_a_disk_that_stays_full_does_not_keep_the_server_from_ending(small
     written = value(metrics, "written_total")
     assert written >= 10
     assert dropped(metrics) == {"shutdown": 2000 - written}
+    # The metrics end with the process; the log stays.
+    assert f"prediction log: {2000 - written:.0f} entries are lost" in caplog.text
+    assert "writing again" not in caplog.text
     entries = list(reader := LogReader(small_disk.folder))
     assert len(entries) == written
     assert (reader.num_torn, reader.num_bad) == (0, 0)

@@ -237,7 +237,7 @@ class PredictionLog:
                 continue
             self._written.value += self._buffer.count(b"\n")
             self._buffer.clear()
-        if self._failing.value:
+        if self._failing.value and not self._stop.is_set():
             self._failing.set(0)
             log.info("prediction log: writing again after %.1f s", time.monotonic() - since)
         self._num_done += self._num_buffered
@@ -248,8 +248,8 @@ class PredictionLog:
         count = self._num_buffered + sum(len(ran.requests) for ran in self._pending)
         self._pending.clear()
         self._buffer.clear()
-        self._num_buffered = 0
-        self._num_done = self._num_taken
+        self._num_buffered, self._num_done = 0, self._num_taken
+        log.error("prediction log: %d entries are lost", count)
         dropped.value += count  # type: ignore[attr-defined]
 
     # Entries
