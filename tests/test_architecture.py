@@ -131,7 +131,7 @@ BUDGET: dict[str, int] = {
     "prefetch": 890,
     "process": 1444,
     "ray": 370,
-    "records": 4239,
+    "records": 4238,
     "rollout": 4584,
     "runtimes": 1310,
     "sampling": 545,

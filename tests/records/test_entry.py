@@ -78,7 +78,6 @@ WHOLE = Entry(
     "7",
     "snapshot",
     outputs=ODD,
-    missing=(1,),
     degraded=("stale_features",),
     latency_ms={"queue": 0.25, "total": 1.5},
     input_hash="h",
@@ -92,10 +91,11 @@ WHOLE = Entry(
     tensors={"nodes.node.features": np.array([[np.nan, 0.1]], np.float32)},
 )
 PLAIN = Entry("r-2", 1.0, "risk", "7", outcome="overloaded")
+GONE = Entry("r-3", 1.0, "risk", "7", outputs={"scores": ODD["scores"]}, missing=(1,))
 
 
 @pytest.mark.parametrize("form", ["json", "parquet"])
-@pytest.mark.parametrize("entry", [WHOLE, PLAIN], ids=["whole", "plain"])
+@pytest.mark.parametrize("entry", [WHOLE, PLAIN, GONE], ids=["whole", "plain", "gone"])
 def test_an_entry_comes_back_whole(form, entry, tmp_path):
     found = through_json(entry) if form == "json" else through_parquet(entry, tmp_path)
     for name in entry.__struct_fields__:
@@ -126,8 +126,15 @@ def test_a_large_array_is_written_in_parts_with_rests_between():
         b'{"request_id":"r"}',
         b'{"request_id":"r","time":1,"model":"m","version":"1","outputs":{"p":{}}}',
         b'{"request_id":"r","time":1,"model":"m","version":"1","outputs":{"p":[[1],[1,2]]}}',
+        b'{"request_id":"r","time":1,"model":"m","version":"1","outputs":{"p":null}}',
+        b'{"request_id":"r","time":1,"model":"m","version":"1","outputs":{"p":[0.5],"label":[0,1]},"missing":[0]}',
+        b'{"request_id":"r","time":1,"model":"m","version":"1","outputs":{"p":[0.5]},"missing":[1]}',
+        b'{"request_id":"r","time":1,"model":"m","version":"1","outputs":{"p":[0.5]},"missing":[-1]}',
+        b'{"request_id":"r","time":1,"model":"m","version":"1","missing":[0]}',
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
         b'\xff\xfe"',
     ],
+    ids=range(13),
 )
 def test_what_is_no_entry_is_refused(line):
     with pytest.raises(ValueError, match="not an entry"):

@@ -10,7 +10,6 @@ import numpy as np
 
 from hopline.records.exact import array_json, json_array
 from hopline.records.inputs import Inputs
-from hopline.types import AnyArray
 
 
 class Entry(msgspec.Struct, omit_defaults=True):
@@ -107,13 +106,13 @@ def read_entry(line: bytes) -> Entry:
     """
     try:
         entry = _decode(line)
-        entry.outputs = arrays(entry.outputs)
-        entry.tensors = arrays(entry.tensors)
-    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+        entry.outputs = {name: json_array(value) for name, value in entry.outputs.items()}
+        entry.tensors = {name: json_array(value) for name, value in entry.tensors.items()}
+        num_rows = {len(array) for array in entry.outputs.values()}
+        if entry.outcome == "ok" and entry.missing:
+            (num,) = num_rows
+            if not all(0 <= row < num for row in entry.missing):
+                raise ValueError(f"missing: not all of {num} rows")
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not an entry of the prediction log: {error}") from None
     return entry
-
-
-def arrays(values: Mapping[str, Any]) -> dict[str, AnyArray]:
-    """Convert decoded JSON to arrays."""
-    return {name: json_array(value) for name, value in values.items()}
