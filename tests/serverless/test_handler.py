@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from wsgiref.util import setup_testing_defaults
 
 import msgspec
@@ -26,9 +27,8 @@ from hopline.errors import (
 )
 from hopline.graph import Graph
 from hopline.serverless import app, application, handler
-from hopline.serverless.app import Models
+from hopline.serverless.app import Models, read_settings
 from hopline.serverless.known import probabilities
-from hopline.serverless.settings import read_settings
 from hopline.testing.precomputed_files import write_table
 from tests.engine import zoo
 
@@ -226,7 +226,21 @@ def test_a_damaged_or_foreign_student_is_refused(function, places, student):
     (folder / "student.json").write_bytes(msgspec.json.encode(told))
     status, _, said = function()({"nodes": ["n5"]})
     assert (status, said["error"]["code"]) == (422, ArtifactError.code)
-    assert "77 logits" in said["error"]["message"]
+    assert "width of logits 77" in said["error"]["message"]
+
+
+def test_calls_at_once_do_not_mix_their_rows(function, student):
+    """A WSGI platform may call on several threads."""
+    ask = function(None, graph=False)
+    rows = np.random.default_rng(2).normal(size=(8, student.shape[0])).astype(np.float32)
+
+    def scores(row):
+        body = {"inline": [{"features": row.tolist()}] * 64, "outputs": ["logits"]}
+        return [ask(body)[2]["outputs"]["logits"] for _ in range(20)]
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        for row, answers in zip(rows, pool.map(scores, rows), strict=True):
+            np.testing.assert_allclose(answers, np.tile(row @ student, (20, 64, 1)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_file_is_checked_as_a_server_checks_it(function, places):
@@ -259,24 +273,15 @@ def test_a_table_of_another_graph_is_refused_or_labelled(function):
         ({"HOPLINE__PRECOMPUTED__TTL_S": "soon"}, "precomputed.ttl_s"),
         ({"HOPLINE__LIMITS__MAX_NODES_PER_REQUEST": "0"}, "limits.max_nodes_per_request"),
         ({"HOPLINE__MODELS__NAMES": "nobody"}, "nobody"),
+        ({"HOPLINE__GRAPH__PATH": "s3://bucket/graph"}, "graph.path"),
+        ({"HOPLINE__PRECOMPUTED__FILES": "a.precomputed"}, "precomputed.file"),
+        ({"HOPLINE_MODELS_NAMES": "sage"}, "HOPLINE__MODELS__NAMES"),
     ],
 )
 def test_wrong_settings_are_named(places, settings, error):
     env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
     with pytest.raises(ConfigError, match=error):
         Models.of_environment(env | settings)
-
-
-def test_defaults_are_those_of_the_server(places):
-    from hopline.config.schema import Config
-
-    server = Config()
-    mine = read_settings({"HOPLINE__MODELS__REPOSITORY": str(places)})
-    assert (mine.max_nodes, mine.max_body_bytes) == (
-        server.limits.max_nodes_per_request,
-        server.server.max_body_bytes,
-    )
-    assert (mine.stale, mine.ttl_s) == (server.precomputed.stale, server.precomputed.ttl_s)
 
 
 def test_a_replaced_table_is_taken_up(places, tmp_path):
@@ -337,19 +342,28 @@ def test_probabilities_have_the_bits_of_the_kernels(task):
 HEAVY = {"numba", "llvmlite", "uvloop", "typer", "rich", "grpc", "torch", "onnxruntime", "asyncio", "scipy"}
 
 
-def test_a_function_that_looks_up_loads_no_heavy_library(places):
+def modules_loaded_for(places, table, node):
+    """Top modules of a new process that answered for one node."""
     code = (
         "import sys; from hopline.serverless import handler\n"
-        "assert handler({'nodes': ['n5']})['outputs'], 'no answer'\n"
+        f"assert handler({{'nodes': ['{node}']}})['outputs'], 'no answer'\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
     env |= {
-        "HOPLINE__PRECOMPUTED__FILE": str(places / "whole.precomputed"),
+        "HOPLINE__PRECOMPUTED__FILE": str(places / table),
         "HOPLINE__GRAPH__PATH": str(places / "graph"),
     }
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert not HEAVY & set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+def test_a_function_that_looks_up_loads_no_heavy_library(places):
+    assert not HEAVY & modules_loaded_for(places, "whole.precomputed", "n5")
+
+
+def test_a_function_that_runs_its_student_loads_no_compiled_kernels(places, student):
+    assert not {"numba", "llvmlite"} & modules_loaded_for(places, "holes.precomputed", f"n{ABSENT}")

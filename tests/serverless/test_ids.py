@@ -2,33 +2,48 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hopline.engine.precomputed_file.identity import id_hashes
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import Graph
-from hopline.graph.ids import IdIndex
-from hopline.serverless.ids import HashedIds, IntIds, RangeIds, StringIds, id_hash, ids_of_graph
+from hopline.graph.ids import IdIndex, RangeIds
+from hopline.serverless.ids import HashedIds, PlainHashTable, id_hash, ids_of_graph
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 
 
+def looked_up(index, wanted):
+    """Row numbers from compiled code, and from `PlainHashTable`."""
+    plain = IdIndex.from_arrays(index.kind, len(index), index.arrays())
+    plain.find = PlainHashTable
+    return index.lookup(wanted).tolist(), plain.lookup(wanted).tolist()
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(INTS, min_size=1, max_size=40, unique=True), st.lists(st.integers(-(2**70), 2**70)))
-def test_integers_are_found_as_the_index_finds_them(known, others):
-    index = IdIndex.build(known, "ids")
-    wanted = [*known[::-1], *others]
-    ids = IntIds(**index.arrays())
-    assert ids.lookup(wanted).tolist() == index.lookup(wanted).tolist()
+@example([0, -1, 2**63 - 1, -(2**63), 1 - 2**63], [1, 2**63, 2**64, -(2**64), 2**64 - 1])
+def test_integers_are_found_as_by_compiled_code(known, others):
+    compiled, plain = looked_up(IdIndex.build(known, "ids"), [*known[::-1], *others])
+    assert plain == compiled
+    assert plain[: len(known)] == list(range(len(known)))[::-1]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=40, unique=True), st.lists(st.text(max_size=12)))
-def test_strings_are_found_as_the_index_finds_them(known, others):
-    index = IdIndex.build(known, "ids")
-    wanted = [*known[::-1], *others]
-    assert StringIds(**index.arrays()).lookup(wanted).tolist() == index.lookup(wanted).tolist()
+@example(["", "12345678", "123456789", "ÿ" * 8], ["\x00", "1234567"])
+def test_strings_are_found_as_by_compiled_code(known, others):
+    compiled, plain = looked_up(IdIndex.build(known, "ids"), [*known[::-1], *others])
+    assert plain == compiled
+    assert plain[: len(known)] == list(range(len(known)))[::-1]
+
+
+@given(st.integers(1, 9), st.lists(st.integers(-(2**70), 2**70)))
+def test_row_numbers_are_found_as_by_compiled_code(num_nodes, others):
+    wanted = [0, num_nodes - 1, num_nodes, -1, *others]
+    compiled, plain = looked_up(RangeIds(num_nodes), wanted)
+    assert plain == compiled == [value if 0 <= value < num_nodes else -1 for value in wanted]
 
 
 @given(st.lists(INTS, max_size=20))
@@ -51,10 +66,6 @@ def test_a_table_alone_knows_its_nodes_by_their_hashes(known):
     assert ids.lookup(wanted).tolist() == [3, -1, 49, 3, 0]
     assert ids.lookup([known[20]]).tolist() == [20]
     assert ids.lookup([unknown]).tolist() == [-1]
-
-
-def test_row_numbers_are_ids_within_their_range():
-    assert RangeIds(3).lookup([0, 2, 3, -1, 2**70]).tolist() == [0, 2, -1, -1, -1]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import numpy as np
 
 from hopline.artifact import ModelSpec, sha256_of
 from hopline.errors import ArtifactCorrupted, ArtifactError
-from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.types import UNREADABLE, FloatArray
 
 SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
@@ -43,7 +42,7 @@ class StudentSpec(msgspec.Struct, frozen=True):
 
 
 class Student:
-    """A student, loaded.
+    """A student, loaded. One call at a time: calls share buffers.
 
     Args:
         folder: the teacher's version folder.
@@ -56,59 +55,60 @@ class Student:
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, threads: int = 1) -> None:
-        self.spec = read_student(folder)
-        head = spec.head
-        schema = spec.graph_schema["node_types"]
-        assert isinstance(schema, Mapping)
-        dim = schema[head.node_type]["feature_dim"]
-        differences = [
-            f"{what} {have!r}, its teacher's {want!r}"
-            for what, have, want in (
-                ("node type", self.spec.node_type, head.node_type),
-                ("width of features", self.spec.feature_dim, dim),
-                ("width of logits", self.spec.output_dim, head.output_dim),
+        # Imported here: a function platform reads student.json, and seldom needs ONNX Runtime.
+        from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
+
+        self.spec = read_student(folder, spec)
+        self._chunk_rows = CHUNK_ROWS
+        model, dim = folder / MODEL_FILE, self.spec.feature_dim
+        if not model.is_file():
+            raise ArtifactCorrupted(f"{model}: student.json exists but student.onnx does not; distil again")
+        actual = sha256_of(model)
+        if actual != self.spec.sha256:
+            raise ArtifactCorrupted(
+                f"{model}: sha256 is {actual[:12]}…, student.json says {self.spec.sha256[:12]}…; copy both "
+                "again or distil again"
             )
-            if have != want
-        ]
-        if differences:
-            raise ArtifactError(
-                f"{folder / SPEC_FILE}: not a student of {spec.name}/{spec.version}: "
-                + "; ".join(differences)
-            )
-        self._stage = RowStage(
-            folder / MODEL_FILE, ["features"], [dim], "logits", self.spec.output_dim, threads
-        )
+        self._stage = RowStage(model, ["features"], [dim], "logits", self.spec.output_dim, threads)
 
     def logits(self, rows: FloatArray) -> FloatArray:
         """float32 [n, d] feature rows to float32 [n, c], a new array."""
         n = rows.shape[0]
         found = np.empty((n, self.spec.output_dim), np.float32)
-        for a in range(0, n, CHUNK_ROWS):
-            b = min(a + CHUNK_ROWS, n)
+        for a in range(0, n, self._chunk_rows):
+            b = min(a + self._chunk_rows, n)
             self._stage.inputs[0][: b - a] = rows[a:b]
             found[a:b] = self._stage.run(b - a)
         return found
 
 
-def read_student(folder: Path) -> StudentSpec:
-    """Read and check student.json and student.onnx.
+def read_student(folder: Path, teacher: ModelSpec) -> StudentSpec:
+    """Read student.json, and check that it is of this teacher.
 
-    Raises: ArtifactError, ArtifactCorrupted: as `Student`.
+    Raises: ArtifactError: as `Student`.
     """
-    path, model = folder / SPEC_FILE, folder / MODEL_FILE
+    path = folder / SPEC_FILE
     try:
         spec = msgspec.json.decode(path.read_bytes(), type=StudentSpec)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
     except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
-    if not model.is_file():
-        raise ArtifactCorrupted(f"{model}: student.json exists but student.onnx does not; distil again")
-    actual = sha256_of(model)
-    if actual != spec.sha256:
-        raise ArtifactCorrupted(
-            f"{model}: sha256 is {actual[:12]}…, student.json says {spec.sha256[:12]}…; copy both again "
-            "or distil again"
+    head = teacher.head
+    schema = teacher.graph_schema["node_types"]
+    assert isinstance(schema, Mapping)
+    differences = [
+        f"{what} {have!r}, its teacher's {want!r}"
+        for what, have, want in (
+            ("node type", spec.node_type, head.node_type),
+            ("width of features", spec.feature_dim, schema[head.node_type]["feature_dim"]),
+            ("width of logits", spec.output_dim, head.output_dim),
+        )
+        if have != want
+    ]
+    if differences:
+        raise ArtifactError(
+            f"{path}: not a student of {teacher.name}/{teacher.version}: " + "; ".join(differences)
         )
     return spec
 

@@ -6,6 +6,7 @@ it. The hash table is `hash_table.py`.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
-from hopline.graph import hash_table, id_values
+from hopline.graph import id_values
 from hopline.graph.columns import read_only
 from hopline.graph.schema import IdKind
 from hopline.graph.tables import Encoded
@@ -29,6 +30,13 @@ class IdIndex(ABC):
     """
 
     kind: IdKind
+
+    @functools.cached_property
+    def find(self) -> Any:
+        """The look-ups of `hash_table`; a process without compiled code sets other ones."""
+        from hopline.graph import hash_table
+
+        return hash_table
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -116,7 +124,7 @@ class RangeIds(IdIndex):
             row = external_ids[0]
             return np.array((row if 0 <= row < self._num_nodes else -1,), np.int64)
         wanted, known = id_values.wanted_ints(external_ids)
-        found: IdArray = hash_table.range_find(self._num_nodes, wanted)
+        found: IdArray = self.find.range_find(self._num_nodes, wanted)
         return found if known is None else np.where(known, found, -1)
 
     def external(self, global_ids: IdArray) -> IdArray:
@@ -144,11 +152,8 @@ class IntIds(IdIndex):
     @classmethod
     def of(cls, values: IdArray, what: str) -> IntIds:
         """Index int64 [N]. Raises: GraphError: duplicates."""
-        slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
-        duplicates, row, earlier = hash_table.int_insert(values, slots)
-        if duplicates:
-            raise _duplicate(what, duplicates, int(values[row]), row, earlier)
-        return cls(read_only(values), read_only(slots))
+        slots = _slots(values, what, values)
+        return cls(read_only(values), slots)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -156,7 +161,7 @@ class IntIds(IdIndex):
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """Costs one or two cache misses for an id."""
         wanted, known = id_values.wanted_ints(external_ids)
-        found: IdArray = hash_table.int_find(self._values, self._slots, wanted)
+        found: IdArray = self.find.int_find(self._values, self._slots, wanted)
         return found if known is None else np.where(known, found, -1)
 
     def external(self, global_ids: IdArray) -> IdArray:
@@ -191,11 +196,8 @@ class StringIds(IdIndex):
         blob, lengths = id_values.encoded(values)
         offsets = np.zeros(len(values) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
-        duplicates, row, earlier = hash_table.bytes_insert(blob, offsets, slots)
-        if duplicates:
-            raise _duplicate(what, duplicates, values[row], row, earlier)
-        return cls(read_only(blob), read_only(offsets), read_only(slots))
+        slots = _slots(values, what, blob, offsets)
+        return cls(read_only(blob), read_only(offsets), slots)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -206,7 +208,7 @@ class StringIds(IdIndex):
         if kind != "string" and len(values):
             raise BadRequest(f"node ids are strings here; got the integer {int(values[0])}")
         blob, lengths = id_values.encoded(values)
-        found: IdArray = hash_table.bytes_find(self._blob, self._offsets, self._slots, blob, lengths)
+        found: IdArray = self.find.bytes_find(self._blob, self._offsets, self._slots, blob, lengths)
         return found
 
     def external(self, global_ids: IdArray) -> list[str]:
@@ -241,8 +243,17 @@ def _check_unicode(values: Sequence[str], what: str) -> None:
                 ) from None
 
 
-def _duplicate(what: str, duplicates: int, value: int | str, row: int, earlier: int) -> GraphError:
-    return GraphError(
-        f"{what}: ids must be distinct; {duplicates} of them are repeated, the first is {value!r} in row "
-        f"{row} (also in row {earlier})"
-    )
+def _slots(values: Sequence[Any] | AnyArray, what: str, *keys: AnyArray) -> Any:
+    """The hash table over N ids, stored as `keys`: int32 [capacity]. Raises: GraphError: duplicates."""
+    from hopline.graph import hash_table
+
+    slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
+    insert = hash_table.int_insert if len(keys) == 1 else hash_table.bytes_insert
+    duplicates, row, earlier = insert(*keys, slots)
+    if duplicates:
+        value = int(values[row]) if len(keys) == 1 else values[row]
+        raise GraphError(
+            f"{what}: ids must be distinct; {duplicates} of them are repeated, the first is {value!r} in "
+            f"row {row} (also in row {earlier})"
+        )
+    return read_only(slots)

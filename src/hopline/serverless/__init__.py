@@ -7,8 +7,7 @@ errors are those of `POST /v1/models/<model>/score`; the settings are the server
 
     app.py                 platform event to call and back; the models of the settings
     known.py               a model's known nodes: checks, rows, outputs, missing rows
-    ids.py                 ids to row numbers
-    student.py             the MLP; ONNX Runtime is imported at its first call
+    ids.py                 the ids of a snapshot, and of a file without its graph
 """
 
 from __future__ import annotations

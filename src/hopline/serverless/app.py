@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -24,12 +25,14 @@ import msgspec
 import orjson
 
 from hopline.artifact import read_spec
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.engine.precomputed_file.reader import read_header
+from hopline.engine.student import SPEC_FILE
 from hopline.errors import ConfigError, HoplineError, ModelNotFound, RequestTooLarge
+from hopline.files import expanded
 from hopline.models.version_folder import in_order, is_name
 from hopline.serverless.known import KnownModel
-from hopline.serverless.settings import Settings, read_settings
-from hopline.serverless.student import SPEC_FILE
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.http_messages import Response
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
@@ -111,11 +114,29 @@ log = logging.getLogger(__name__)
 _LOOK_S = 2.0
 
 
+def read_settings(env: Mapping[str, str]) -> Config:
+    """Read the server's settings from environment variables.
+
+    Raises:
+        ConfigError: a variable is invalid; models.repository or graph.path is not on this machine.
+    """
+    settings = load_config(env=env)
+    repository, graph = settings.models.repository, settings.graph.path
+    if not isinstance(repository, Path) or not repository.is_dir():
+        raise ConfigError(
+            f"models.repository: {str(repository or '')!r} is not a folder; set "
+            "HOPLINE__MODELS__REPOSITORY to a local folder of <model>/<version>"
+        )
+    if isinstance(graph, str):
+        raise ConfigError(f"graph.path: {graph!r} is not a folder; a function reads a graph on its disk")
+    return settings
+
+
 class Models:
     """The models of a function.
 
     Args:
-        settings: settings of the function.
+        settings: as of `read_settings`.
         clock: seconds, monotonic.
 
     Attributes:
@@ -126,7 +147,7 @@ class Models:
         HoplineError: a model or file is invalid.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self._clock = clock
         self._looked = clock()
@@ -163,14 +184,17 @@ class Models:
 
     def _loaded(self) -> dict[str, KnownModel]:
         settings, found = self.settings, {}
-        for path in settings.tables:
+        repository, names = settings.models.repository, settings.models.names
+        assert isinstance(repository, Path)
+        for file in settings.precomputed.file:
+            path = expanded(file, "precomputed.file")
             plan = read_header(path).plan
-            if settings.names and plan.model not in settings.names:
+            if names and plan.model not in names:
                 continue
-            folder = settings.repository / plan.model / plan.version
+            folder = repository / plan.model / plan.version
             found[plan.model] = KnownModel(folder, read_spec(folder, verify=False), path, settings)
-        for name in settings.names or sorted(os.listdir(settings.repository)):
-            folder = settings.repository / name
+        for name in names or sorted(os.listdir(repository)):
+            folder = repository / name
             if name in found or not is_name(name) or not folder.is_dir():
                 continue
             versions = in_order(
@@ -179,7 +203,7 @@ class Models:
             if versions:
                 last = folder / versions[-1]
                 found[name] = KnownModel(last, read_spec(last, verify=False), None, settings)
-        absent = [name for name in settings.names if name not in found]
+        absent = [name for name in names if name not in found]
         if absent or not found:
             raise ConfigError(
                 f"no source of answers for {', '.join(absent) or 'any model'}: name a file of `hopline "
@@ -268,7 +292,7 @@ def score(model: str | None, version: str | None, call: Call) -> Answer:
 
 def _scored(model: str | None, version: str | None, call: Call, request_id: str) -> bytes:
     known = models()
-    limit = known.settings.max_body_bytes
+    limit = known.settings.server.max_body_bytes
     text = call.body
     if len(text) > limit:
         raise RequestTooLarge(f"the body is larger than {limit} bytes (server.max_body_bytes)")

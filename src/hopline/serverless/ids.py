@@ -1,22 +1,21 @@
-"""Converts external ids to row numbers, for small requests and without compiled code.
+"""Ids of a graph snapshot, and of a precomputed file without its graph; without compiled code.
 
-Reads the same data as the engine's index: the hash tables of a graph snapshot (`graph/hash_table.py`) and
-the hashes of ids in a precomputed file (`engine/precomputed_file/identity.py`). Tests compare both. A
-look-up takes microseconds per id here, and nanoseconds with compiled code.
+A look-up takes microseconds per id here, and nanoseconds with compiled code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import BadRequest, GraphError
-from hopline.graph.id_values import typed, wanted_ints
+from hopline.errors import GraphError
+from hopline.graph.id_values import typed
+from hopline.graph.ids import IdIndex
 from hopline.types import UNREADABLE, AnyArray, IdArray
 
 _WORD = 2**64 - 1
@@ -25,75 +24,47 @@ _INCREMENT = 0x9E3779B97F4A7C15
 _CHUNK = 1 << 20
 
 
-class Ids(Protocol):
-    """The ids of one node type."""
+class PlainHashTable:
+    """The look-ups of `graph.hash_table`, in Python.
 
-    def lookup(self, external_ids: Sequence[Any]) -> IdArray:
-        """Row numbers int64 [n], -1 where unknown; as `graph.ids.IdIndex.lookup`.
+    Those kernels themselves, run as Python over NumPy's scalars, take nine times as long (docs/log.md).
+    """
 
-        Raises: BadRequest: ids of another kind.
-        """
-        ...
+    @staticmethod
+    def range_find(num_keys: int, wanted: IdArray) -> IdArray:
+        """Row numbers int64 [n] of `wanted`, -1 where unknown; the ids are 0 … num_keys-1."""
+        return np.where((wanted >= 0) & (wanted < num_keys), wanted, -1)
 
+    @staticmethod
+    def int_find(keys: IdArray, slots: NDArray[np.int32], wanted: IdArray) -> IdArray:
+        """Row numbers of int64 `wanted`, -1 where unknown."""
+        found, mask = np.empty(len(wanted), np.int64), len(slots) - 1
+        for i, key in enumerate(wanted.tolist()):
+            at = mix(key + _INCREMENT) & mask
+            while (row := int(slots[at])) >= 0 and keys[row] != key:
+                at = (at + 1) & mask
+            found[i] = row
+        return found
 
-class RangeIds:
-    """Ids that are row numbers."""
-
-    def __init__(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
-
-    def lookup(self, external_ids: Sequence[Any]) -> IdArray:
-        """See `Ids`."""
-        ids, known = wanted_ints(external_ids)
-        inside = (ids >= 0) & (ids < self._num_nodes)
-        return np.where(inside if known is None else inside & known, ids, -1)
-
-
-class IntIds:
-    """Integer ids: `values` int64 [N], `slots` int32 [capacity]."""
-
-    def __init__(self, values: IdArray, slots: NDArray[np.int32]) -> None:
-        self._values = values
-        self._slots = slots
-
-    def lookup(self, external_ids: Sequence[Any]) -> IdArray:
-        """See `Ids`."""
-        ids, known = wanted_ints(external_ids)
-        found = np.fromiter(map(self._row, ids.tolist()), np.int64, len(ids))
-        return found if known is None else np.where(known, found, -1)
-
-    def _row(self, wanted: int) -> int:
-        slots, values, mask = self._slots, self._values, len(self._slots) - 1
-        at = mix(wanted + _INCREMENT) & mask
-        while (row := int(slots[at])) >= 0 and values[row] != wanted:
-            at = (at + 1) & mask
-        return row
-
-
-class StringIds:
-    """String ids: `blob` uint8, `offsets` int64 [N + 1] into it, `slots` int32 [capacity]."""
-
-    def __init__(self, blob: NDArray[np.uint8], offsets: IdArray, slots: NDArray[np.int32]) -> None:
-        self._blob = blob
-        self._offsets = offsets
-        self._slots = slots
-
-    def lookup(self, external_ids: Sequence[Any]) -> IdArray:
-        """See `Ids`."""
-        kind, values = typed(external_ids)
-        if kind != "string" and len(values):
-            raise BadRequest(f"node ids are strings here; got the integer {int(values[0])}")
-        return np.array([self._row(value.encode("utf-8", "surrogatepass")) for value in values], np.int64)
-
-    def _row(self, wanted: bytes) -> int:
-        slots, mask = self._slots, len(self._slots) - 1
-        at = _bytes_hash(wanted) & mask
-        while (row := int(slots[at])) >= 0:
-            begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
-            if self._blob[begin:end].tobytes() == wanted:
-                break
-            at = (at + 1) & mask
-        return row
+    @staticmethod
+    def bytes_find(
+        blob: NDArray[np.uint8],
+        offsets: IdArray,
+        slots: NDArray[np.int32],
+        wanted: NDArray[np.uint8],
+        lengths: IdArray,
+    ) -> IdArray:
+        """Row numbers of the byte strings concatenated in `wanted`, -1 where unknown."""
+        found, mask = np.empty(len(lengths), np.int64), len(slots) - 1
+        text, end = wanted.tobytes(), 0
+        for i, length in enumerate(lengths.tolist()):
+            begin, end = end, end + length
+            key = text[begin:end]
+            at = _bytes_hash(key) & mask
+            while (row := int(slots[at])) >= 0 and blob[offsets[row] : offsets[row + 1]].tobytes() != key:
+                at = (at + 1) & mask
+            found[i] = row
+        return found
 
 
 class HashedIds:
@@ -107,7 +78,7 @@ class HashedIds:
         self._hashes = hashes
 
     def lookup(self, external_ids: Sequence[Any]) -> IdArray:
-        """See `Ids`; tries row numbers first; other ids need a search of all hashes (1 ms per million)."""
+        """As `IdIndex.lookup`; tries row numbers first, then searches all hashes (1 ms per million)."""
         kind, values = typed(external_ids) if len(external_ids) else ("int", [])
         wanted = [id_hash(value if kind == "string" else int(value)) for value in values]
         found = np.full(len(wanted), -1, np.int64)
@@ -139,7 +110,7 @@ class HashedIds:
         return found
 
 
-def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
+def ids_of_graph(folder: Path, node_type: str) -> tuple[str, IdIndex, NDArray[Any]]:
     """The version of a snapshot, and the mapped ids and features of one node type.
 
     Raises: GraphError: the snapshot is missing, damaged, or has no such type.
@@ -162,16 +133,21 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
 
     below = folder / "nodes" / quote(node_type, safe="")
     num_nodes = manifest.num_nodes[node_type]
-    features = _mapped(below / "features.npy", num_nodes)
-    if kind.id_kind == "range":
-        return manifest.version, RangeIds(num_nodes), features
-    slots = _mapped(below / "ids" / "slots.npy")
-    if len(slots) < num_nodes or len(slots) & (len(slots) - 1):
-        raise GraphError(f"{below}/ids/slots.npy is damaged: {len(slots)} slots for {num_nodes} ids")
-    if kind.id_kind == "int":
-        return manifest.version, IntIds(_mapped(below / "ids" / "values.npy", num_nodes), slots), features
-    offsets = _mapped(below / "ids" / "offsets.npy", num_nodes + 1)
-    return manifest.version, StringIds(_mapped(below / "ids" / "blob.npy"), offsets, slots), features
+    #: Array -> its rows, where they depend on the number of nodes.
+    needed: dict[str, dict[str, int | None]] = {
+        "range": {},
+        "int": {"values": num_nodes, "slots": None},
+        "string": {"blob": None, "offsets": num_nodes + 1, "slots": None},
+    }
+    arrays = {
+        name: _mapped(below / "ids" / f"{name}.npy", rows) for name, rows in needed[kind.id_kind].items()
+    }
+    num_slots = len(arrays.get("slots", ()))
+    if arrays and (num_slots < num_nodes or num_slots & (num_slots - 1)):
+        raise GraphError(f"{below}/ids/slots.npy is damaged: {num_slots} slots for {num_nodes} ids")
+    ids = IdIndex.from_arrays(kind.id_kind, num_nodes, arrays)
+    ids.find = PlainHashTable
+    return manifest.version, ids, _mapped(below / "features.npy", num_nodes)
 
 
 def id_hash(value: int | str) -> int:
@@ -192,6 +168,15 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def _bytes_hash(text: bytes) -> int:
+    """As in `graph.hash_table`: eight bytes at a time, then the remaining ones with the last lowest."""
+    state = mix(len(text) + _INCREMENT)
+    whole = len(text) & ~7
+    for at in range(0, whole, 8):
+        state = mix((state ^ int.from_bytes(text[at : at + 8], "little")) + _INCREMENT)
+    return mix((state ^ int.from_bytes(text[whole:], "big")) + _INCREMENT)
+
+
 class _NodeType(msgspec.Struct):
     id_kind: Literal["range", "int", "string"] = "range"
 
@@ -207,15 +192,6 @@ class _Manifest(msgspec.Struct):
     schema: _Schema
     num_nodes: dict[str, int]
     format: int = 1
-
-
-def _bytes_hash(text: bytes) -> int:
-    """As in `graph.hash_table`: eight bytes at a time, then the remaining ones with the last lowest."""
-    state = mix(len(text) + _INCREMENT)
-    whole = len(text) & ~7
-    for at in range(0, whole, 8):
-        state = mix((state ^ int.from_bytes(text[at : at + 8], "little")) + _INCREMENT)
-    return mix((state ^ int.from_bytes(text[whole:], "big")) + _INCREMENT)
 
 
 def _mapped(path: Path, rows: int | None = None) -> AnyArray:

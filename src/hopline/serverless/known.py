@@ -5,25 +5,30 @@ Rows become outputs in NumPy, with the same bits as from the kernels of `engine/
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
+from hopline.config.schema import Config
 from hopline.engine.fallbacks import STALE_ROW, STUDENT
+from hopline.engine.inline_features import feature_rows
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, PrecomputedRows, check_fits, on_other_graph
 from hopline.engine.precomputed_file.header import model_hash
 from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.engine.request_ids import not_found
+from hopline.engine.student import SPEC_FILE, Student, read_student
 from hopline.engine.tasks import default_outputs, labels, output_names
 from hopline.errors import ArtifactError, BadRequest, PrecomputedFileError, RequestTooLarge, Unavailable
-from hopline.serverless.ids import HashedIds, Ids, id_hash, ids_of_graph
-from hopline.serverless.settings import Settings
-from hopline.serverless.student import SPEC_FILE, Student
+from hopline.graph.ids import IdIndex
+from hopline.graph.schema import NodeTypeSchema
+from hopline.serverless.ids import HashedIds, id_hash, ids_of_graph
 from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest, ScoreResult
 
 
@@ -87,7 +92,7 @@ class KnownModel:
         folder: Path,
         spec: ModelSpec,
         table: Path | None,
-        settings: Settings,
+        settings: Config,
         clock_ms: Callable[[], float] = lambda: time.time() * 1e3,
     ) -> None:
         self.name, self.version = spec.name, spec.version
@@ -96,16 +101,21 @@ class KnownModel:
         self._spec = spec
         self._settings = settings
         self._clock_ms = clock_ms
-        self._student = Student(folder, spec) if (folder / SPEC_FILE).is_file() else None
+        self._folder = folder
+        self._student: Student | None = None  # opened at its first call
+        self._student_lock = threading.Lock()
+        self._has_student = (folder / SPEC_FILE).is_file()
+        if self._has_student:
+            read_student(folder, spec)
         self._features: AnyArray | None = None
-        self._ids: Ids | None = None
+        self._ids: IdIndex | HashedIds | None = None
         self.graph_version = ""
-        if settings.graph is not None:
+        if settings.graph.path is not None:
             self.graph_version, self._ids, self._features = ids_of_graph(
-                settings.graph, spec.head.node_type
+                Path(settings.graph.path), spec.head.node_type
             )
         self.rows = None if table is None else self._fitted(PrecomputedFile.open(table), folder)
-        if self.rows is None and self._student is None:
+        if self.rows is None and not self._has_student:
             raise ArtifactError(
                 f"{folder}: no source of answers: name a file of `hopline batch` in "
                 "HOPLINE__PRECOMPUTED__FILE, or add a student to the model (`hopline distill`)"
@@ -156,10 +166,10 @@ class KnownModel:
         count = len(request.nodes) + len(request.inline)
         if count == 0:
             raise BadRequest("the request names no nodes; at least one is needed")
-        if count > self._settings.max_nodes:
+        most = self._settings.limits.max_nodes_per_request
+        if count > most:
             raise RequestTooLarge(
-                f"{count} nodes in one request; at most {self._settings.max_nodes} are allowed "
-                "(limits.max_nodes_per_request)"
+                f"{count} nodes in one request; at most {most} are allowed (limits.max_nodes_per_request)"
             )
         if request.as_of is not None:
             raise Unavailable("as_of: this function only has current rows; use a server")
@@ -202,7 +212,7 @@ class KnownModel:
             raise Unavailable(f'{why}, and degraded is "refuse"; use a server')
         if not student:
             return
-        if self._student is None:
+        if not self._has_student:
             raise Unavailable(f"{what}, and model {self.name!r} has no student; use a server")
         if "embedding" in names:
             raise Unavailable(f"{what}, and a student has no embedding; use a server")
@@ -238,19 +248,23 @@ class KnownModel:
     def _run_student(
         self, request: ScoreRequest, ids: IdArray, places: IdArray, logits: FloatArray
     ) -> None:
-        assert self._student is not None
-        inline = self._student.inline_rows(list(request.inline))
-        rows = inline
+        node_type = self._spec.head.node_type
+        node_types: Any = self._spec.graph_schema["node_types"]
+        schema = msgspec.convert(node_types[node_type], NodeTypeSchema)
+        rows = inline = feature_rows(request.inline, node_type, schema)
         if len(places):
             assert self._features is not None
             rows = np.concatenate([self._features[ids[places]].astype(np.float32), inline])
         num_known = len(ids)
         where = np.concatenate([places, np.arange(num_known, num_known + len(inline))])
-        logits[where] = self._student.logits(rows)
+        with self._student_lock:
+            if self._student is None:
+                self._student = Student(self._folder, self._spec)
+            logits[where] = self._student.logits(rows)
 
     def _fitted(self, file: PrecomputedFile, folder: Path) -> PrecomputedRows | None:
         """The rows of a file, if allowed: the same rules as in `rollout.precomputed_files` for a server."""
-        plan, spec, settings = file.header.plan, self._spec, self._settings
+        plan, spec, settings = file.header.plan, self._spec, self._settings.precomputed
         check_fits(file, spec, model_hash(folder))
         is_stale = False
         if self._ids is None:
@@ -266,6 +280,4 @@ class KnownModel:
             if settings.stale == "compute":
                 return None
             is_stale = True
-        return PrecomputedRows(
-            file, spec, ttl_s=settings.ttl_s or 0.0, is_stale=is_stale, clock_ms=self._clock_ms
-        )
+        return PrecomputedRows(file, spec, ttl_s=settings.ttl_s, is_stale=is_stale, clock_ms=self._clock_ms)

@@ -19,15 +19,7 @@ from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import lists, rows
 from hopline.graph.live.ids import LiveIds
-from hopline.graph.live.memory import (
-    PUBLISHED_MS,
-    THROUGH_MS,
-    VERSION,
-    EdgeMemory,
-    LiveMemory,
-    NodeMemory,
-    offset_of,
-)
+from hopline.graph.live.memory import THROUGH_MS, VERSION, EdgeMemory, LiveMemory, NodeMemory, offset_of
 from hopline.graph.live.plan import EdgeRoom, NodeRoom
 from hopline.graph.live.version import StreamOffset, version_name
 from hopline.graph.parts import Adjacency, Nodes
@@ -270,11 +262,6 @@ class LiveView:
     def through_ms(self) -> int:
         """The pinned version contains everything that happened until then, ms since 1970."""
         return self.clock.ring_row[THROUGH_MS]
-
-    @property
-    def published_ms(self) -> int:
-        """Time at which the pinned version was published, ms since 1970."""
-        return self.clock.ring_row[PUBLISHED_MS]
 
     @property
     def num_nodes(self) -> int:
