@@ -1,7 +1,6 @@
 """Answers a batch of requests to one model: looks up ids, computes shared states once, splits the results.
 
 Every request gets its own outcome, a result or an error. A bad request only costs its own look-up.
-This file is long because all kinds of requests (nodes, pairs, inline nodes, blocks) share one pass.
 """
 
 from __future__ import annotations
@@ -235,28 +234,16 @@ class Answerer:
         if flat is None or not all_known(flat):
             return None
         found = self._outputs(self.default_outputs, head.node_type, flat, NO_CUT)
+        whole = self._result(found, None)
         if len(requests) == 1:
-            return [self._result(found, None)]
-        name, version, graph_version = self.model.spec.name, self._version, self.model.graph.version
-        age, until = self.model.ages.oldest_ms, self.model.ages.until
-        through = 0 if self._live is None else self._live.through_ms
+            return [whole]
         results: list[Outcome] = []
         pairs = list(found.items())
         at = 0
         for request in requests:
             end = at + len(request.nodes)
             own = {name: values[at:end] for name, values in pairs}
-            results.append(
-                ScoreResult(
-                    name,
-                    version,
-                    graph_version,
-                    own,
-                    graph_through_ms=through,
-                    features_age_ms=age,
-                    features_until=until,
-                )
-            )
+            results.append(msgspec.structs.replace(whole, outputs=own))
             at = end
         return results
 

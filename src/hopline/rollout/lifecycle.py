@@ -12,14 +12,11 @@ switches; so a version that does not load anywhere never takes a request.
 
 A change runs to its end when its caller hangs up. Whether it may be made is decided on the newest state,
 under the file's lock (`changes.py`, `shared_state.py`).
-
-This file is long because every change of versions takes the same two steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any, TypeVar
@@ -90,7 +87,7 @@ class Lifecycle:
         self._loader = loader
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
-        self._state = SharedState(config, loader, self._forget, metrics)
+        self._state = SharedState(config, loader, lambda ended: self._rollouts.forget(ended), metrics)
         store = self._state.store
         self._clock = clock or store.now
         self._rollouts = RolloutJudge(metrics, recorders, store, self._state.is_confirmed)
@@ -177,24 +174,22 @@ class Lifecycle:
 
         async def load() -> str:
             with self._limit.counted(graph):
-                unit = await self._found(model, version, graph, groups)
-                await self._load(model, unit, serve, force)
+                about = model, version, graph, groups, False
+                unit = await self._loader.in_waiting_thread(self._unit_of, *about)
+                state = self.loaded.model(model) or ModelState()
+                changes.check_no_rollout(state, model)  # before a useless load
+
+                async def check() -> None:
+                    if serve and not force and state.serving not in ("", unit.id):
+                        await self._recent.check(model, state.serving, self.loaded.served(model, unit.id))
+
+                def change(state: ModelState) -> ModelState:
+                    return changes.loaded(state, model, unit, serve=serve)
+
+                await self._with_unit(model, unit, change, check, serves=serve)
                 return unit.id
 
         return await self._to_the_end(load, key)
-
-    async def _load(self, model: str, unit: Unit, serve: bool, force: bool) -> None:
-        await self._look()
-        state = self.loaded.model(model) or ModelState()
-        changes.check_no_rollout(state, model)  # before a useless load
-
-        async def check() -> None:
-            if serve and not force and state.serving not in ("", unit.id):
-                await self._recent.check(model, state.serving, self.loaded.served(model, unit.id))
-
-        await self._with_unit(
-            model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), check, serves=serve
-        )
 
     async def unload(self, model: str, version: str | None = None) -> None:
         """Unload one unit, or all units of a model; accepted requests finish.
@@ -206,7 +201,6 @@ class Lifecycle:
         await self._to_the_end(lambda: self._unload(model, version))
 
     async def _unload(self, model: str, version: str | None) -> None:
-        await self._look()
         loaded = [unit.id for unit in self._model_state(model).units]
         if version is None or loaded == [version]:
             asking = [
@@ -227,30 +221,25 @@ class Lifecycle:
             HoplineError: the candidate cannot be loaded, and why; nothing changed.
         """
         asked.check()
-        shadow = asked.kind == "shadow"
 
         async def begin() -> Rollout:
             with self._limit.counted(asked.graph):
-                version, graph, groups = asked.version, asked.graph, asked.groups
-                unit = await self._found(asked.model, version, graph, groups, shadow=shadow)
-                return await self._begin(asked, unit)
+                about = asked.model, asked.version, asked.graph, asked.groups, asked.kind == "shadow"
+                unit = await self._loader.in_waiting_thread(self._unit_of, *about)
+                # before a useless load
+                changes.check_candidate(self._model_state(asked.model), asked.model, unit.id)
+                begun: list[Rollout] = []
+
+                def change(state: ModelState) -> ModelState:
+                    after = changes.begun(state, asked, unit, self._clock())
+                    assert after.rollout is not None
+                    begun.append(after.rollout)
+                    return after
+
+                await self._with_unit(asked.model, unit, change, serves=True)
+                return begun[-1]
 
         return await self._to_the_end(begin)
-
-    async def _begin(self, asked: RolloutRequest, unit: Unit) -> Rollout:
-        await self._look()
-        # before a useless load
-        changes.check_candidate(self._model_state(asked.model), asked.model, unit.id)
-        begun: list[Rollout] = []
-
-        def change(state: ModelState) -> ModelState:
-            after = changes.begun(state, asked, unit, self._clock())
-            assert after.rollout is not None
-            begun.append(after.rollout)
-            return after
-
-        await self._with_unit(asked.model, unit, change, serves=True)
-        return begun[-1]
 
     async def decide(self, model: str, verb: str, why: str = "") -> dict[str, Any]:
         """Do what a person says: promote, rollback, pause, resume, advance or end.
@@ -268,13 +257,7 @@ class Lifecycle:
             raise BadRequest(f"reason: {len(why)} characters; at most {MAX_REASON}")
         return await self._to_the_end(lambda: self._decide(model, verb, why or "asked for"))
 
-    async def _look(self) -> None:
-        """Begin a change on the newest state. Raises: StoreUnavailable: it could not be made."""
-        self._state.store.check_up()
-        await self._state.follow()
-
     async def _decide(self, model: str, verb: str, why: str) -> dict[str, Any]:
-        await self._look()
         self._model_state(model)
         now = self._clock()
         await self._state.publish(model, lambda state: changes.decided_on(state, model, verb, why, now))
@@ -393,35 +376,25 @@ class Lifecycle:
         if len(failed) == 1 and not self.loaded.serving:
             raise first.error
         listed = "; ".join(f"{name}: {failure.error}" for name, failure in failed.items())
-        if self.loaded.serving:
-            raise ModelNotReady(f"models.required = all: not every model can serve: {listed}")
-        raise ModelNotReady(f"no model can serve: {listed}")
+        all_needed = "models.required = all: not every model can serve"
+        raise ModelNotReady(f"{all_needed if self.loaded.serving else 'no model can serve'}: {listed}")
 
-    async def _found(
-        self, model: str, version: str | None, graph: str, groups: tuple[str, ...], *, shadow: bool = False
+    def _unit_of(
+        self, model: str, version: str | None, graph: str, groups: tuple[str, ...], shadow: bool
     ) -> Unit:
-        """The unit that is meant.
+        """The unit that is meant; an address is replaced by that of one snapshot.
 
         Raises:
             ModelNotFound: it is not in the repository.
             BadRequest: as `asked_unit`.
         """
-        checked_name(model, "model")
-        there = await self._loader.in_waiting_thread(self._loader.available, model)
+        there = self._loader.available(checked_name(model, "model"))
         if not there:
-            known = await self._loader.in_waiting_thread(self._loader.models)
-            raise ModelNotFound(f"no model {model!r} in {self._loader.repository.address}", known)
+            address = self._loader.repository.address
+            raise ModelNotFound(f"no model {model!r} in {address}", self._loader.models())
         version = there[-1] if version is None else version
         if version not in there:
             raise ModelNotFound(changes.no_version(model, version, there))
-        return await self._loader.in_waiting_thread(
-            functools.partial(self._unit_of, model, version, graph, groups, shadow=shadow)
-        )
-
-    def _unit_of(
-        self, model: str, version: str, graph: str, groups: tuple[str, ...], *, shadow: bool
-    ) -> Unit:
-        """The unit that is meant; an address is replaced by that of one snapshot."""
         snapshots = self._loader.inputs.snapshots
         if snapshots.base and not graph and self._loader.reads_graph(model, version):
             state = self.loaded.model(model)
@@ -436,12 +409,20 @@ class Lifecycle:
     async def _to_the_end(
         self, change: Callable[[], Coroutine[Any, Any, ResultT]], key: Hashable = None
     ) -> ResultT:
-        """The outcome of a change, which continues whether or not its caller waits.
+        """The outcome of a change on the newest state, which continues whether or not its caller waits.
 
         Args:
             key: callers with an equal key share one change; None for a separate change.
+
+        Raises: StoreUnavailable: no change could be made.
         """
-        found: ResultT = await self._changes.result(object() if key is None else key, change)
+
+        async def changed() -> ResultT:
+            self._state.store.check_up()
+            await self._state.follow()
+            return await change()
+
+        found: ResultT = await self._changes.result(object() if key is None else key, changed)
         return found
 
     async def _with_unit(
@@ -507,10 +488,6 @@ class Lifecycle:
         for served in self.loaded.all():
             if isinstance(served, AsksModels):
                 served.check_model(info)
-
-    def _forget(self, rollout: Rollout) -> None:
-        """A rollout ended."""
-        self._rollouts.forget(rollout)
 
     def _model_state(self, model: str) -> ModelState:
         state = self.loaded.model(model)
