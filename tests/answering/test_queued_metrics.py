@@ -175,6 +175,9 @@ async def test_processor_time_of_batches_is_counted_and_priced(pool, where):
     with pytest.MonkeyPatch.context() as patch:
         # each look at the thread's clock is half a second after the last one
         patch.setattr("hopline.scheduling.batcher.time.thread_time", lambda: next(seconds))
+        patch.setattr(
+            "hopline.scheduling.batcher._LONG_S", 1e9
+        )  # a slow machine's batches are looked at each
         for number in range(17):
             await answered(version, number)
     # on the loop the 1st, 9th and 17th batch are looked at, and stand for 1, 8 and 8

@@ -93,7 +93,7 @@ async def test_messages_that_are_retried_hold_no_others_up(any_broker, kind, bod
 
 
 async def test_messages_that_wait_are_read_again_by_the_next_server(any_broker):
-    """Those behind them are not, however the broker remembers what is settled."""
+    """Those behind them are not, but those that were being settled, however the broker remembers that."""
     async with desk_at(any_broker) as desk:
         await desk.send(*_loading(8))
         await _send_good(desk, 20)
@@ -103,11 +103,14 @@ async def test_messages_that_wait_are_read_again_by_the_next_server(any_broker):
         service = Loading(load_config())
         service.is_ready = True
         async with answering(desk, service, concurrency=4, retry_s=60):
-            answers = await desk.read("results", 28)
-            await until(lambda: len(service.ids) >= 8)
-        ids = {message.headers[REQUEST_ID] for message in answers}
-        assert {f"r{number}" for number in range(8)} <= service.ids
+            waiting = {f"r{number}" for number in range(8)}
+            await until(lambda: waiting <= service.ids)
+            repeated = service.ids - waiting
+            ids = {
+                message.headers[REQUEST_ID] for message in await desk.read("results", 28 + len(repeated))
+            }
         assert len(ids) == 28 or any_broker.scheme == "kafka"  # Kafka has one position for all
+        assert len(repeated) <= 4 or any_broker.scheme == "kafka"
 
 
 async def test_a_server_that_refuses_everything_leaves_the_backlog_at_the_broker(redis):
