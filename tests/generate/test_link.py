@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +13,7 @@ import pytest
 from hopline.config.schema import Config
 from hopline.generate import wire
 from hopline.generate.engine import EngineSettings
-from hopline.generate.link import Activity, ProcessLink, Silence, activity_of
+from hopline.generate.link import ProcessLink
 from hopline.generate.process import Orders
 from hopline.generate.request import Prompt, Sampling
 from hopline.generate.runner import RunnerSettings
@@ -74,91 +70,3 @@ async def test_a_worker_that_meets_a_process_that_hangs_gets_another_one(
     assert first.pid == second.pid
     assert await text_of(first, "again") == "again"
     await asyncio.gather(first.close(), second.close())
-
-
-HANG_S = 8.0
-
-
-class Fake:
-    """A process whose activity the test sets."""
-
-    def __init__(self) -> None:
-        self.activity = Activity(0, False)
-        self.silence = Silence(1, HANG_S, lambda pid: self.activity)
-        self.now = 100.0
-
-    def looks(self, seconds: float, deadlines: tuple[float, ...] = ()) -> bool:
-        """Look for so long; whether it hung at any time."""
-        hung = False
-        for _ in range(round(seconds / self.silence.period_s)):
-            self.now += self.silence.period_s
-            hung = self.silence.look(deadlines, self.now) or hung
-        return hung
-
-
-def test_a_process_that_does_nothing_hangs() -> None:
-    fake = Fake()
-    assert not fake.looks(HANG_S)
-    assert fake.looks(2.0)
-
-
-def test_a_message_begins_the_count_again() -> None:
-    fake = Fake()
-    for _ in range(5):
-        assert not fake.looks(HANG_S)
-        assert fake.silence.is_long
-        fake.silence.heard()
-        assert not fake.silence.is_long
-
-
-@pytest.mark.parametrize("is_starved", [False, True])
-def test_a_process_that_computes_does_not_hang_before_a_deadline_has_passed(is_starved: bool) -> None:
-    fake = Fake()
-    deadlines = (fake.now + 60.0, fake.now + 70.0)
-    hung_at = 0.0
-    for second in range(100):
-        fake.activity = Activity(0 if is_starved else second, is_starved)
-        # the text is cancelled at its deadline
-        if fake.looks(1.0, tuple(each for each in deadlines if each > fake.now)):
-            hung_at = hung_at or fake.now
-    assert hung_at == pytest.approx(100.0 + 60.0 + HANG_S, abs=1.5)
-
-
-def test_a_process_without_texts_that_computes_does_not_hang() -> None:
-    fake = Fake()
-    for second in range(100):
-        fake.activity = Activity(second, False)
-        assert not fake.looks(1.0)
-
-
-def test_time_in_which_nobody_looked_does_not_count() -> None:
-    fake = Fake()
-    assert not fake.looks(2.0)
-    fake.now += 1000.0
-    assert not fake.looks(2.0)
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
-    with child:
-        yield child
-        child.kill()
-
-
-def test_activity_is_that_of_the_kernel(process: Any) -> None:
-    seen = {activity_of(process.pid) for _ in range(2000)}
-    assert all(each.is_working for each in seen)
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    stopped = activity_of(process.pid)
-    assert not stopped.is_working
-    assert stopped.ticks >= max(each.ticks for each in seen)
-    assert activity_of(process.pid) == stopped
-    process.kill()
-    process.wait()
-    assert activity_of(process.pid).is_working

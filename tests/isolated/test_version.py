@@ -263,6 +263,15 @@ async def test_a_stopped_process_keeps_no_deadline_from_holding_and_is_replaced(
         assert rig.restarts("hung") == 1
 
 
+async def test_a_stopped_process_without_requests_is_replaced():
+    async with running(ModelLimits(isolate=True, hang_s=1.0)) as rig:
+        pid = rig.version.pid
+        os.kill(pid, signal.SIGSTOP)
+        await rig.revived(pid)
+        assert await rig.answers(2)
+        assert rig.restarts("hung") == 1
+
+
 async def test_a_thread_that_hangs_is_noticed_though_the_process_lives():
     async with running(ModelLimits(isolate=True, hang_s=0.5), threaded=True) as rig:
         pid = rig.version.pid

@@ -12,6 +12,7 @@ from hopline.errors import BadRequest, HoplineError, ModelNotReady
 from hopline.isolated import wire
 from hopline.isolated.starter import ProcessEnded, ProcessStarter, StartedChild
 from hopline.process.child import exit_reason
+from hopline.process.silence import Silence
 from hopline.process.wire import WireError
 from hopline.scheduling.work import Work
 from hopline.types import UNREADABLE
@@ -53,7 +54,7 @@ class ModelProcess(asyncio.Protocol):
         unanswered: number -> request, until the process has reported its end; also those whose senders have
             their answers, since the process may still be at work on them.
         idle: set whenever nothing is unanswered.
-        overdue_since: when the first request since the last sign of progress ran out of time.
+        silence: decides whether it hangs.
         num_batches, state_cache_hits, state_cache_misses, cpu_s: as it last said.
         why: why it was killed from here; "" where it was not.
     """
@@ -65,7 +66,7 @@ class ModelProcess(asyncio.Protocol):
         self.unanswered: dict[int, Work] = {}
         self.idle = asyncio.Event()
         self.idle.set()
-        self.overdue_since: float | None = None
+        self.silence: Silence
         self.num_batches = 0
         self.state_cache_hits = self.state_cache_misses = self.cpu_s = 0.0
         self.why = ""
@@ -102,6 +103,7 @@ class ModelProcess(asyncio.Protocol):
             async with asyncio.timeout(timeout_s):
                 with theirs:
                     self._process = await starter.begin(orders, theirs)
+                self.silence = Silence(self._process.pid, orders["limits"]["hang_s"])
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
                 self.ready = await self._opened
         except BaseException as error:
@@ -228,10 +230,13 @@ class ModelProcess(asyncio.Protocol):
 
     def _hear(self, message: wire.FromModel) -> None:
         if isinstance(message, wire.Tell):
+            self.silence.reset(is_progress=bool(message.results))
             self._owner.told(self, message)
         elif isinstance(message, wire.Beat):
+            self.silence.reset(is_progress=message.num_batches > self.num_batches)
             self._owner.beat(self, message)
         elif isinstance(message, wire.Compared):
+            self.silence.reset()
             self._owner.compared(self, message)
         elif not self._opened.done():
             if isinstance(message, wire.Ready):

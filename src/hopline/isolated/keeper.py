@@ -21,14 +21,13 @@ from hopline.isolated.child import ModelProcess, Owner
 from hopline.isolated.memory import anonymous_bytes
 from hopline.isolated.starter import ProcessEnded, ProcessStarter
 from hopline.observe.metrics import Metrics
+from hopline.process.silence import look_s
 from hopline.retry import Backoff
 
 log = logging.getLogger(__name__)
 
 #: Until a process must be ready.
 _READY_S = 300.0
-#: Between looks at memory and at requests that are overdue.
-_LOOK_S = 0.25
 #: For a process that was replaced to tell the last of its answers after their deadlines.
 _GRACE_S = 1.0
 
@@ -190,18 +189,16 @@ class ProcessKeeper:
             return
 
     async def _look(self) -> None:
-        """Once in a while: how much memory, and whether it still answers."""
+        """Watch memory, and kill a process that hangs."""
         while True:
-            await asyncio.sleep(min(_LOOK_S, self._limits.hang_s / 4))
+            await asyncio.sleep(look_s(self._limits.hang_s))
             taken = {process: anonymous_bytes(process.pid) for process in self.processes()}
             self._memory.set(float(sum(taken.values())))
             process = self.process
             if process is None:
                 continue
-            now, overdue = time.monotonic(), process.overdue_since
-            if not process.unanswered:
-                process.overdue_since = None
-            elif overdue is not None and now - overdue >= self._limits.hang_s:
+            deadlines = (work.deadline for work in process.unanswered.values())
+            if process.silence.look(deadlines, time.monotonic()):
                 process.kill("hung")
             limit = self._limits.memory_bytes
             if limit and taken[process] > limit and self._renewing is None:

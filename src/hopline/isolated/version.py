@@ -8,7 +8,7 @@ accept ──────────┤                                 ┌─ 
 
 process dies ────────────► its requests get ModelNotReady, and another is started, with ever longer pauses
 more memory than allowed ► another is started and warmed up, traffic moves, the old one finishes and ends
-no answer, deadlines pass ► it is killed, then as when it dies
+it hangs ───────────────► it is killed, then as when it dies (`process/silence.py`)
 """
 
 from __future__ import annotations
@@ -275,13 +275,9 @@ class ProcessVersion(CountedVersion):
             work = process.settle(number)
             if work is not None and not work.ended and packed is not None:
                 error = wire.unpack_error(packed)
-                if isinstance(error, DeadlineExceeded) and process.overdue_since is None:
-                    process.overdue_since = now
                 ended[number] = work, error
                 self._ended(work, error.code)
                 work.tell(error)
-        if tell.results:
-            process.overdue_since = None
         self.outcome("ok", num_ok)
         self._record(tell.batches, ended, now)
 
@@ -299,8 +295,6 @@ class ProcessVersion(CountedVersion):
 
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
         """Bring in what a process counted."""
-        if beat.num_batches > process.num_batches:
-            process.overdue_since = None
         process.num_batches = beat.num_batches
         self._metrics.state_cache_hits.inc(beat.state_cache_hits - process.state_cache_hits)
         self._metrics.state_cache_misses.inc(beat.state_cache_misses - process.state_cache_misses)
@@ -417,8 +411,6 @@ class ProcessVersion(CountedVersion):
                 if work.deadline > now:
                     later = min(later, work.deadline)
                     continue
-                if process.overdue_since is None:
-                    process.overdue_since = now
                 self._fail(work, DeadlineExceeded())
         if later < self._timer_at:
             self._watch_deadline(later, now)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hopline.process.child import Child, exit_reason
+from hopline.process.silence import Silence
 from hopline.retry import Backoff
 
 log = logging.getLogger(__name__)
 
 
-#: Longest time between two heartbeats and between two looks at them, in seconds; shorter for a short limit.
+#: Longest time between two heartbeats, in seconds; shorter for a short limit.
 _BEAT_S, _BEATS = 1.0, 10
 #: From a second `stop` to SIGKILL, in seconds; a child that got a second SIGTERM ends itself in less.
 _CUT_S = 2.0
@@ -157,21 +159,22 @@ class Supervisor:
 
     async def _watch(self, slot: Slot, child: Child) -> None:
         """Kill a child that hangs."""
-        look_s = beat_s(self._hang_s)
-        num_beats = num_silent = 0
-        while self._hang_s and num_silent * look_s < self._hang_s:
-            # Counted in looks, not measured: after a pause of this process there is one look more.
-            await asyncio.sleep(look_s)
-            num_silent = num_silent + 1 if child.num_beats == num_beats else 0
+        if not self._hang_s:
+            return
+        silence, num_beats = Silence(child.pid, self._hang_s), 0
+        while True:
+            await asyncio.sleep(silence.period_s)
+            if child.num_beats != num_beats or not num_beats:  # none: not ready yet, or without heartbeats
+                silence.reset()
+            # The next heartbeat is overdue: an event loop that does not turn hangs, also while it computes.
+            elif silence.look((-math.inf,), time.monotonic()):
+                break
             num_beats = child.num_beats
-            if not num_beats:  # not ready yet, or without heartbeats
-                num_silent = 0
-        if self._hang_s:
-            log.error(
-                "%s (process %d) hangs: its event loop has not turned for %g s; killing it",
-                slot.name, child.pid, self._hang_s,
-            )  # fmt: skip
-            child.kill()
+        log.error(
+            "%s (process %d) hangs: its event loop has not turned for %g s; killing it",
+            slot.name, child.pid, self._hang_s,
+        )  # fmt: skip
+        child.kill()
 
     def _note_ready(self, slot: Slot) -> None:
         self._ready.add(slot)
