@@ -208,7 +208,7 @@ async def test_process_that_hangs_is_killed_and_started_again(service: Service) 
     for each in (stream, late):
         outcome = await asyncio.wait_for(each.outcome, 20)  # deadlines are 30 s away
         assert isinstance(outcome, ModelNotReady)
-        assert "gives no answer and is killed" in str(outcome)
+        assert "gave no answer and was killed" in str(outcome)
     assert version.info(("1",)).state == "UNAVAILABLE"
     await until(lambda: not version.generator.reason)
     assert version.generator.pid != first  # type: ignore[attr-defined]

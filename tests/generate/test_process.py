@@ -70,7 +70,7 @@ def test_tokens_are_sent_and_prompts_taken_between_two_steps(tmp_path: Path) -> 
             worker.setblocking(False)
             await loop.sock_connect(worker, str(path))
             engine.worker = worker
-            await loop.sock_sendall(worker, wire.WIRE.frame(wire.Hello(wire.WIRE.protocol, 0)) + begin(1))
+            await loop.sock_sendall(worker, wire.WIRE.frame(wire.Hello(wire.WIRE.protocol)) + begin(1))
             await asyncio.wait_for(engine.is_done.wait(), 20)
         listener.close()
         await server.close()

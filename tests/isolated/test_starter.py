@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -142,11 +141,8 @@ async def test_a_load_whose_processes_are_always_killed_fails_and_leaves_the_nex
 
 
 async def test_a_fork_server_with_a_second_thread_forks_nothing(starter, monkeypatch):
-    code = (
-        "import threading, time; threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start(); "
-        "from hopline.isolated.fork_server import main; main()"
-    )
-    monkeypatch.setattr(process_starter, "_COMMAND", (sys.executable, "-P", "-c", code))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr(process_starter, "_ENTRY", "tests.isolated.fork_entries:with_a_second_thread")
     async with running(starter) as version:
         words = Path(f"/proc/{version.pid}/cmdline").read_bytes()
         assert b"fork_server import start" in words
@@ -158,7 +154,7 @@ async def test_a_fork_server_with_a_second_thread_forks_nothing(starter, monkeyp
 
 
 async def test_a_fork_server_that_cannot_start_is_told(starter, monkeypatch):
-    monkeypatch.setattr(process_starter, "_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(process_starter, "_ENTRY", "sys:exit")
     with pytest.raises(ModelNotReady, match="the process that starts those of models has ended"):
         async with running(starter):
             pass

@@ -24,10 +24,10 @@ from hopline.errors import (
     RuntimeFailure,
     Unavailable,
 )
-from hopline.isolated import keeper as process_keeper
-from hopline.isolated.memory import anonymous_bytes
 from hopline.isolated.version import ProcessVersion, Program
 from hopline.observe.metrics import Metrics
+from hopline.process import keeper as process_keeper
+from hopline.process.memory import anonymous_bytes
 from hopline.retry import Backoff
 from hopline.testing.scripted import FACTORY
 from hopline.testing.served import hand_in
@@ -140,7 +140,7 @@ async def test_a_killed_process_fails_what_it_had_and_is_started_again():
         os.kill(pid, signal.SIGKILL)
         for outcome in await asyncio.wait_for(asyncio.gather(*asked), 5):
             assert isinstance(outcome, ModelNotReady)
-            assert "its process ended (signal 9, SIGKILL) and is being started again" in str(outcome)
+            assert "its process ended (signal 9, SIGKILL); another one is started" in str(outcome)
             assert outcome.retry_after_s > 0
         info = rig.version.info(("1",))
         assert (info.state, "signal 9" in info.reason) == ("UNAVAILABLE", True)
@@ -393,9 +393,10 @@ async def test_deadlines_of_many_requests_are_told_in_time():
 
 async def test_memory_is_measured():
     async with running(ModelLimits(isolate=True, hang_s=0.2)) as rig:
-        await until(lambda: rig.version._keeper._memory.value)
-        assert 10 * MIB < rig.version._keeper._memory.value < 1024 * MIB
-    assert rig.version._keeper._memory.value == 0
+        memory = rig.metrics._families["hopline_model_process_memory_bytes"].children["m", "1"]
+        await until(lambda: memory.value)
+        assert 10 * MIB < memory.value < 1024 * MIB
+    assert memory.value == 0
 
 
 _PARENT = """

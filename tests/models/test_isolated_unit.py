@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from hopline.answering.limits import ModelLimits
 from hopline.answering.unit import Unit
 from hopline.config.reader import load_config
 from hopline.errors import HoplineError, NodeNotFound
-from hopline.isolated.version import ProcessVersion
+from hopline.isolated.version import ProcessVersion, Program
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
 from hopline.testing.served import hand_in
@@ -47,7 +48,10 @@ async def test_answers_are_equal_bit_for_bit(config):
     inside = load.served
     metrics = Metrics()
     limits = ModelLimits.of(config)
-    apart = await ProcessVersion.start("sage", Unit("1"), config, limits, metrics, state_cache_bytes=2**20)
+    program = Program(arguments=msgspec.to_builtins(Unit("1")))
+    config = config.replace(state_cache__memory_bytes=2**20)
+    apart = ProcessVersion("sage", "1", config, limits, metrics, program=program)
+    await apart.begin()
     try:
         ids = [f"n{row}" for row in range(60)]
         requests = [

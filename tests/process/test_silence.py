@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hopline.process.silence import Activity, Silence, activity_of
+from hopline.process.silence import Silence, activity_of
 
 HANG_S = 8.0
 
@@ -20,7 +20,7 @@ class Fake:
     """A process whose activity the test sets."""
 
     def __init__(self) -> None:
-        self.activity = Activity(0, False)
+        self.activity = (0, False)
         self.silence = Silence(1, HANG_S, lambda pid: self.activity)
         self.now = 100.0
 
@@ -54,7 +54,7 @@ def test_a_process_that_computes_does_not_hang_before_a_deadline_has_passed(is_s
     deadlines = (fake.now + 60.0, fake.now + 70.0)
     hung_at = 0.0
     for second in range(100):
-        fake.activity = Activity(0 if is_starved else second, is_starved)
+        fake.activity = (0 if is_starved else second, is_starved)
         # the text is cancelled at its deadline
         if fake.looks(1.0, tuple(each for each in deadlines if each > fake.now)):
             hung_at = hung_at or fake.now
@@ -64,7 +64,7 @@ def test_a_process_that_computes_does_not_hang_before_a_deadline_has_passed(is_s
 def test_a_process_without_texts_that_computes_does_not_hang() -> None:
     fake = Fake()
     for second in range(100):
-        fake.activity = Activity(second, False)
+        fake.activity = (second, False)
         assert not fake.looks(1.0)
 
 
@@ -78,7 +78,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 def test_a_process_that_reports_and_ends_nothing_hangs_after_the_first_deadline_has_passed() -> None:
     """Its event loop turns, and the thread that computes is stuck; later work has later deadlines."""
     fake = Fake()
-    fake.activity = Activity(0, True)
+    fake.activity = (0, True)
     first, hung_at = fake.now + 2.0, 0.0
     for _ in range(30):
         hung_at = hung_at or (fake.now if fake.looks(1.0, (max(first, fake.now + 1.0),)) else 0.0)
@@ -116,13 +116,13 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_activity_is_that_of_the_kernel(process: Any) -> None:
     seen = {activity_of(process.pid) for _ in range(2000)}
-    assert all(each.is_working for each in seen)
+    assert all(is_working for _, is_working in seen)
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     stopped = activity_of(process.pid)
-    assert not stopped.is_working
-    assert stopped.ticks >= max(each.ticks for each in seen)
+    assert not stopped[1]
+    assert stopped[0] >= max(ticks for ticks, _ in seen)
     assert activity_of(process.pid) == stopped
     process.kill()
     process.wait()
-    assert activity_of(process.pid).is_working
+    assert activity_of(process.pid)[1]

@@ -60,7 +60,7 @@ class ModelLimits:
     memory_bytes: int = setting(
         0, "of that process, without what it shares; above it the process is replaced; 0 is any", minimum=0
     )
-    hang_s: float = setting(5.0, "that process is replaced after it hung for so long", minimum=0.1)
+    hang_s: float = setting(5.0, "that process is replaced after it hung for this time", minimum=0.1)
     precomputed_file: str = setting(
         "", "final rows computed by `hopline batch`, in place of precomputed.file; several with commas"
     )

@@ -13,54 +13,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import signal
 import socket
 import struct
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotReady, RuntimeFailure
+from hopline.errors import ArtifactError, ConfigError, ModelNotReady, RuntimeFailure
 from hopline.files import lock
 from hopline.generate import wire
 from hopline.generate.engine import EngineInfo
 from hopline.generate.process import Orders
 from hopline.generate.request import Prompt
 from hopline.process.child import Child, exit_reason
+from hopline.process.keeper import Keeper
 from hopline.process.silence import Silence
 from hopline.process.wire import Refusal, WireError
-from hopline.retry import Backoff
-
-log = logging.getLogger(__name__)
 
 _READY_S = 600.0
 #: Until a process must have greeted a worker: it may be in a long step.
 _WELCOME_S = 60.0
 #: For the process to end after its last worker has gone.
 _END_S = 15.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 #: Longest path of a Unix socket on Linux.
 _LONGEST_PATH = 107
 
 
 class Generator(Protocol):
-    """The generator of one version's texts: a process of this host, or another server.
+    """The generator of one version's texts: a process of this host, or another server."""
 
-    Attributes:
-        engine: what generates.
-        state: as last reported; None where it reports nothing.
-        reason: why it generates nothing now; "" while it does.
-    """
+    @property
+    def engine(self) -> EngineInfo:
+        """The engine that generates."""
 
-    engine: EngineInfo
-    state: wire.Stats | None
-    reason: str
+    @property
+    def state(self) -> wire.Stats | None:
+        """As last reported; None where it reports nothing."""
+
+    @property
+    def reason(self) -> str:
+        """Why it generates nothing now; "" while it does."""
 
     async def start(self) -> None:
         """Be ready. Raises: HoplineError."""
@@ -84,15 +83,112 @@ class Generator(Protocol):
         ...
 
 
-class _Open(NamedTuple):
+class _Text(NamedTuple):
     """A text that has not ended.
 
     Attributes:
-        deadline: on the loop's clock.
+        deadline: on the clock of `time.monotonic`.
     """
 
     on_part: Callable[[wire.Part], object]
     deadline: float
+
+
+class _Connection:
+    """A connection to the process; a `Kept`.
+
+    Attributes:
+        silence: decides whether the process hangs.
+        engine: what generates.
+        state: as last reported.
+        texts: those that have not ended, by number.
+        why: why the process was killed from here; "" where it was not.
+        listening: task that takes its messages.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_s: float) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.silence = Silence(_peer(writer), hang_s)
+        self.engine: EngineInfo
+        self.state: wire.Stats | None = None
+        self.texts: dict[int, _Text] = {}
+        self.why = ""
+        self.listening: asyncio.Task[None] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """True until the connection is lost."""
+        return not (self._reader.at_eof() or self._writer.is_closing())
+
+    async def greet(self) -> Refusal | None:
+        """Exchange the first messages; a process that hangs is killed. Raises: EOFError: it has ended."""
+        self.send(wire.Hello(wire.WIRE.protocol))
+        due = time.monotonic() + _WELCOME_S
+        receiving = asyncio.ensure_future(wire.WIRE.receive(self._reader, wire.to_worker))
+        try:
+            while not (await asyncio.wait({receiving}, timeout=self.silence.period_s))[0]:
+                if self.silence.look((due,), time.monotonic()):
+                    self.kill("hung")
+            welcome = receiving.result()
+        finally:
+            receiving.cancel()
+        if isinstance(welcome, Refusal):
+            self._writer.close()
+            return welcome
+        assert isinstance(welcome, wire.Welcome)
+        self.engine = welcome.engine
+        self.silence.reset()
+        return None
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message."""
+        self._writer.write(wire.WIRE.frame(message))
+
+    async def listen(self) -> None:
+        """Take messages. Raises: OSError, EOFError, WireError: the connection is lost."""
+        while True:
+            message = await wire.WIRE.receive(self._reader, wire.to_worker)
+            self.silence.reset()
+            if isinstance(message, wire.Parts):
+                for part in message.parts:
+                    is_last = part.finish or part.error
+                    text = self.texts.pop(part.number, None) if is_last else self.texts.get(part.number)
+                    if text is not None:
+                        text.on_part(part)
+            elif isinstance(message, wire.Stats):
+                self.state = message
+
+    def fail(self, reason: str) -> None:
+        """Close it, and fail its texts."""
+        self._writer.close()
+        texts, self.texts = self.texts, {}
+        packed = wire.pack_error(ModelNotReady(reason, 1.0))
+        for number, text in texts.items():
+            text.on_part(wire.Part(number, "", 0, error=packed))
+
+    # Kept
+
+    def deadlines(self) -> Iterable[float]:
+        """As `Kept.deadlines`."""
+        return (text.deadline for text in self.texts.values())
+
+    def kill(self, why: str) -> None:
+        """As `Kept.kill`."""
+        self.why = why
+        with contextlib.suppress(ProcessLookupError):  # another worker was faster
+            os.kill(self.silence.pid, signal.SIGKILL)
+
+    async def retire(self) -> None:
+        """As `Kept.retire`."""
+        await self.end()
+
+    async def end(self) -> None:
+        """As `Kept.end`: leave the process, which ends with its last worker."""
+        if self.listening is not None:
+            self.listening.cancel()
+        if self.is_up:
+            self.send(wire.Bye())
 
 
 class ProcessLink:
@@ -112,62 +208,68 @@ class ProcessLink:
         hang_s: float = 5.0,
         on_replaced: Callable[[str], object] = lambda reason: None,
     ) -> None:
-        self.engine: EngineInfo
-        self.state: wire.Stats | None = None
-        self.reason = "its process starts"
         self._path = socket_path(orders, config)
         self._orders = msgspec.structs.replace(orders, socket=str(self._path))
         self._numbers = 0
-        self._open: dict[int, _Open] = {}
         self._hang_s = hang_s
         self._on_replaced = on_replaced
-        self._silence: Silence | None = None
-        #: Why the last process is missing: "died" or "hung"; "" while there is one.
+        #: Why the last process is missing, until another one is started.
         self._lost_by = ""
-        self._writer: asyncio.StreamWriter | None = None
         self._child: Child | None = None
-        self._pid = 0
-        self._keeper: asyncio.Task[None] | None = None
-        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=0.0)
+        self._keeper = Keeper(orders.name, self._open, hang_s)
+        self._last: _Connection
+
+    @property
+    def engine(self) -> EngineInfo:
+        """As `Generator.engine`."""
+        return self._last.engine
+
+    @property
+    def state(self) -> wire.Stats | None:
+        """As `Generator.state`."""
+        return None if self._keeper.process is None else self._keeper.process.state
+
+    @property
+    def reason(self) -> str:
+        """As `Generator.reason`."""
+        return self._keeper.reason
 
     @property
     def pid(self) -> int:
-        """Of the process that was connected last; 0 before the first."""
-        return self._pid
+        """Of the process that was connected last."""
+        return self._last.silence.pid
 
     async def start(self) -> None:
         """Connect to the process, or start it.
 
         Raises: ArtifactError, ConfigError, RuntimeFailure: the model does not load.
         """
-        reader = await self._connected()
-        self._keeper = asyncio.ensure_future(self._keep(reader))
+        await self._keeper.start()
 
     def begin(
         self, prompt: Prompt, lane: int, left_s: float, on_part: Callable[[wire.Part], object]
     ) -> int:
         """As `Generator.begin`."""
-        if self._writer is None:
-            raise ModelNotReady(f"{self._orders.name}: {self.reason}", 1.0)
+        connection = self._keeper.process
+        if connection is None or not connection.is_up:
+            raise ModelNotReady(f"{self._orders.name}: {self.reason or 'its process ends'}", 1.0)
         self._numbers += 1
-        self._open[self._numbers] = _Open(on_part, asyncio.get_running_loop().time() + left_s)
-        self._writer.write(wire.WIRE.frame(wire.Begin(self._numbers, prompt, lane, left_s)))
+        connection.texts[self._numbers] = _Text(on_part, time.monotonic() + left_s)
+        connection.send(wire.Begin(self._numbers, prompt, lane, left_s))
         return self._numbers
 
     def cancel(self, number: int) -> None:
         """As `Generator.cancel`."""
-        if self._open.pop(number, None) is not None and self._writer is not None:
-            self._writer.write(wire.WIRE.frame(wire.Cancel(number)))
+        connection = self._keeper.process
+        if connection is not None and connection.texts.pop(number, None) is not None and connection.is_up:
+            connection.send(wire.Cancel(number))
 
     async def close(self) -> None:
         """Leave the process, and reap it if this worker started it and no other one uses it."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-        if self._writer is not None:
-            self._writer.write(wire.WIRE.frame(wire.Bye()))
-        self._lost("the model is unloaded")
+        connection = self._keeper.process
+        await self._keeper.stop()
+        if connection is not None:
+            connection.fail(f"{self._orders.name}: the model is unloaded")
         if self._child is not None:
             if not self._child.ready.is_set():  # still loads: no worker uses it
                 self._child.kill()
@@ -177,126 +279,53 @@ class ProcessLink:
             except TimeoutError:  # other workers still finish their texts
                 await self._child.end(_END_S)
 
-    # Connection
-
-    async def _keep(self, reader: asyncio.StreamReader) -> None:
-        while True:
-            watch = asyncio.ensure_future(self._watch())
-            try:
-                await self._listen(reader)
-            except (OSError, EOFError, WireError) as error:
-                self._lost(await self._how_ended(error))
-            finally:
-                watch.cancel()
-            log.error("%s: %s", self._orders.name, self.reason)
-            while True:
-                await asyncio.sleep(self._backoff.next())
-                try:
-                    reader = await self._connected()
-                    break
-                except (HoplineError, OSError) as error:
-                    self.reason = f"its process does not start: {error}"
-                    log.error("%s: %s", self._orders.name, self.reason)
-
-    async def _how_ended(self, error: BaseException) -> str:
-        how = str(error) or type(error).__name__
+    async def _listen(self, connection: _Connection) -> None:
+        try:
+            await connection.listen()
+        except (OSError, EOFError, WireError) as error:
+            how = str(error) or type(error).__name__
         if self._child is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     how = exit_reason(await self._child.wait())
                     self._child = None
-        doing = "gave no answer and was killed" if self._lost_by == "hung" else "ended"
-        return f"its process {doing} ({how}); another one is started"
+        if connection.silence.is_long:  # another worker may have killed it
+            connection.why = connection.why or "hung"
+        self._keeper.lost(connection, how)
+        connection.fail(f"{self._orders.name}: {self.reason}")
 
-    async def _watch(self) -> None:
-        """Kill the process if it hangs."""
-        silence, loop = self._silence, asyncio.get_running_loop()
-        assert silence is not None
-        while True:
-            await asyncio.sleep(silence.period_s)
-            if silence.look((text.deadline for text in self._open.values()), loop.time()):
-                self._kill(self._pid)
-                self._lost("its process gives no answer and is killed; another one is started")
+    # Connection
 
-    def _kill(self, pid: int) -> None:
-        log.error("%s: process %d gives no answer and is killed", self._orders.name, pid)
-        self._lost_by = "hung"
-        with contextlib.suppress(ProcessLookupError):  # another worker was faster
-            os.kill(pid, signal.SIGKILL)
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        self._backoff.reset()
-        while True:
-            message = await wire.WIRE.receive(reader, wire.to_worker)
-            if self._silence is not None:
-                self._silence.reset()
-            if isinstance(message, wire.Parts):
-                for part in message.parts:
-                    is_last = part.finish or part.error
-                    text = self._open.pop(part.number, None) if is_last else self._open.get(part.number)
-                    if text is not None:
-                        text.on_part(part)
-            elif isinstance(message, wire.Stats):
-                self.state = message
-
-    def _lost(self, reason: str) -> None:
-        self.reason = reason
-        self.state = None
-        silence, self._silence = self._silence, None
-        if silence is not None and not self._lost_by:
-            self._lost_by = "hung" if silence.is_long else "died"  # another worker may have killed it
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-        texts, self._open = self._open, {}
-        packed = wire.pack_error(ModelNotReady(f"{self._orders.name}: {reason}", 1.0))
-        for number, text in texts.items():
-            text.on_part(wire.Part(number, "", 0, error=packed))
-
-    async def _connected(self) -> asyncio.StreamReader:
+    async def _open(self, why: str) -> _Connection:
         """Connect, and start the process first where there is none."""
-        reader = await self._connect()
-        if reader is not None:
-            return reader
-        with self._path.with_suffix(".lock").open("w") as file:
-            await asyncio.to_thread(lock, file.fileno())
-            reader = await self._connect()  # another worker may have started it meanwhile
-            if reader is None:
-                await self._start_process()
-                reader = await self._connect()
-        if reader is None:
+        self._lost_by = why
+        connection = await self._connect()
+        if connection is None:
+            with self._path.with_suffix(".lock").open("w") as file:
+                await asyncio.to_thread(lock, file.fileno())
+                connection = await self._connect()  # another worker may have started it meanwhile
+                if connection is None:
+                    await self._start_process()
+                    connection = await self._connect()
+        if connection is None:
             raise RuntimeFailure(f"{self._orders.name}: its process started and does not answer")
-        return reader
+        connection.listening = asyncio.ensure_future(self._listen(connection))
+        self._last = connection
+        return connection
 
-    async def _connect(self) -> asyncio.StreamReader | None:
+    async def _connect(self) -> _Connection | None:
         try:
-            reader, writer = await asyncio.open_unix_connection(self._path)
-            silence = Silence(_peer(writer), self._hang_s)
-            writer.write(wire.WIRE.frame(wire.Hello(wire.WIRE.protocol, os.getpid())))
-            welcome = await self._welcome(reader, silence)
-        except (FileNotFoundError, ConnectionError, EOFError):
+            connection = _Connection(*await asyncio.open_unix_connection(self._path), self._hang_s)
+        except (FileNotFoundError, ConnectionError):
             return None
-        if isinstance(welcome, Refusal):
-            writer.close()
-            raise RuntimeFailure(f"{self._orders.name}: {welcome.text}")
-        assert isinstance(welcome, wire.Welcome)
-        self.engine, self._pid = welcome.engine, welcome.pid
-        self._writer, self.reason = writer, ""
-        self._silence, self._lost_by = silence, ""
-        return reader
-
-    async def _welcome(self, reader: asyncio.StreamReader, silence: Silence) -> object:
-        """The first message of a process, which is killed if it hangs. Raises: EOFError: it has ended."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + _WELCOME_S
-        receiving = asyncio.ensure_future(wire.WIRE.receive(reader, wire.to_worker))
         try:
-            while not (await asyncio.wait({receiving}, timeout=silence.period_s))[0]:
-                if silence.look((due,), loop.time()):
-                    self._kill(silence.pid)
-            return receiving.result()
-        finally:
-            receiving.cancel()
+            refusal = await connection.greet()
+        except (ConnectionError, EOFError):
+            self._lost_by = connection.why or self._lost_by
+            return None
+        if refusal is not None:
+            raise RuntimeFailure(f"{self._orders.name}: {refusal.text}")
+        return connection
 
     async def _start_process(self) -> None:
         if self._child is not None and self._child.code is None:
@@ -304,6 +333,7 @@ class ProcessLink:
             await self._child.wait()
         if self._lost_by:
             self._on_replaced(self._lost_by)
+            self._lost_by = ""
         orders = msgspec.to_builtins(self._orders)
         child = await Child.start("hopline.generate.process:main", orders, name=self._orders.name)
         self._child = child

@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ class Server:
             if refusal:
                 writer.write(wire.WIRE.frame(Refusal(refusal)))
                 return
-            writer.write(wire.WIRE.frame(wire.Welcome(self._runner.engine.info, os.getpid())))
+            writer.write(wire.WIRE.frame(wire.Welcome(self._runner.engine.info)))
             self._writers.add(writer)
             self._was_connected = True
             out = Outbox(writer, texts)
@@ -222,9 +221,3 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(serve(orders))
     os._exit(code)  # engines keep threads, whose end is not waited for
-
-
-def orders_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Orders as values that JSON has."""
-    found: Mapping[str, Any] = msgspec.to_builtins(values)
-    return found

@@ -11,14 +11,13 @@ from hopline.generate.request import Prompt
 from hopline.process.wire import Refusal, Wire
 
 #: A prompt is part of a body, and those are bounded by `server.max_body_bytes`.
-WIRE = Wire(2, 256 * 2**20)
+WIRE = Wire(3, 256 * 2**20)
 
 
 class Hello(msgspec.Struct, tag="hello"):
     """The first message of a worker."""
 
     protocol: int
-    pid: int
 
 
 class Begin(msgspec.Struct, tag="begin"):
@@ -49,7 +48,6 @@ class Welcome(msgspec.Struct, tag="welcome"):
     """The answer to `Hello`."""
 
     engine: EngineInfo
-    pid: int
 
 
 class Failure(msgspec.Struct, array_like=True):

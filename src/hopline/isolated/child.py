@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from hopline.errors import BadRequest, HoplineError, ModelNotReady
+from hopline.errors import BadRequest, ModelNotReady
 from hopline.isolated import wire
 from hopline.isolated.starter import ProcessEnded, ProcessStarter, StartedChild
 from hopline.process.child import exit_reason
@@ -17,32 +18,14 @@ from hopline.process.wire import WireError
 from hopline.scheduling.work import Work
 from hopline.types import UNREADABLE
 
+if TYPE_CHECKING:
+    from hopline.isolated.version import ProcessVersion
+
 log = logging.getLogger(__name__)
 
-#: For a process to exit after it was asked to, or after it closed its end of the socket.
-_END_S = 5.0
-
-
-class Owner(Protocol):
-    """Owner of a process. Called on the event loop."""
-
-    def withdrawn(self, work: Work) -> None:
-        """A request was cancelled."""
-
-    def told(self, process: ModelProcess, tell: wire.Tell) -> None:
-        """Requests ended."""
-
-    def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
-        """The process lives."""
-
-    def compared(self, process: ModelProcess, message: wire.Compared) -> None:
-        """Copies were answered."""
-
-    def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
-        """A request could not be sent."""
-
-    def lost(self, process: ModelProcess, how: str) -> None:
-        """The process has ended, as `how` says; what is in `unanswered` will not be answered."""
+#: Seconds until a process is ready, ends after it was asked to or closed its end of the socket, and reports
+#: its last answers after their deadlines once it is replaced.
+_READY_S, _END_S, _GRACE_S = 300.0, 5.0, 1.0
 
 
 class ModelProcess(asyncio.Protocol):
@@ -59,7 +42,7 @@ class ModelProcess(asyncio.Protocol):
         why: why it was killed from here; "" where it was not.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ProcessVersion) -> None:
         self._owner = owner
         self.ready: wire.Ready | None = None
         self.is_up = False
@@ -81,7 +64,7 @@ class ModelProcess(asyncio.Protocol):
 
     @classmethod
     async def start(
-        cls, starter: ProcessStarter, orders: Mapping[str, Any], owner: Owner, timeout_s: float
+        cls, starter: ProcessStarter, orders: Mapping[str, Any], owner: ProcessVersion
     ) -> ModelProcess:
         """Start a process and wait until its model is ready.
 
@@ -93,14 +76,14 @@ class ModelProcess(asyncio.Protocol):
         Raises:
             HoplineError: why the model cannot be opened.
             ProcessEnded: the process ended instead.
-            ModelNotReady: it took longer than `timeout_s`.
+            ModelNotReady: it took too long.
         """
         self = cls(owner)
         name = orders["name"]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(_READY_S):
                 with theirs:
                     self._process = await starter.begin(orders, theirs)
                 self.silence = Silence(self._process.pid, orders["limits"]["hang_s"])
@@ -113,7 +96,7 @@ class ModelProcess(asyncio.Protocol):
                 ours.close()
             if isinstance(error, TimeoutError):
                 raise ModelNotReady(
-                    f"model {name!r}: its process was not ready in {timeout_s:g} s"
+                    f"model {name!r}: its process was not ready in {_READY_S:g} s"
                 ) from None
             raise
         self.is_up = True
@@ -145,7 +128,7 @@ class ModelProcess(asyncio.Protocol):
         self._dropped.append(work.number)
 
     def compare(self, message: wire.Compare) -> None:
-        """Send copies; `Owner.compared` follows."""
+        """Send copies; `ProcessVersion.compared` follows."""
         assert self._transport is not None
         self._transport.write(wire.frame(message))
 
@@ -156,8 +139,24 @@ class ModelProcess(asyncio.Protocol):
             self.idle.set()
         return work
 
+    # Kept
+
+    def deadlines(self) -> Iterable[float]:
+        """As `Kept.deadlines`."""
+        return (work.deadline for work in self.unanswered.values())
+
+    async def retire(self) -> None:
+        """As `Kept.retire`."""
+        last = max(self.deadlines(), default=0.0)
+        try:
+            async with asyncio.timeout(max(0.0, last - time.monotonic()) + _GRACE_S):
+                await self.idle.wait()
+        except TimeoutError:
+            self.kill("hung")
+        await self.end()
+
     def kill(self, why: str) -> None:
-        """Kill it immediately; `Owner.lost` follows."""
+        """Kill it immediately; `ProcessVersion.lost` follows."""
         self.why = self.why or why
         if self._process is not None:
             self._process.kill()
@@ -183,7 +182,7 @@ class ModelProcess(asyncio.Protocol):
         boarding, self._boarding = self._boarding, []
         dropped, self._dropped = self._dropped, []
         if not self.is_up:
-            return  # lost meanwhile: `Owner.lost` sees to them
+            return  # lost meanwhile: `ProcessVersion.lost` sees to them
         assert self._transport is not None
         asked = [
             (work.number, wire.pack_request(work.request, work.deadline))

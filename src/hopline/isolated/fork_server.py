@@ -1,7 +1,5 @@
 """Model processes are forked from this one: it has imported what all of them need, and loaded nothing.
 
-    python -c "from hopline.isolated.fork_server import main; main()" SOCKET
-
     server ── key; orders, socket, stop pipe ──► fork server ── fork ──► a model's process
            ◄── key, pid; pidfd ─────────────────             ◄── ends ──
            ◄── pid, code ───────────────────
@@ -29,7 +27,8 @@ import traceback
 from typing import Any
 
 from hopline.isolated import main as process_main
-from hopline.process.parent import die_with_parent
+from hopline.process.child import command
+from hopline.process.parent import die_with_parent, read_orders
 
 #: What models of any kind need and what starts no thread.
 _IMPORTED = (
@@ -46,7 +45,7 @@ _NEVER_STARTED = 70
 def main() -> None:
     """Entry of the process."""
     die_with_parent()
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = socket.socket(fileno=json.loads(read_orders())["control"])
     yielding = process_main.yield_while_loading()
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -130,7 +129,7 @@ class ForkServer:
             os.close(stop_pipe)
             die_with_parent()
             if os.getppid() == fork_server:
-                process_main.run(read_orders(orders), wire)
+                process_main.run(_orders_in(orders), wire)
         except BaseException:  # the boundary: nothing of the fork server's own may run in the copy
             traceback.print_exc()
         os._exit(_NEVER_STARTED)
@@ -154,7 +153,7 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def read_orders(file: int) -> dict[str, Any]:
+def _orders_in(file: int) -> dict[str, Any]:
     """Orders that a server wrote for a process; closes the file."""
     with open(file, "rb") as orders:
         told: dict[str, Any] = json.load(orders)
@@ -165,10 +164,9 @@ def _spawn(orders: int, wire: int, stop_pipe: int) -> int:
     """Start a process from nothing."""
     for each in (orders, wire):
         os.set_inheritable(each, True)
-    code = "from hopline.isolated.fork_server import start; start()"
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-P", "-c", code, str(orders), str(wire)],
+        [*command("hopline.isolated.fork_server:start"), str(orders), str(wire)],
         os.environ,
         file_actions=[(os.POSIX_SPAWN_DUP2, stop_pipe, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
         setsid=True,
@@ -178,4 +176,4 @@ def _spawn(orders: int, wire: int, stop_pipe: int) -> int:
 def start() -> None:
     """Entry of a process that was not forked."""
     die_with_parent()
-    process_main.run(read_orders(int(sys.argv[1])), int(sys.argv[2]))
+    process_main.run(_orders_in(int(sys.argv[1])), int(sys.argv[2]))

@@ -30,9 +30,9 @@ from hopline.config.schema import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.isolated import wire
 from hopline.isolated.compare import Comparison
-from hopline.isolated.memory import limit_growth, offer_first
 from hopline.observe.metrics import Metrics
 from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
+from hopline.process.memory import limit_growth, offer_first
 from hopline.process.parent import on_parent_end
 from hopline.process.time_slice import lower_priority
 from hopline.scheduling.work import Work
@@ -40,7 +40,7 @@ from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FACTORY = "hopline.models.isolated_unit:open_unit"
+_UNIT_FACTORY = "hopline.models.isolated_unit:open_unit"
 _BEAT_S = 1.0
 #: For a server that does not read.
 _PATIENCE_S = 5.0
@@ -125,7 +125,7 @@ class ModelHost(asyncio.Protocol):
         self._yielding = yielding
         self._processors = processors
         self._socket = wire_fd
-        self._factory: str = orders["factory"]
+        self._factory: str = orders["factory"] or config.worker.model_factory or _UNIT_FACTORY
         self._metrics = Metrics()
         self._orders = Orders(
             orders["name"],

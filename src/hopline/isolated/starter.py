@@ -10,16 +10,16 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from hopline.errors import ModelNotReady
+from hopline.process.child import Child
 from hopline.process.cpu_affinity import leave_cpu
 
 log = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-P", "-c", "from hopline.isolated.fork_server import main; main()")
+_ENTRY = "hopline.isolated.fork_server:main"
 _PACKET_BYTES = 4096
 #: For a released fork server to exit; between tries to write to a busy one.
 _END_S, _BUSY_S = 5.0, 0.005
@@ -77,14 +77,14 @@ class ProcessStarter:
     """See the module. Used from one event loop; nothing is started before the first process is wanted."""
 
     def __init__(self) -> None:
-        self._fork_server: asyncio.subprocess.Process | None = None
+        self._fork_server: Child | None = None
         self._control: socket.socket | None = None
         self._keys = itertools.count()
         self._expected: dict[int, asyncio.Future[StartedChild]] = {}
         self._living: dict[int, StartedChild] = {}
         self._starting = asyncio.Lock()
         self._rest: asyncio.TimerHandle | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[int]] = set()
 
     @property
     def pid(self) -> int | None:
@@ -137,14 +137,13 @@ class ProcessStarter:
         ours.setblocking(False)
         try:
             with theirs:
-                self._fork_server = await asyncio.create_subprocess_exec(
-                    *(*_COMMAND, str(theirs.fileno())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=2,  # a server's own stdout says where it is, and nothing else
+                self._fork_server = await Child.start(
+                    _ENTRY,
+                    {"control": theirs.fileno()},
+                    name="the process that starts those of models",
                     pass_fds=(theirs.fileno(),),
-                    # A terminal's Ctrl-C goes to the whole group; these processes get theirs from their
-                    # server.
-                    start_new_session=True,
+                    says_ready=False,
+                    stdout=2,  # a server's own stdout says where it is, and nothing else
                 )
         except BaseException:
             ours.close()
@@ -222,7 +221,7 @@ class ProcessStarter:
             asyncio.get_running_loop().remove_reader(control)
             control.close()
         if fork_server is not None:
-            leaving = asyncio.ensure_future(_see_off(fork_server))
+            leaving = asyncio.ensure_future(fork_server.end(_END_S))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
         living, self._living = self._living, {}
@@ -232,13 +231,3 @@ class ProcessStarter:
         for expected in self._expected.values():
             if not expected.done():
                 expected.set_exception(ProcessEnded(why))
-
-
-async def _see_off(fork_server: asyncio.subprocess.Process) -> None:
-    """Wait for the exit of a released fork server."""
-    try:
-        async with asyncio.timeout(_END_S):
-            await fork_server.wait()
-    except TimeoutError:
-        fork_server.kill()
-        await fork_server.wait()

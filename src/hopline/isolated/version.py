@@ -19,7 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -29,24 +29,16 @@ from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.answering.queued import admission_of
 from hopline.answering.served import Recorder
 from hopline.config.schema import Config
-from hopline.errors import (
-    DeadlineExceeded,
-    HoplineError,
-    ModelNotReady,
-    Overloaded,
-)
+from hopline.errors import ConfigError, DeadlineExceeded, HoplineError, ModelNotReady, Overloaded
 from hopline.isolated import wire
 from hopline.isolated.child import ModelProcess
-from hopline.isolated.keeper import ProcessKeeper
-from hopline.isolated.main import DEFAULT_FACTORY
-from hopline.isolated.starter import ProcessStarter
+from hopline.isolated.starter import ProcessEnded, ProcessStarter
 from hopline.observe.metrics import Metrics
+from hopline.process.keeper import Keeper
+from hopline.process.memory import anonymous_bytes
 from hopline.scheduling.policy import LOW
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreResult
-
-if TYPE_CHECKING:
-    from hopline.answering.unit import Unit
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +55,18 @@ class Program:
     """Program of a model's process.
 
     Attributes:
-        factory: "module:attribute" of what makes the model there; see `main`.
+        factory: "module:attribute" of what makes the model there; see `main`. "" for that of the settings.
         arguments: for the factory; values that JSON has.
         nice: is added to the process's niceness: 19 gets only what others leave.
     """
 
-    factory: str = DEFAULT_FACTORY
+    factory: str = ""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     nice: int = 0
 
 
 class ProcessVersion(CountedVersion):
-    """See the module; made by `start`, or with a factory of one's own by `begin` on a new one.
+    """See the module; `begin` starts it.
 
     Args:
         name, version: see `Served`.
@@ -100,14 +92,25 @@ class ProcessVersion(CountedVersion):
     ) -> None:
         super().__init__(name, version, "", config, metrics.model(name, version), recorders)
         self._limits = limits
-        orders = {
+        self._orders = {
             "name": name,
             "version": version,
             "config": _config_inside(config).to_json(),
             "limits": dataclasses.asdict(limits),
             **dataclasses.asdict(program),
         }
-        self._keeper = ProcessKeeper(orders, limits, metrics, self, starter)
+        self._ready: wire.Ready
+        self._starter = starter or ProcessStarter()
+        self._is_starter_own = starter is None
+        self._restarts = metrics.model_process_restarts
+        memory = metrics.gauge(
+            "hopline_model_process_memory_bytes",
+            "Memory of a model's own processes, without what they share.",
+            ("model", "version"),
+        )(name, version)
+        self._keeper = Keeper(
+            f"{name}/{version}", self._open, limits.hang_s, limits.memory_bytes, memory.set
+        )
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
         self.admission = admission_of(f"{name}/{version}", limits, config, self._max_outstanding)
         self._live_rows = 0
@@ -123,58 +126,45 @@ class ProcessVersion(CountedVersion):
             (self._metrics.queue_age, self._oldest_wait_s),
         )
 
-    @classmethod
-    async def start(
-        cls,
-        model: str,
-        unit: Unit,
-        config: Config,
-        limits: ModelLimits,
-        metrics: Metrics,
-        recorders: Sequence[Recorder] = (),
-        *,
-        nice: int = 0,
-        state_cache_bytes: int | None = None,
-        starter: ProcessStarter | None = None,
-    ) -> ProcessVersion:
-        """A unit of the repository in a separate process, warm and ready.
-
-        Args:
-            model, unit: which one.
-            config, limits, metrics, recorders, starter: as for the class. nice: see `Program`.
-            state_cache_bytes: memory of its state caches; None takes the server's setting.
+    async def begin(self) -> ProcessVersion:
+        """Start the first process, once; returns this version, ready.
 
         Raises:
             HoplineError: it cannot be opened, or the process ended instead; it must not take traffic.
-        """
-        arguments = msgspec.to_builtins(unit)
-        if state_cache_bytes is not None:
-            config = config.replace(state_cache__memory_bytes=state_cache_bytes)
-        self = cls(
-            model,
-            unit.id,
-            config,
-            limits,
-            metrics,
-            recorders,
-            program=Program(config.worker.model_factory or DEFAULT_FACTORY, arguments, nice),
-            starter=starter,
-        )
-        await self.begin()
-        return self
-
-    async def begin(self) -> None:
-        """Start the first process; once.
-
-        Raises:
-            HoplineError: as `start`.
             ConfigError: it takes more than `memory_bytes` already.
         """
-        await self._keeper.begin()
-        assert self._keeper.ready is not None
-        self.graph_version = self._keeper.ready.graph_version
+        try:
+            try:
+                process = await self._keeper.start()
+            except ProcessEnded as error:  # such as one that was killed with the fork server; once more
+                log.warning("%s/%s: %s; starting another process", self.name, self.version, error)
+                process = await self._keeper.start()
+            limit, taken = self._limits.memory_bytes, anonymous_bytes(process.pid)
+            if limit and taken > limit:
+                raise ConfigError(
+                    f"memory_bytes: model {self.name!r} takes {taken} bytes before its first request; "
+                    f"{limit} are allowed"
+                )
+        except BaseException:
+            await self._end()
+            raise
+        self.graph_version = self._ready.graph_version
         for gauge, read in self._gauges:
             gauge.set_function(read)
+        return self
+
+    async def _open(self, why: str) -> ModelProcess:
+        if why:
+            self._restarts(self.name, self.version, why).inc()
+        process = await ModelProcess.start(self._starter, self._orders, self)
+        assert process.ready is not None
+        self._ready = process.ready
+        return process
+
+    async def _end(self) -> None:
+        await self._keeper.stop()
+        if self._is_starter_own:
+            await self._starter.close()
 
     @property
     def pid(self) -> int | None:
@@ -217,16 +207,14 @@ class ProcessVersion(CountedVersion):
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """Description of the model, and the state of its process."""
-        keeper = self._keeper
-        assert keeper.ready is not None
-        info, is_up = keeper.ready.info, keeper.process is not None
+        info, is_up = self._ready.info, self._keeper.process is not None
         return dataclasses.replace(
             info,
             versions=versions,
             version=self.version,
             graph_version=self.graph_version,
             state=info.state if is_up else "UNAVAILABLE",
-            reason=info.reason if is_up else keeper.reason,
+            reason=info.reason if is_up else self._why_absent(),
         )
 
     def warm_up(self) -> None:
@@ -240,20 +228,20 @@ class ProcessVersion(CountedVersion):
     async def release(self) -> None:
         """End the processes."""
         self.admission.closed = self.admission.closed or "the model is unloaded"
-        await self._keeper.stop()
+        await self._end()
         if self._timer is not None:
             self._timer.cancel()
         for gauge, read in self._gauges:
             gauge.unset_function(read)
 
-    # Owner of processes
+    # Reports of processes
 
     def withdrawn(self, work: Work) -> None:
-        """As `Owner.withdrawn`."""
+        """A request was cancelled."""
         self._ended(work, "cancelled")
 
     def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
-        """As `Owner.refused`."""
+        """A request could not be sent."""
         self._fail(work, error)
 
     def told(self, process: ModelProcess, tell: wire.Tell) -> None:
@@ -289,7 +277,7 @@ class ProcessVersion(CountedVersion):
         self._told_of.append(on_counts)
 
     def compared(self, process: ModelProcess, message: wire.Compared) -> None:
-        """As `Owner.compared`."""
+        """Copies were answered."""
         self.outcome("ok", message.tally.answered)
         self._told_of.popleft()(message.tally)
 
@@ -316,7 +304,7 @@ class ProcessVersion(CountedVersion):
             self._told_of.popleft()(OutcomeCounts())
         for work in unanswered:
             if not work.ended:
-                self._fail(work, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))
+                self._fail(work, ModelNotReady(self._why_absent(), self._keeper.retry_after_s()))
 
     # Admission
 
@@ -327,8 +315,11 @@ class ProcessVersion(CountedVersion):
         """
         process = self._keeper.process
         if process is None or not process.is_up:
-            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
+            raise ModelNotReady(self._why_absent(), self._keeper.retry_after_s())
         return process
+
+    def _why_absent(self) -> str:
+        return f"model {self.name!r}: {self._keeper.reason or 'its process ends'}"
 
     def _process_for(self, work: Work) -> ModelProcess:
         """The process of a request that was admitted; sets its rows."""

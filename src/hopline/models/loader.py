@@ -400,20 +400,19 @@ class Loader:
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.isolated.version")
         from hopline.isolated.starter import ProcessStarter
-        from hopline.isolated.version import ProcessVersion
+        from hopline.isolated.version import ProcessVersion, Program
 
         self._starter = self._starter or ProcessStarter()
-        return await ProcessVersion.start(
+        return await ProcessVersion(
             load.model,
-            load.unit,
-            self.config,
+            load.unit.id,
+            self.config.replace(state_cache__memory_bytes=self._share // self.config.worker.count),
             limits,
             self._metrics,
             self._recorders,
-            nice=_SHADOW_NICE if load.unit.shadow else 0,
-            state_cache_bytes=self._share // self.config.worker.count,
+            program=Program("", msgspec.to_builtins(load.unit), _SHADOW_NICE if load.unit.shadow else 0),
             starter=self._starter,
-        )
+        ).begin()
 
     def _region_key(self, load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
         """Owner of a region: another artifact in the same folder has other rows."""

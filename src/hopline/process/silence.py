@@ -13,24 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 #: Longest time between two looks, and between two messages of a process that lives, in seconds.
 _LOOK_S, _REPORT_S = 0.25, 1.0
 #: States of a thread that will continue (proc(5)): it runs or waits for a processor, or for a disk.
 _WORKING = frozenset("RD")
-
-
-class Activity(NamedTuple):
-    """Present activity of a process.
-
-    Attributes:
-        ticks: processor time that it has used.
-        is_working: whether a thread runs, or waits only for a processor or a disk.
-    """
-
-    ticks: int
-    is_working: bool
 
 
 class Silence:
@@ -41,14 +28,16 @@ class Silence:
     Args:
         pid: of the process.
         hang_s: seconds after which it hangs, by one of the two rules.
-        activity: reads what it does.
+        activity: as `activity_of`.
 
     Attributes:
         pid: of the process.
         period_s: seconds between two looks.
     """
 
-    def __init__(self, pid: int, hang_s: float, activity: Callable[[int], Activity] | None = None) -> None:
+    def __init__(
+        self, pid: int, hang_s: float, activity: Callable[[int], tuple[int, bool]] | None = None
+    ) -> None:
         self.period_s = look_s(hang_s)
         self.pid = pid
         self._hang_s = hang_s
@@ -100,13 +89,16 @@ def look_s(hang_s: float) -> float:
     return min(_LOOK_S, hang_s / 4)
 
 
-def activity_of(pid: int) -> Activity:
-    """Activity of a process; one that has ended does not hang."""
+def activity_of(pid: int) -> tuple[int, bool]:
+    """Processor time of a process in ticks, and True if it works.
+
+    It works if a thread runs, or waits only for a processor or a disk. One that has ended does not hang.
+    """
     try:
         stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread has ended meanwhile
-        return Activity(0, True)
+        return 0, True
     # The name before the last parenthesis may have any character.
     fields = [stat.rpartition(")")[2].split() for stat in stats]
     ticks = sum(int(user) + int(system) for user, system in (field[11:13] for field in fields))
-    return Activity(ticks, not fields or any(field[0] in _WORKING for field in fields))
+    return ticks, not fields or any(field[0] in _WORKING for field in fields)
