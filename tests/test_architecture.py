@@ -105,7 +105,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3368,
+    "(top)": 3360,
     "answering": 6077,
     "brokers": 3068,
     "client": 1198,
@@ -140,7 +140,7 @@ BUDGET: dict[str, int] = {
     "slo": 562,
     "snapshots": 1258,
     "testing": 2765,
-    "transports": 13161,
+    "transports": 13159,
 }
 
 
@@ -292,6 +292,18 @@ def test_a_file_has_two_importers_or_150_lines():
     short = house.short_single_importers(files, house.import_graph(files))
     counts = Counter(folder_of[module] for module in short)
     assert {name: n for name, n in counts.items() if n > SHORT_WITH_ONE_IMPORTER.get(name, 0)} == {}, short
+
+
+def test_every_error_is_used():
+    """Outside its declaration and the transports' tables of statuses."""
+    declared = [
+        node.name
+        for node in ast.parse((SOURCE / "errors.py").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    tables = {"errors.py", "http_errors.py", "grpc_errors.py"}
+    text = "\n".join(file.read_text() for file in FILES if file.name not in tables)
+    assert [name for name in declared if name[0] != "_" and not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_a_long_file_says_why():

@@ -38,8 +38,7 @@
     ├── FeatureStoreError (RuntimeError)   a feature store refuses a read, or its response is unusable
     │   ├── FeatureStoreUnavailable        it does not respond now; a retry may succeed
     │   ├── FeatureGroupNotFound (LookupError)  it does not have the group
-    │   ├── FeatureSchemaMismatch          its rows are not what the model was packaged for
-    │   └── FeatureNotFound (LookupError)  a feature row is absent
+    │   └── FeatureSchemaMismatch          its rows are not what the model was packaged for
     ├── BatchError (RuntimeError)          a batch run cannot start or continue; finished work is saved
     │   ├── RunMismatch (ValueError)       the work folder belongs to another run: lists each difference
     │   └── SinkError                      writing batch results to their destination failed
@@ -52,8 +51,7 @@
     ├── ConfigError (ValueError)           a bad or unknown setting, with its path
     └── RuntimeFailure (RuntimeError)      the model's runtime failed on a valid request
 
-Errors do not depend on HTTP or gRPC: each transport has one table from class to status. This file is
-long because all errors are in one tree, which is read as a whole.
+Errors do not depend on HTTP or gRPC: each transport has one table from class to status.
 """
 
 from __future__ import annotations
@@ -420,12 +418,6 @@ class FeatureSchemaMismatch(FeatureStoreError):
     """The rows of a feature store do not fit the packaged model; the message lists each difference."""
 
     code = "feature_schema_mismatch"
-
-
-class FeatureNotFound(FeatureStoreError, LookupError):
-    """A feature row is missing (a short result is never returned)."""
-
-    code = "feature_not_found"
 
 
 class BatchError(HoplineError, RuntimeError):

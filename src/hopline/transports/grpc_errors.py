@@ -84,7 +84,6 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.FeatureStoreUnavailable: StatusCode.UNAVAILABLE,
     errors.FeatureGroupNotFound: StatusCode.FAILED_PRECONDITION,
     errors.FeatureSchemaMismatch: StatusCode.FAILED_PRECONDITION,
-    errors.FeatureNotFound: StatusCode.INTERNAL,
     errors.BatchError: StatusCode.INTERNAL,
     errors.RunMismatch: StatusCode.FAILED_PRECONDITION,
     errors.SinkError: StatusCode.INTERNAL,

@@ -55,7 +55,6 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.FeatureStoreUnavailable: 503,
     errors.FeatureGroupNotFound: 500,
     errors.FeatureSchemaMismatch: 500,
-    errors.FeatureNotFound: 500,
     errors.BatchError: 500,
     errors.RunMismatch: 500,
     errors.SinkError: 500,
