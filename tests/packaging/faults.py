@@ -108,7 +108,7 @@ def change_in_place_is_dropped(patch):
 
 @fault("tracing", "item_set")
 def assignment_to_columns_is_dropped(patch):
-    patch.setattr("hopline.packaging.functional.set_item", lambda tensor, index, value: tensor.clone())
+    patch.setattr("hopline.packaging.trace.set_item", lambda tensor, index, value: tensor.clone())
 
 
 @fault("tracing", "branch")

@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 from hopline.artifact import read_artifact
 from hopline.commands import models
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
-from hopline.packaging.mlflow import import_from_mlflow
-from hopline.packaging.mlflow_registry import parse
+from hopline.packaging.mlflow import import_from_mlflow, parse
 from hopline.runtimes.tabular import TabularModel
 from tests.packaging import tabular_models
 

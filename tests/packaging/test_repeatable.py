@@ -274,3 +274,36 @@ def test_a_profiler_of_the_caller_goes_on_after_a_module_was_watched(written_in)
 
 def called_afterwards():
     return COUNTS
+
+
+class Saturated(nn.Module):
+    """Its last layer answers 0 for every row, whatever comes before."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.inner = Model(middle)
+        with torch.no_grad():
+            self.inner.last.lin_l.bias.fill_(-1e3)
+
+    def forward(self, x, edge_index):
+        return self.inner(x, edge_index).clamp(min=0)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        lambda _, h: h + random.Random().random(),
+        lambda _, h: h + (time.time() - START) / 3600,
+        lambda _, h: h * len(os.getcwd()),
+        lambda _, h: h + torch.rand(h.shape),
+    ],
+    ids=["random", "clock", "folder", "torch"],
+)
+def test_a_difference_that_an_activation_hides_is_found(middle, tmp_path):
+    with pytest.raises(NotServable):
+        package(Saturated(middle), tmp_path, task="regression")
+
+
+def test_a_clock_that_changes_answers_by_a_millionth_is_refused(tmp_path):
+    with pytest.raises(NotServable, match=r"datetime\.today|date\.today"):
+        package(Model(lambda _, h: h + date.today().toordinal() * 1e-9), tmp_path)

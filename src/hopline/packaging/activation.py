@@ -68,7 +68,7 @@ def answers_probabilities(
         return True
     if kind == "" or output == "logits":
         return False
-    drawn = [_with_other_weights(reference, graph, pairs, draw) for draw in range(_DRAWS)]
+    drawn = [with_other_weights(reference, graph, pairs, draw) for draw in range(_DRAWS)]
     others = {_kind(each) for each in drawn} - {"unknown"}
     # A function in place of forward may hold the module that was copied, with its own weights.
     if not others or all(np.array_equal(each, rows, equal_nan=True) for each in drawn):
@@ -164,13 +164,16 @@ def _weights(reference: Reference) -> list[nn.Parameter]:
     return [parameter for module in modules for parameter in module.parameters()]
 
 
-def _with_other_weights(reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int) -> Rows:
+def with_other_weights(
+    reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int, factor: float = _FACTOR
+) -> Rows:
+    """Answers with other weights, `factor` times as large; one row of NaN if the module fails."""
     generator = torch.Generator().manual_seed(draw)
     kept = [(p, p.detach().clone()) for p in _weights(reference) if p.is_floating_point()]
     try:
         with torch.no_grad():
             for parameter, value in kept:
-                scale = _FACTOR * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
+                scale = factor * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
                 parameter.copy_(torch.randn(value.shape, generator=generator) * scale)
         return reference.answers(graph, pairs)
     except PackagingError:

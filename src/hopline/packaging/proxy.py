@@ -3,7 +3,7 @@
 A plain torch.fx proxy has no type, size or attributes, so Python code that looks at them (isinstance,
 hasattr, dtype, len, a branch on a size) takes another path than it takes for a tensor. Here it takes the
 same path. What a branch on a size decided is noted; the gate checks whether it holds for other graphs.
-Changes in place are noted with the values that they change; `functional.py` removes them.
+Changes in place are noted with the values that they change; `trace.py` removes them.
 """
 
 from __future__ import annotations

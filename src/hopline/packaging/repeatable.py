@@ -8,7 +8,9 @@ there. What it reads or keeps without an effect on its answers is noted.
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, suppress
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NoReturn
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import nn
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
+from hopline.packaging.activation import with_other_weights
 from hopline.packaging.moved import SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
 from hopline.packaging.probe import Probe, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
@@ -23,6 +26,10 @@ from hopline.packaging.watch import Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
 _REPEATS = 16
+#: Draws of other weights that are compared, and how much larger weights are: with the module's own or with
+#: too large ones, an activation may hide a difference. A draw whose answers are all alike is skipped.
+_DRAWS, _FACTORS = 2, (1.0, 3.0, 10.0, 1.0, 3.0, 30.0, 1.0, 3.0)
+_World = Callable[[], AbstractContextManager[None]]
 #: Share of an answer that two calls of such a module may differ by: a drift is no rounding.
 _DRIFT = 1e-5
 #: Answers for edges in another order may be this many times as far off as float32 is from float64.
@@ -113,6 +120,8 @@ class _Check:
         as_fresh = bool(self._pairs) or self._as_fresh(kept)
         if not as_fresh or not all(self._same(kept, 2 + n) for n in range(_REPEATS if suspect else 2)):
             self._refuse()
+        if not self._same_drawn(kept):
+            self._refuse()
         for name in each_time:
             self._depends_on(kept, name, second[name])
         self.seen.notes += [
@@ -125,25 +134,29 @@ class _Check:
         seen = self.seen
         if clocks := seen.of("the clock"):
             for shift in SHIFTS:
-                with moved_clock(shift, seen.codes.values()), watched() as later:
+                world = functools.partial(moved_clock, shift, seen.codes.values())
+                with world(), watched() as later:
                     same = self._same(self._reference)
+                same = same and self._same_drawn(self._reference, world)
                 if not same or later.of("the clock"):
                     self._outside("the clock", clocks, _REMEDIES["the clock"])
         for name in seen.variables:
             for value in SETTINGS:
-                self._in(moved_variable(name, value), [r for r in seen.readings if repr(name) in r])
-        self._in(moved_process(seen.codes.values()), seen.of("the environment"))
+                world = functools.partial(moved_variable, name, value)
+                self._in(world, [r for r in seen.readings if repr(name) in r])
+        world = functools.partial(moved_process, seen.codes.values())
+        self._in(world, seen.of("the environment"))
         seen.notes += [
             f"forward reads {kind} ({reading}), without an effect on the answers compared: a package has "
             "the values of its packaging"
             for reading, kind in seen.readings.items()
         ]
 
-    def _in(self, world: AbstractContextManager[None], readings: list[str]) -> None:
+    def _in(self, world: _World, readings: list[str]) -> None:
         if readings:
-            with world:
+            with world():
                 same = self._same(self._reference)
-            if not same:
+            if not (same and self._same_drawn(self._reference, world)):
                 self._outside("the environment", readings, "read it in __init__")
 
     def _outside(self, kind: str, readings: list[str], remedy: str) -> NoReturn:
@@ -160,6 +173,31 @@ class _Check:
         except PackagingError:
             return False
         return not differ(self._rows, again, self._tolerance).any()
+
+    def _same_drawn(self, reference: Reference, world: _World = nullcontext) -> bool:
+        """True if answers are the same with other weights, which an activation does not all set to 0.
+
+        Args:
+            world: of the last run; without one, it has another seed.
+        """
+        num_compared = 0
+        for draw, factor in enumerate(_FACTORS):
+            run = functools.partial(self._drawn, reference, draw, factor)
+            first = run(nullcontext, 1)
+            if num_compared == _DRAWS or len(np.unique(first)) <= first.size // 8:
+                continue
+            num_compared += 1
+            again, other = run(nullcontext, 1), run(world, 1 + (world is nullcontext))
+            if differ(first, again, _DRIFT).any() or differ(first, other, _DRIFT).any():
+                return False
+            repeats_bits = world is not nullcontext and np.array_equal(first, again, equal_nan=True)
+            if repeats_bits and not np.array_equal(first, other, equal_nan=True):
+                return False
+        return True
+
+    def _drawn(self, reference: Reference, draw: int, factor: float, world: _World, seed: int) -> Rows:
+        with world(), seeded(seed):
+            return with_other_weights(reference, self._probe.check, self._pairs, draw, factor)
 
     def _as_fresh(self, kept: Reference) -> bool:
         """True if a copy that saw another graph answers on the real part as a fresh one."""
