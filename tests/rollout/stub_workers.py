@@ -19,7 +19,7 @@ from hopline.errors import ArtifactCorrupted, RuntimeFailure
 from hopline.models.load import Load
 from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle
-from hopline.rollout.store.redis import RedisStore
+from hopline.rollout.store.fleet import Fleet
 from hopline.scheduling.work import Work
 from hopline.testing.served import hand_in
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
@@ -169,7 +169,8 @@ class Worker:
         def dead(*_: Any, **__: Any) -> Any:
             raise RuntimeFailure("this process is dead")
 
-        state.store.update = state.store.acknowledge = dead  # type: ignore[method-assign]
+        fleet = state.fleet
+        fleet.update = fleet.acknowledge = dead  # type: ignore[method-assign]
         tasks = self._host.tasks_of(self)
         for _ in range(3):  # what one of them awaits in its end is cut off as well
             for task in tasks:
@@ -179,10 +180,9 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
         state._thread.shutdown()
         self.lifecycle._rollouts.close()
-        if isinstance(state.store, RedisStore):  # which must find out that it is dead
-            await asyncio.to_thread(silence, state.store)
-        else:
-            state.store.close()  # a dead process has no locks
+        await asyncio.to_thread(silence, fleet)
+        if not fleet.store.spans_hosts:
+            fleet.store.close()  # a dead process has no locks; a Redis must find out that it is dead
         for key in list(self._host.held):
             if key[0] == self.index:
                 del self._host.held[key]
@@ -210,25 +210,26 @@ class Worker:
     def has_read_newest(self) -> bool:
         """Whether the state file has not changed since this worker read it."""
         state = self.lifecycle._state
-        return state._followed == state.store.read()[1]
+        return state._followed == state.fleet.store.read().identity
 
     def ready(self) -> frozenset[str]:
         return frozenset(self.lifecycle.loaded.units.get(MODEL, {}))
 
 
-def silence(store: RedisStore) -> None:
+def silence(fleet: Fleet) -> None:
     """Have a member say nothing any more, as one that was killed."""
-    store._closing = True
-    store._thread.join()
+    fleet._closing = True
+    fleet._wake.set()
+    fleet._thread.join()
 
 
 def quick_redis(patch: Any) -> None:
     """As `quick`, of a store in a Redis."""
-    patch("hopline.rollout.store.redis._BEAT_S", 0.01)
+    patch("hopline.rollout.store.redis.RedisStore.beat_s", 0.01)
     patch("hopline.rollout.store.redis._LIFETIME_S", 0.4)
-    patch("hopline.rollout.store.redis._RESTORE_S", 0.03)
-    patch("hopline.rollout.store.redis_counts._JUDGE_READ_S", 0.0)
-    patch("hopline.rollout.store.redis_counts._READ_S", 0.0)
+    patch("hopline.rollout.store.fleet._RESTORE_S", 0.03)
+    patch("hopline.rollout.store.fleet._JUDGE_READ_S", 0.0)
+    patch("hopline.rollout.store.fleet._READ_S", 0.0)
     patch("hopline.rollout.shared_state._SWEEP_S", 0.02)
 
 
@@ -236,4 +237,5 @@ def quick(patch: Any) -> None:
     """Look at files often: a test waits for that many times."""
     patch("hopline.rollout.lifecycle._LOOK_S", 0.001)
     patch("hopline.rollout.shared_state._LOOK_S", 0.0005)
-    patch("hopline.rollout.state.os.fsync", lambda fd: None)
+    patch("hopline.rollout.store.folder.FolderStore.beat_s", 0.002)
+    patch("hopline.files.os.fsync", lambda fd: None)

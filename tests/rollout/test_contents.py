@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopline.rollout.shared_state import differences
-from hopline.rollout.store.base import Ack
+from hopline.rollout.store.fleet import Ack
 
 MINE = {"m/1": "graph g, artifact a", "m/2": "graph g, artifact b"}
 

@@ -11,7 +11,7 @@ import pytest
 from hopline.errors import HoplineError, StoreUnavailable
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from hopline.rollout.store import redis as redis_store
+from hopline.rollout.store import fleet as fleet_module
 from hopline.types import ScoreRequest
 from tests import loaded_units_rig as rig
 from tests.features.redis_servers import redis_process
@@ -201,7 +201,7 @@ async def test_a_store_that_starts_anew_without_its_data_has_the_state_again(fle
 
 
 async def test_a_host_that_cannot_ask_what_the_fleet_serves_does_not_start(fleet, server, monkeypatch):
-    monkeypatch.setattr(redis_store, "_START_S", 0.1)
+    monkeypatch.setattr(fleet_module, "_START_S", 0.1)
     await fleet.add()
     server.signal(signal.SIGSTOP)
     with pytest.raises(StoreUnavailable, match="does not know what its fleet serves"):

@@ -36,7 +36,7 @@ async def test_a_candidate_that_fails_on_a_full_disk_answers_no_caller(root, mon
     disk.is_full = True
     rig.spoil(service._lifecycle.loaded.units["sage"]["3"], "errors")
     await rig.until(lambda: not service._lifecycle._state.is_confirmed())
-    assert "no caller gets a rollout's candidate" in caplog.text
+    await rig.until(lambda: "no caller gets a rollout's candidate" in caplog.text)
     harmed, answered = len(traffic.errors), len(traffic.versions)
     await rig.until(lambda: len(traffic.versions) > answered + 400)
     assert len(traffic.errors) <= harmed + 8  # those under way

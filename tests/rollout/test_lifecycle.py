@@ -200,7 +200,7 @@ async def test_a_state_that_cannot_be_written_changes_nothing(root, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hopline.rollout.state.os.fsync", full)
+    monkeypatch.setattr("hopline.files.os.fsync", full)
     with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*No space left"):
         await service.load("sage")
     assert await rig.version_of(service) == "1"

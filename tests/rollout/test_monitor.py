@@ -1,6 +1,5 @@
 """What a worker counts of a rollout, and where the one that decides finds it."""
 
-import asyncio
 from types import SimpleNamespace
 
 import msgspec
@@ -15,6 +14,8 @@ from hopline.rollout.gates import Gates, verdict, weighed
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.monitor import RolloutMonitor
 from hopline.rollout.rollout import RolloutRequest, begin, forward
+from hopline.rollout.store import fleet as fleet_module
+from hopline.rollout.store.fleet import Fleet
 from hopline.rollout.store.folder import FolderStore
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -34,19 +35,40 @@ def scored(count, power=1.0, first=0):
     return OutcomeCounts(requests=count, compared=count, pairs=pairs)
 
 
-async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
-    mine, theirs = (RolloutMonitor(rollout, FolderStore(tmp_path, pid=pid)) for pid in (7, 8))
+@pytest.fixture
+def member(tmp_path, monkeypatch):
+    """Members of one fleet, that exchange counts at each `flush`."""
+    monkeypatch.setattr(fleet_module, "_JUDGE_READ_S", 0.0)
+    monkeypatch.setattr(fleet_module, "_READ_S", 0.0)
+    made = []
+
+    def member():
+        made.append(Fleet(FolderStore(tmp_path, index=len(made))))
+        return made[-1]
+
+    yield member
+    for fleet in made:
+        fleet.close()
+
+
+def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path, member):
+    fleets = [member(), member()]
+    mine, theirs = (RolloutMonitor(rollout, fleet) for fleet in fleets)
     mine.tallies["2"] = scored(30)
     theirs.tallies["2"] = scored(12, first=100)
-    await mine.publish()
-    await theirs.publish()
+    for watch in (mine, theirs):
+        watch.publish()
+    for fleet in (*fleets, fleets[0]):
+        fleet.flush()
     for watch in (mine, theirs):
         current, candidate = watch.totals()
         assert (current.requests, candidate.requests, len(candidate.pairs)) == (0, 42, 42)
     assert len(mine.tallies["2"].pairs) == 30  # adding up changes nobody's counts
     theirs.withdraw()
+    for fleet in reversed(fleets):
+        fleet.flush()
     assert mine.totals()[1].requests == 30
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("*.outcomes"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -54,13 +76,17 @@ async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
     [b"", b"rubbish", msgspec.msgpack.encode({"1": 5}), b"\x81\xa1\xff\x80"],
     ids=["empty", "rubbish", "another form", "not UTF-8"],
 )
-async def test_counts_that_cannot_be_read_are_left_out_and_reported_once(rollout, tmp_path, caplog, counts):
-    mine, theirs = (RolloutMonitor(rollout, FolderStore(tmp_path, pid=pid)) for pid in (7, 8))
+def test_counts_that_cannot_be_read_are_left_out_and_reported_once(rollout, member, caplog, counts):
+    ours, others, broken = member(), member(), member()
+    mine, theirs = RolloutMonitor(rollout, ours), RolloutMonitor(rollout, others)
     theirs.tallies["2"] = scored(12)
-    await theirs.publish()
+    for watch in (mine, theirs):
+        watch.publish()
     step = f"{rollout.id}-{rollout.step}"
-    FolderStore(tmp_path, pid=9).publish_counts(step, counts)
-    FolderStore(tmp_path, pid=9).doubt(step, counts)
+    broken.publish_counts(step, counts)
+    broken.doubt(step, counts)
+    for fleet in (broken, others, ours):
+        fleet.flush()
     for _ in range(2):
         assert mine.totals()[1].requests == 12
         assert mine.doubted() is None
@@ -69,21 +95,21 @@ async def test_counts_that_cannot_be_read_are_left_out_and_reported_once(rollout
 
 
 @pytest.mark.parametrize(("kind", "interval_s"), [("canary", 0.2), ("shadow", 1.0)])
-async def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, interval_s, tmp_path):
+def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, interval_s, member):
     clock = SimpleNamespace(now=5.0)
     rollout = begin(RolloutRequest("m", "2", kind), "1", "2", 0.0)
-    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: clock.now)
+    watch = RolloutMonitor(rollout, member(), clock=lambda: clock.now)
     for _ in range(3):
         assert not watch.is_due
         clock.now += 0.9 * interval_s
         assert not watch.is_due
         clock.now += 0.11 * interval_s
         assert watch.is_due
-        await watch.publish()
+        watch.publish()
 
 
-def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout, tmp_path):
-    watch = RolloutMonitor(forward(rollout, "preflighted", 0.0), FolderStore(tmp_path))
+def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout, member):
+    watch = RolloutMonitor(forward(rollout, "preflighted", 0.0), member())
 
     def batch(version, outcomes, *, model="m", stages=(), is_copy=False):
         asked = [ScoreRequest(model, is_copy=is_copy)] * len(outcomes)
@@ -109,29 +135,54 @@ def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout
     assert sum(watch.tallies["2"].latency) == 200
 
 
-async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_counts_of_a_step_that_is_over_are_not_left_behind(
+    rollout, tmp_path, member, monkeypatch, is_written
+):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
-    judge = RolloutJudge(Metrics(), [], FolderStore(tmp_path))
+    fleet = member()
+    judge = RolloutJudge(Metrics(), [], fleet)
     served = SimpleNamespace(
         name="m", version="1", graph_version="", info=lambda versions: SimpleNamespace(kind="graph")
     )
     judge.between(rollout, served, served)
-    judging = asyncio.ensure_future(anext(judge.judge(lambda: 0.0), None))
-    await asyncio.sleep(0)
-    judge.leave("m")  # while they are written
-    assert await judging is None
+    assert await anext(judge.judge(lambda: 0.0), None) is None
+    if is_written:
+        fleet.flush()
+        assert list(tmp_path.glob("*.outcomes"))
+    judge.leave("m")
+    fleet.flush()
     assert not list(tmp_path.glob("*.outcomes"))
 
 
-async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tmp_path, monkeypatch):
+async def test_counts_stay_when_a_worker_ends(rollout, tmp_path, member, monkeypatch):
+    """A rollout goes on in the others, and after a restart."""
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
-    judge = RolloutJudge(Metrics(), [], FolderStore(tmp_path))
+    fleet = member()
+    judge = RolloutJudge(Metrics(), [], fleet)
+    served = SimpleNamespace(
+        name="m", version="1", graph_version="", info=lambda versions: SimpleNamespace(kind="graph")
+    )
+    judge.between(rollout, served, served)
+    assert await anext(judge.judge(lambda: 0.0), None) is None
+    fleet.flush()
+    judge.close()
+    fleet.close()
+    assert len(list(tmp_path.glob("*.outcomes"))) == 1
+
+
+async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, member, monkeypatch):
+    monkeypatch.setattr(RolloutMonitor, "is_due", True)
+    fleet = member()
+    judge = RolloutJudge(Metrics(), [], fleet)
     served = SimpleNamespace(
         name="m", version="1", graph_version="", info=lambda versions: SimpleNamespace(kind="graph")
     )
     rollout = forward(rollout, "preflighted", 0.0)
     judge.between(rollout, served, served)
     (watch,) = judge._watches.values()
+    watch.publish()
+    fleet.flush()  # takes the lead
 
     def answer(version, seconds, count):
         for _ in range(count):
@@ -139,30 +190,34 @@ async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tm
 
     async def look():
         moved = await anext(judge.judge(lambda: 0.0), None)
+        fleet.flush()
         return judge.seen(rollout)["verdict"], None if moved is None else moved[1].status
+
+    def doubted_elsewhere():
+        other = member()
+        there = RolloutMonitor(rollout, other)
+        there.publish()
+        other.flush()
+        return there.doubted()
 
     answer("1", 0.001, 200)
     answer("2", 0.2, 50)
     assert judge.seen(rollout)["verdict"] == "slow"
     assert await look() == ("wait", "running")
-    assert (
-        RolloutMonitor(rollout, FolderStore(tmp_path)).doubted()
-        == watch.doubted()
-        != watch.tallies["1"].latency
-    )
+    assert doubted_elsewhere() == watch.doubted() != watch.tallies["1"].latency
     answer("2", 0.001, 60)
     assert await look() == ("wait", None)
     answer("2", 0.2, 50)
     assert await look() == ("bad", "rolled_back")
     judge.forget(rollout)
-    assert RolloutMonitor(rollout, FolderStore(tmp_path)).doubted() is None
+    fleet.flush()
+    assert doubted_elsewhere() is None
     judge.close()
-    judge._store.close()
 
 
-def test_pairs_are_weighed_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):
+def test_pairs_are_weighed_once_a_second_or_when_there_is_more_to_see(rollout, member):
     clock = SimpleNamespace(now=100.0)
-    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: clock.now)
+    watch = RolloutMonitor(rollout, member(), clock=lambda: clock.now)
     gates = Gates()
     same, moved = scored(400), scored(400, power=3.0)
     first = watch.evidence(same, gates)
@@ -175,8 +230,8 @@ def test_pairs_are_weighed_once_a_second_or_when_there_is_more_to_see(rollout, t
     assert watch.evidence(scored(510), gates) == weighed(more, gates)
 
 
-def test_what_the_pairs_said_is_the_verdict_until_the_next_look(rollout, tmp_path):
-    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: 1.0)
+def test_what_the_pairs_said_is_the_verdict_until_the_next_look(rollout, member):
+    watch = RolloutMonitor(rollout, member(), clock=lambda: 1.0)
     moved, gates = scored(1000, power=3.0), Gates(max_disagreement=1.0)
     for candidate in (moved, scored(1000)):
         word, why, gate = verdict(gates, OutcomeCounts(), candidate, evidence=watch.evidence)
@@ -209,8 +264,8 @@ def test_answers_about_versions_of_a_live_graph_are_no_difference_of_models(
     assert (tally.compared, tally.differing) == (compared + 1, differing)
 
 
-def test_the_first_rows_that_suffice_are_looked_at_immediately(rollout, tmp_path):
-    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: 1.0)
+def test_the_first_rows_that_suffice_are_looked_at_immediately(rollout, member):
+    watch = RolloutMonitor(rollout, member(), clock=lambda: 1.0)
     pairs = dict.fromkeys(range(104), (None, None, 0.0, 1.0, True))
     few = OutcomeCounts(pairs={row: pairs[row] for row in range(82)})
     assert watch.evidence(few, Gates()).shift is None

@@ -8,10 +8,8 @@ import threading
 import pytest
 
 from hopline.errors import Conflict, HoplineError, ModelNotFound, StoreUnavailable
-from hopline.rollout import state as state_file
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from hopline.rollout.state import LifecycleState, ModelState, StateFile
 from hopline.service import Service
 from tests import loaded_units_rig as rig
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick
@@ -193,43 +191,6 @@ async def test_models_that_the_settings_leave_out_stay_out_whatever_changes(root
     await rig.stop(service)
 
 
-def test_a_refused_change_changes_nothing_that_a_reader_sees(tmp_path):
-    file = StateFile(tmp_path)
-    file.open()
-    file.update(lambda whole: LifecycleState(models={"a": ModelState(serving="1")}))
-    before = file.identity()
-
-    def refuse(whole):
-        raise Conflict("no")
-
-    with pytest.raises(Conflict):
-        file.update(refuse)
-    assert file.identity() == before
-    assert file.read()[1] == before
-
-
-def test_generations_grow_also_where_the_file_was_removed(tmp_path):
-    file = StateFile(tmp_path)
-    file.open()
-    for _ in range(3):
-        file.update(lambda whole: LifecycleState(models={"a": ModelState(serving="1")}))
-    (tmp_path / "lifecycle.json").unlink()
-    after = file.update(lambda whole: LifecycleState(models={"a": ModelState()}))
-    assert after.generation == 4
-
-
-def test_what_would_make_the_file_too_large_is_refused_and_the_rest_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_file, "MAX_BYTES", 300)
-    file = StateFile(tmp_path)
-    file.open()
-    large = LifecycleState(models={str(i): ModelState(serving="1") for i in range(20)})
-    with pytest.raises(Conflict, match="more than 300; unload versions"):
-        file.update(lambda whole: large, adds=True)
-    assert file.read()[0] == LifecycleState()
-    file.update(lambda whole: large)  # a rollback is never refused for that
-    assert len(file.read()[0].models) == 20
-
-
 async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(tmp_path, monkeypatch):
     """That change has workers try again what failed; until they have, it has failed."""
     quick(monkeypatch.setattr)
@@ -240,9 +201,9 @@ async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(
         await worker.run(worker.lifecycle.start)
     host.versions, host.broken = ["1", "3", "5"], {"5": {1}}
     # The first worker looks at what the second one says only after the other change was made.
-    may_look, store = threading.Event(), first.lifecycle._state.store
-    read = store.acknowledgements
-    monkeypatch.setattr(store, "acknowledgements", lambda: read() if may_look.wait(PATIENCE_S) else {})
+    may_look, fleet = threading.Event(), first.lifecycle._state.fleet
+    read = fleet.acknowledgements
+    monkeypatch.setattr(fleet, "acknowledgements", lambda: read() if may_look.wait(PATIENCE_S) else {})
     beginning = asyncio.ensure_future(first.run(lambda: first.lifecycle.load(MODEL, "5")))
     await rig.until(lambda: (MODEL, "5") in second.lifecycle.loaded.failed)
     host.turns = 20_000  # trying again takes long

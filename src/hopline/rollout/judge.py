@@ -14,7 +14,7 @@ from hopline.rollout.gates import Verdict, verdict
 from hopline.rollout.monitor import RolloutMonitor, in_numbers, step_name
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.split import Mirror, Split
-from hopline.rollout.store.base import StateStore
+from hopline.rollout.store.fleet import Fleet
 from hopline.types import ScoreRequest
 
 
@@ -24,7 +24,7 @@ class RolloutJudge:
     Args:
         metrics: of the server.
         recorders: the list that versions report their answers to; it holds a monitor during a rollout.
-        store: of the state; open.
+        fleet: of the members; open.
         is_confirmed: whether the state that is followed holds now; without it no caller gets a candidate.
     """
 
@@ -32,11 +32,11 @@ class RolloutJudge:
         self,
         metrics: Metrics,
         recorders: list[Recorder],
-        store: StateStore,
+        fleet: Fleet,
         is_confirmed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._recorders = recorders
-        self._store = store
+        self._fleet = fleet
         self._is_confirmed = is_confirmed
         self._watches: dict[str, RolloutMonitor] = {}
         self._percent = metrics.gauge(
@@ -74,7 +74,7 @@ class RolloutJudge:
         if watch is None or (watch.rollout.id, watch.rollout.step) != (rollout.id, rollout.step):
             self.leave(name)
             is_text = candidate.info(()).kind == "generative"
-            watch = RolloutMonitor(rollout, self._store, is_text=is_text)
+            watch = RolloutMonitor(rollout, self._fleet, is_text=is_text)
             self._watches[name] = watch
             self._recorders.append(watch)
         watch.rollout = rollout  # paused or resumed: its counts continue
@@ -108,20 +108,18 @@ class RolloutJudge:
         if watch is not None:
             self._recorders.remove(watch)
             self._percent(name, watch.rollout.kind).set(0)
+            watch.withdraw()
 
     async def judge(self, clock: Callable[[], float]) -> AsyncIterator[tuple[Rollout, Rollout]]:
         """Publish what this worker saw; where it decides for all, (before, after) of rollouts that move.
 
         Of those whose time it is; to be called often.
         """
-        for name, watch in list(self._watches.items()):
+        for watch in list(self._watches.values()):
             if not watch.is_due:
                 continue
-            await watch.publish()
-            if self._watches.get(name) is not watch:
-                watch.withdraw()  # it advanced, or ended, while that was written
-                continue
-            if not self._store.leads():
+            watch.publish()
+            if not self._fleet.leads():
                 continue
             rollout = watch.rollout
             current, candidate = watch.totals()
@@ -164,9 +162,8 @@ class RolloutJudge:
         if rollout.gate:
             self._failed(rollout.model, rollout.kind, rollout.gate).inc()
         steps_of = range(-1, len(rollout.steps) + 1)
-        self._store.forget_counts([step_name(rollout, step) for step in steps_of])
+        self._fleet.forget_counts([step_name(rollout, step) for step in steps_of])
 
     def close(self) -> None:
         """Watch nothing any more."""
-        for name in list(self._watches):
-            self.leave(name)
+        self._watches.clear()  # counts that were published stay

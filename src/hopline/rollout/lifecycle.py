@@ -88,15 +88,15 @@ class Lifecycle:
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
         self._state = SharedState(config, loader, lambda ended: self._rollouts.forget(ended), metrics)
-        store = self._state.store
-        self._clock = clock or store.now
-        self._rollouts = RolloutJudge(metrics, recorders, store, self._state.is_confirmed)
+        fleet = self._state.fleet
+        self._clock = clock or fleet.now
+        self._rollouts = RolloutJudge(metrics, recorders, fleet, self._state.is_confirmed)
         self._recent = RecentRequests(recorders)
         self._watch: SnapshotWatch | None = None
         if config.snapshots.poll_s:
-            store.wants_lead = True
+            fleet.wants_lead = True
             self._watch = SnapshotWatch(
-                config, self, loader.inputs.snapshots, store.leads, metrics, self._clock
+                config, self, loader.inputs.snapshots, fleet.leads, metrics, self._clock
             )
         self._watching: asyncio.Task[None] | None = None
         self._limit = LoadLimit(MAX_LOADS)
@@ -309,7 +309,7 @@ class Lifecycle:
             await asyncio.sleep(_LOOK_S)
             try:
                 self._recent.look()
-                self._state.tell_store()
+                self._state.report_store()
                 await self._state.follow()
                 if self._rollouts.is_busy:
                     await self._judge()
@@ -418,7 +418,7 @@ class Lifecycle:
         """
 
         async def changed() -> ResultT:
-            self._state.store.check_up()
+            await self._state.check_up()
             await self._state.follow()
             return await change()
 
@@ -446,7 +446,7 @@ class Lifecycle:
         with self.loaded.needed(model, unit.id):
             await self.loaded.load(model, unit)
             try:
-                if self._state.store.has_others:
+                if self._state.has_others:
                     await self._try_everywhere(model, trial)
                 if serves or model not in self.loaded.serving:
                     self._check_fit(model, unit)

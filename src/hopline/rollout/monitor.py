@@ -6,7 +6,6 @@ a second they are published in the fleet's store; the leader adds up what all me
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from hopline.answering.served import Ran
 from hopline.rollout.copies import Outcome
 from hopline.rollout.gates import Gates, weighed
 from hopline.rollout.rollout import Rollout
-from hopline.rollout.store.base import StateStore
+from hopline.rollout.store.fleet import Fleet
 from hopline.types import UNREADABLE, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class RolloutMonitor:
 
     Args:
         rollout: that is watched, at its present step.
-        store: in which members find each other's counts.
+        fleet: in which members find each other's counts.
         clock: seconds, monotonic.
         is_text: as for `OutcomeCounts.compare`.
     """
@@ -53,14 +52,14 @@ class RolloutMonitor:
     def __init__(
         self,
         rollout: Rollout,
-        store: StateStore,
+        fleet: Fleet,
         clock: Callable[[], float] = time.monotonic,
         *,
         is_text: bool = False,
     ) -> None:
         self._clock = clock
         self.rollout = rollout
-        self._store = store
+        self._fleet = fleet
         self._is_text = is_text
         self._tallies: _CountsByVersion = {
             rollout.current: OutcomeCounts(),
@@ -125,15 +124,14 @@ class RolloutMonitor:
         interval_s = _SHADOW_S if self.rollout.kind == "shadow" else _JUDGE_S
         return self._clock() - self._published_at >= interval_s
 
-    async def publish(self) -> None:
-        """Write the counts where the leader finds them; requests are answered meanwhile."""
+    def publish(self) -> None:
+        """Have the leader get the counts."""
         self._published_at = self._clock()
-        counts = msgspec.msgpack.encode(self.tallies)
-        await asyncio.to_thread(self._store.publish_counts, self._step, counts)
+        self._fleet.publish_counts(self._step, msgspec.msgpack.encode(self.tallies))
 
     def withdraw(self) -> None:
         """Remove what was published: the step is over."""
-        self._store.withdraw_counts(self._step)
+        self._fleet.withdraw_counts(self._step)
 
     def evidence(self, candidate: OutcomeCounts, gates: Gates) -> Evidence:
         """Verdict of the candidate's pairs, as from `gates.weighed`.
@@ -151,18 +149,18 @@ class RolloutMonitor:
     def doubt(self, candidate: OutcomeCounts) -> None:
         """It was slow for the first time in this step: every worker leaves out what came until now."""
         self._doubted = candidate.latency
-        self._store.doubt(self._step, msgspec.msgpack.encode(candidate.latency))
+        self._fleet.doubt(self._step, msgspec.msgpack.encode(candidate.latency))
 
     def doubted(self) -> list[int] | None:
         """The candidate's latency counts when that was; None: it was not. See gates.py."""
-        if self._doubted is None and (noted := self._store.doubted(self._step)) is not None:
+        if self._doubted is None and (noted := self._fleet.doubted(self._step)) is not None:
             self._doubted = self._read(noted, list[int])
         return self._doubted
 
     def totals(self) -> tuple[OutcomeCounts, OutcomeCounts]:
         """Counts of all workers for this step: (current, candidate)."""
         current, candidate = OutcomeCounts(), OutcomeCounts()
-        others = [self._read(counts, _CountsByVersion) for counts in self._store.counts(self._step)]
+        others = [self._read(counts, _CountsByVersion) for counts in self._fleet.counts(self._step)]
         for tallies in (self.tallies, *others):
             if tallies is None:
                 continue

@@ -1,7 +1,7 @@
 """The state of models that all members of a fleet share: followed, changed, acknowledged.
 
-Each member looks many times a second which state is the newest (`store/`). What may be changed is decided
-on the newest state; the store is read and written on a thread.
+Each member follows the newest state that its beats report (`store/fleet.py`). What may be changed is
+decided on the newest state, on a thread.
 
 The lease rule: a member that does not know since `LEASE_S` whether it follows the newest state sends no
 callers to a rollout's candidate. So a rollback holds everywhere soon, also on a host that is cut off.
@@ -28,8 +28,8 @@ from hopline.rollout import changes
 from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.state import FirstState, LifecycleState, ModelState, Trial
-from hopline.rollout.store.base import LEASE_S, Ack, Identity
-from hopline.rollout.store.configured import configured_store
+from hopline.rollout.store.base import LEASE_S
+from hopline.rollout.store.fleet import Ack, configured_fleet
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class SharedState:
         metrics: of the server.
 
     Attributes:
-        store: of the state.
+        fleet: the members, over the store that the settings name.
         differing: "model/unit" -> how its content differs from that of other members, for people.
     """
 
@@ -69,9 +69,10 @@ class SharedState:
         self._loader = loader
         self._pinned = config.models.pinned
         self._ended = ended
-        self.store, self._clean_up = configured_store(config)
-        #: Content of the store that this member follows, and when that was the newest for certain.
-        self._followed: Identity = None
+        self.fleet, self._clean_up = configured_fleet(config)
+        self.has_others = self.fleet.store.has_others
+        #: Identity of the state that this member follows, and when that was the newest for certain.
+        self._followed = b""
         self._confirmed_at = float("-inf")
         #: Generation of the state of which all was loaded or could not be, and what could not be.
         self._settled = 0
@@ -82,8 +83,6 @@ class SharedState:
         self._trials: set[str] = set()
         self._swept_at = self._compared_at = 0.0
         self.differing: Mapping[str, str] = {}
-        #: Why the newest content cannot be read.
-        self._unreadable = ""
         self._was_up = True
         self._up = metrics.gauge(
             "hopline_fleet_store_up",
@@ -117,58 +116,51 @@ class SharedState:
         return saved
 
     def _open(self) -> tuple[LifecycleState, FirstState]:
-        self.store.open()
         try:
-            saved = self.store.update(self._without_lost_trials)
-            return self.store.take_up(saved, lambda: self._found_first(saved))
+            self.fleet.open()
+            saved = self.fleet.update(self._without_lost_trials)
+            return self.fleet.first_state(saved, lambda: self._found_first(saved))
         except HoplineError:  # some are an OSError too: what the first state is made of may be unavailable
             raise
         except OSError as error:
-            raise ConfigError(f"models.state: {self.store.address} cannot be written: {error}") from None
+            raise ConfigError(
+                f"models.state: {self.fleet.store.address} cannot be written: {error}"
+            ) from None
 
     async def join(self) -> None:
         """Become a member that others wait for, at the newest state."""
         self._joined = True
         self.acknowledge()
-        await self._on_thread(self.store.flush)
-        await self._take_newest()  # after it joined: who changed the state before did not wait for it
+        await self._on_thread(self.fleet.flush)
+        self._follow_newest()  # after it joined: who changed the state before did not wait for it
 
     async def close(self) -> None:
         """Read and write no more."""
-        await self._on_thread(self.store.close)
+        await self._on_thread(self.fleet.close)
         self._thread.shutdown()
         self._clean_up()
 
     async def follow(self) -> None:
         """Bring this member in line with the newest state."""
-        heard = self.store.heard()
-        if heard.identity == self._followed:
-            self._confirmed_at = heard.at
-        else:
-            await self._take_newest()
+        self._follow_newest()
         now = time.monotonic()
         if now - self._swept_at >= _SWEEP_S:
             self._swept_at = now
             await self._sweep()
-        if self.store.has_others and now - self._compared_at >= _COMPARE_S:
+        if self.has_others and now - self._compared_at >= _COMPARE_S:
             self._compared_at = now
             await self._compare()
 
-    async def _take_newest(self) -> None:
-        heard = self.store.heard()  # before it is read: that is not older
-        try:
-            state, identity = await self._on_thread(self.store.read)
-        except StoreUnavailable:
-            raise
-        except (ConfigError, OSError) as error:  # it counts as lost: the lease runs out
-            if self._unreadable != str(error):
-                self._unreadable = str(error)
-                self._confirmed_at = min(self._confirmed_at, time.monotonic())
-                log.error("no state can be read or changed, but requests are served: %s", error)
-            return
-        self._unreadable = ""
-        self._followers.adopt(self._with_models(state))
-        self._followed, self._confirmed_at = identity, heard.at
+    def _follow_newest(self) -> None:
+        newest = self.fleet.newest()
+        if newest.stored.identity != self._followed:
+            self._followers.adopt(self._with_models(newest.state))
+            self._followed = newest.stored.identity
+        self._confirmed_at = newest.at
+
+    async def check_up(self) -> None:
+        """Check that a change can be made now. Raises: StoreUnavailable."""
+        await self._on_thread(self.fleet.check_up)
 
     def is_confirmed(self) -> bool:
         """True if the state that this member follows was the newest within `LEASE_S`."""
@@ -187,7 +179,7 @@ class SharedState:
         Args:
             change: gets the newest state, on a thread; see `changes.py`. May be called several times.
             until: every member follows it (has also loaded what is wanted), or only that it is written.
-            adds: as for `StateStore.update`.
+            adds: as for `Fleet.update`.
 
         Raises:
             HoplineError: what `change` raised; nothing changed.
@@ -209,9 +201,9 @@ class SharedState:
         if until == "written":
             return {}
         failed: Mapping[str, str] = {}
-        if self.store.has_others:
+        if self.has_others:
             failed = await wait_for_acks(
-                lambda: self._on_thread(self.store.acknowledgements),
+                lambda: self._on_thread(self.fleet.acknowledgements),
                 state.generation,
                 loaded=until == "loaded",
             )
@@ -228,7 +220,7 @@ class SharedState:
             return changes.changed(whole, model, change, present)
 
         try:
-            return self._with_models(await self._on_thread(lambda: self.store.update(changed, adds=adds)))
+            return self._with_models(await self._on_thread(lambda: self.fleet.update(changed, adds=adds)))
         except StoreUnavailable:
             raise
         except ConfigError as error:  # what another program wrote counts as lost
@@ -248,12 +240,12 @@ class SharedState:
             }
         if self._joined:
             ack = Ack(generation, self._settled, dict(self._failed), loaded.contents())
-            self.store.acknowledge(ack)
+            self.fleet.acknowledge(ack)
 
     async def _compare(self) -> None:
         """Report units that other members have with another graph or artifact, when that changes."""
         try:
-            others = await self._on_thread(self.store.acknowledgements)
+            others = await self._on_thread(self.fleet.acknowledgements)
         except StoreUnavailable as error:  # a change is made nevertheless
             log.info("hosts are not compared now: %s", error)
             return
@@ -269,23 +261,23 @@ class SharedState:
 
     def status(self) -> dict[str, Any]:
         """The condition of a store of several hosts, for people; empty for a folder."""
-        status = self.store.status()
-        return {**status, "differing": self.differing} if status else {}
+        if not self.fleet.store.spans_hosts:
+            return {}
+        return {**self.fleet.status(), "differing": self.differing}
 
-    def tell_store(self) -> None:
-        """Say when the store of a fleet is lost, and when it is back."""
-        store = self.store.status()
-        if not store:
-            return
-        self._up().set(int(store["up"]))
+    def report_store(self) -> None:
+        """Log that the store is lost, and that it is back."""
+        store = self.fleet.status()
+        if self.fleet.store.spans_hosts:
+            self._up().set(int(store["up"]))
         if store["up"] != self._was_up:
             self._was_up = store["up"]
             if store["up"]:
-                log.warning("the store of the fleet's state is back: %s", store["address"])
+                log.warning("the state of rollouts can be used again: %s", store["address"])
             else:
                 log.error(
-                    "the store of the fleet's state does not answer: %s (%s); requests are served, nothing "
-                    "can be changed, and no caller gets a rollout's candidate",
+                    "the state of rollouts cannot be used: %s (%s); requests are served, nothing can be "
+                    "changed, and no caller gets a rollout's candidate",
                     store["address"],
                     store["why"],
                 )
@@ -294,7 +286,7 @@ class SharedState:
 
     def trial(self, unit: Unit) -> Trial:
         """A new trial of this member; it lasts until `end_trial`."""
-        trial = Trial(secrets.token_hex(6), unit, self.store.member)
+        trial = Trial(secrets.token_hex(6), unit, self.fleet.store.member)
         self._trials.add(trial.id)
         return trial
 
@@ -305,16 +297,16 @@ class SharedState:
     async def _sweep(self) -> None:
         """Remove trials that no member makes any more."""
         if any(model.trials for model in self._followers.state.models.values()):
-            await self._on_thread(lambda: self.store.update(self._without_lost_trials))
+            await self._on_thread(lambda: self.fleet.update(self._without_lost_trials))
 
     def _without_lost_trials(self, whole: LifecycleState) -> LifecycleState:
         trials = [trial for model in whole.models.values() for trial in model.trials]
         if not trials:
             return whole
-        gone = self.store.gone({trial.member for trial in trials})
+        gone = self.fleet.gone({trial.member for trial in trials})
 
         def is_over(trial: Trial) -> bool:
-            mine = trial.member == self.store.member
+            mine = trial.member == self.fleet.store.member
             return trial.id not in self._trials if mine else trial.member in gone
 
         return changes.without_trials(whole, is_over)

@@ -3,7 +3,7 @@
 class TestMine(StateStoreSuite):
     @pytest.fixture
     def join(self):
-        ...  # () -> an open `StateStore`, another member of one fleet at each call; closed at the end
+        ...  # () -> an open `Fleet`, another member over one store at each call; closed at the end
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import pytest
 from hopline.answering.unit import Unit
 from hopline.errors import Conflict
 from hopline.rollout import state as state_module
-from hopline.rollout.state import FirstState, LifecycleState, ModelState
-from hopline.rollout.store.base import Ack, StateStore
+from hopline.rollout.state import FirstState, LifecycleState, ModelState, encode_state
+from hopline.rollout.store.base import Stored
+from hopline.rollout.store.fleet import Ack, Fleet
 
 _PATIENCE_S = 10.0
 _STEP, _NEXT = "a1b2-0", "a1b2-1"
 
-Join = Callable[[], StateStore]
+Join = Callable[[], Fleet]
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -60,14 +61,12 @@ class StateStoreSuite:
     def test_a_change_is_what_every_member_reads(self, join: Join) -> None:
         """And what each of them hears of."""
         first, other = join(), join()
-        assert first.read() == (LifecycleState(), None)
+        assert first.newest()[:2] == (LifecycleState(), Stored())
         after = first.update(serving("1"))
         assert after.generation == 1
         for member in (first, other):
-            state, identity = member.read()
-            assert state == after
-            assert identity is not None
-            eventually(lambda member=member, identity=identity: member.heard().identity == identity)  # type: ignore[misc]
+            eventually(lambda member=member: member.newest().state == after)  # type: ignore[misc]
+            assert member.newest().stored == member.store.read()
 
     def test_each_change_has_another_identity_and_a_higher_generation(self, join: Join) -> None:
         """Whichever member makes it."""
@@ -76,14 +75,14 @@ class StateStoreSuite:
         for turn in range(6):
             after = (first, other)[turn % 2].update(serving(str(turn)))
             assert after.generation == turn + 1
-            seen.add(first.read()[1])
+            seen.add(first.store.read().identity)
         assert len(seen) == 6
 
     def test_a_change_that_raises_or_changes_nothing_leaves_the_state(self, join: Join) -> None:
         """A refused change has no effect."""
         member = join()
         member.update(serving("1"))
-        before = member.read()
+        before = member.newest()[:2]
 
         def refuse(whole: LifecycleState) -> LifecycleState:
             raise Conflict("no")
@@ -91,13 +90,25 @@ class StateStoreSuite:
         with pytest.raises(Conflict):
             member.update(refuse)
         assert member.update(lambda whole: whole) == before[0]
-        assert member.read() == before
+        assert (member.newest()[:2], member.store.read()) == (before, before[1])
+
+    def test_of_two_swaps_of_one_content_one_is_made(self, join: Join) -> None:
+        """The other member has to read again."""
+        first, other = join(), join()
+        first.update(serving("1"))
+        read = other.store.read()
+        made = first.store.swap(first.store.read(), encode_state(LifecycleState(2)))
+        assert made is not None
+        assert made == first.store.read() == other.store.read() != read
+        assert other.store.swap(read, encode_state(LifecycleState(3))) is None
+        assert other.store.swap(Stored(), encode_state(LifecycleState(3))) is None
+        assert first.store.read() == made
 
     def test_changes_of_several_members_at_once_are_all_made(self, join: Join) -> None:
         """A change that was overtaken is made again, on the newer state."""
         members = [join() for _ in range(3)]
 
-        def work(member: StateStore, number: int) -> None:
+        def work(member: Fleet, number: int) -> None:
             for name in (f"m{number}.{turn}" for turn in range(8)):
                 member.update(lambda whole, name=name: with_model(whole, name, "1"))  # type: ignore[misc]
 
@@ -106,7 +117,8 @@ class StateStoreSuite:
             thread.start()
         for thread in threads:
             thread.join()
-        state = members[0].read()[0]
+        members[0].flush()
+        state = members[0].newest().state
         assert len(state.models) == state.generation == 24
 
     def test_what_would_make_it_too_large_is_refused_and_the_rest_is_not(
@@ -118,7 +130,7 @@ class StateStoreSuite:
         large = LifecycleState(models={str(i): ModelState(serving="1") for i in range(20)})
         with pytest.raises(Conflict, match="more than 300; unload versions"):
             member.update(lambda whole: large, adds=True)
-        assert member.read()[0] == LifecycleState()
+        assert member.store.read() == Stored()
         assert len(member.update(lambda whole: large).models) == 20
 
     def test_a_later_member_goes_by_what_the_first_one_found(self, join: Join) -> None:
@@ -127,7 +139,7 @@ class StateStoreSuite:
         served = []
         for member, version in ((first, "1"), (later, "2")):
             found = FirstState({"m": ModelState((Unit(version),), version)})
-            state, of_server = member.take_up(member.read()[0], lambda found=found: found)  # type: ignore[misc]
+            state, of_server = member.first_state(member.newest().state, lambda found=found: found)  # type: ignore[misc]
             served.append((of_server.models | state.models)["m"].serving)
         assert served == ["1", "1"]
 
@@ -146,20 +158,20 @@ class StateStoreSuite:
         for ack in acks:
             other.acknowledge(ack)
             other.flush()
-            assert first.acknowledgements() == {other.member: ack}
+            assert first.acknowledgements() == {other.store.member: ack}
             assert other.acknowledgements() == {}
         third.acknowledge(acks[0])
         third.flush()
-        assert first.acknowledgements().keys() == {other.member, third.member}
+        assert first.acknowledgements().keys() == {other.store.member, third.store.member}
         other.close()
-        assert first.acknowledgements().keys() == {third.member}
+        assert first.acknowledgements().keys() == {third.store.member}
 
     def test_a_member_that_lives_is_not_gone(self, join: Join) -> None:
         """An unknown member is."""
         first, other = join(), join()
         other.acknowledge(Ack(0, 0, {}))
         other.flush()
-        assert first.gone({first.member, other.member, "nobody"}) == {"nobody"}
+        assert first.gone({first.store.member, other.store.member, "nobody"}) == {"nobody"}
 
     def test_one_member_leads_and_another_one_when_it_leaves(self, join: Join) -> None:
         """Never two at the same time."""
@@ -196,18 +208,18 @@ class StateStoreSuite:
         assert len(first.counts(_NEXT)) == 0
 
     @staticmethod
-    def _counts_are(member: StateStore, wanted: set[bytes]) -> bool:
+    def _counts_are(member: Fleet, wanted: set[bytes]) -> bool:
         return set(member.counts(_STEP)) == wanted
 
     def test_counts_stay_when_their_member_leaves_and_go_when_it_withdraws_them(self, join: Join) -> None:
         """Counts are kept."""
         first, other, third = join(), join(), join()
         for member in (first, other, third):
-            member.publish_counts(_STEP, member.member.encode())
+            member.publish_counts(_STEP, member.store.member.encode())
         eventually(lambda: len(first.counts(_STEP)) == 2)
         other.close()
         third.withdraw_counts(_STEP)
-        eventually(lambda: list(first.counts(_STEP)) == [other.member.encode()])
+        eventually(lambda: list(first.counts(_STEP)) == [other.store.member.encode()])
 
     def test_the_first_doubt_stays(self, join: Join) -> None:
         """All members leave out the same answers."""

@@ -2,97 +2,144 @@
 
 import errno
 import itertools
-import math
 import os
 import shutil
-import time
+import subprocess
 
 import pytest
 
-from hopline.errors import StoreUnavailable
-from hopline.rollout.store import folder
-from hopline.rollout.store.base import Ack
+from hopline.errors import ConfigError, StoreUnavailable
+from hopline.rollout.store import fleet as fleet_module
+from hopline.rollout.store.base import MAX_AGE_S
+from hopline.rollout.store.fleet import Ack, Fleet
 from hopline.rollout.store.folder import FolderStore
-from hopline.testing.state_stores import StateStoreSuite, serving
+from hopline.testing.state_stores import StateStoreSuite, eventually, serving
+
+
+@pytest.fixture
+def join(tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderStore, "beat_s", 0.005)
+    monkeypatch.setattr(fleet_module, "_JUDGE_READ_S", 0.0)
+    monkeypatch.setattr(fleet_module, "_READ_S", 0.0)
+    fleets, numbers = [], itertools.count()
+
+    def join():
+        fleet = Fleet(FolderStore(tmp_path / "state", index=next(numbers), count=8))
+        fleet.open()
+        fleets.append(fleet)
+        return fleet
+
+    yield join
+    for fleet in fleets:
+        fleet.close()
 
 
 class TestFolderStore(StateStoreSuite):
     @pytest.fixture
-    def join(self, tmp_path):
-        stores, numbers = [], itertools.count()
-
-        def join():
-            store = FolderStore(tmp_path / "state", index=next(numbers), count=8)
-            store.open()
-            stores.append(store)
-            return store
-
-        yield join
-        for store in stores:
-            store.close()
+    def join(self, join):
+        return join
 
 
-def test_a_worker_that_cannot_write_counts_as_cut_off_until_it_can(tmp_path, monkeypatch, caplog):
-    first, second = (FolderStore(tmp_path / "state", index=index, count=2) for index in range(2))
-    for store in (first, second):
-        store.open()
-    monkeypatch.setattr(folder, "_AGAIN_S", 0.0)
-    first.publish_counts("a-0", b"1")
-    assert first.heard().at == math.inf
-    before = time.monotonic()
+class FullDisk:
+    """Nothing can be written while `is_full`."""
 
-    def full(path, *args, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def __init__(self, monkeypatch):
+        self.is_full = False
+        opened = os.open
 
-    with monkeypatch.context() as patch:
-        patch.setattr(folder, "write_atomically", full)
-        first.publish_counts("a-0", b"2")
-        first.acknowledge(Ack(1, 1, {}))
-        first.doubt("a-0", b"")
-        with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*No space left"):
-            first.check_up()
-        assert first.heard().at <= before
-        assert list(second.counts("a-0")) == [b"1"]
-    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert "No space left on device" in said
-    assert "no caller gets a rollout's candidate" in said
-    first.heard()  # writes the acknowledgement that failed
+        def open_file(path, flags, *args, **options):
+            if self.is_full and flags & os.O_CREAT and str(path).endswith("draft"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return opened(path, flags, *args, **options)
+
+        monkeypatch.setattr("hopline.files.os.open", open_file)
+
+
+def test_a_worker_that_cannot_write_counts_as_cut_off_until_it_can(join, monkeypatch):
+    disk = FullDisk(monkeypatch)
+    first, second = join(), join()
+    for worker in (first, second):
+        worker.publish_counts("a-0", b"1")
+    eventually(lambda: list(second.counts("a-0")) == [b"1"])
+    disk.is_full = True
+    first.publish_counts("a-0", b"2")
+    first.acknowledge(Ack(1, 1, {}))
+    with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*No space left"):
+        first.check_up()
+    eventually(lambda: not first.status()["up"])
+    assert "No space left on device" in first.status()["why"]
+    assert not first.leads()
+    assert list(second.counts("a-0")) == [b"1"]
+    with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*requests are served meanwhile"):
+        first.check_up()
+    disk.is_full = False
+    eventually(lambda: first.status()["up"])
     first.check_up()
-    assert first.heard().at == math.inf
-    assert second.acknowledgements() == {"0": Ack(1, 1, {})}
-    for store in (first, second):
-        store.close()
+    assert second.acknowledgements() == {first.store.member: Ack(1, 1, {})}
+    eventually(lambda: list(second.counts("a-0")) == [b"2"])
 
 
-def test_a_change_is_refused_if_the_disk_became_full_since_the_last_write(tmp_path, monkeypatch):
+def test_a_change_is_refused_if_the_disk_became_full_since_the_last_write(join, monkeypatch):
     """The other workers would wait for an acknowledgement that cannot be written."""
-    store = FolderStore(tmp_path / "state", count=2)
-    store.open()
-    store.acknowledge(Ack(1, 1, {}))
-    store.check_up()
+    disk = FullDisk(monkeypatch)
+    worker = join()
+    worker.acknowledge(Ack(1, 1, {}))
+    worker.check_up()
+    disk.is_full = True
+    with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*No space left"):
+        worker.check_up()
+    disk.is_full = False
+    worker.check_up()
 
-    def full(path, *args, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(folder, "write_atomically", full)
-        with pytest.raises(StoreUnavailable, match=r"nothing was changed: .*No space left"):
-            store.check_up()
-    store.check_up()
-    store.close()
+def test_a_worker_that_writes_nothing_new_does_not_write(join, tmp_path):
+    """Workers without a rollout leave the disk alone."""
+    worker = join()
+    worker.acknowledge(Ack(1, 1, {}))
+    worker.flush()
+    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "state").iterdir()}
+    beats = worker._num_beats
+    eventually(lambda: worker._num_beats > beats + 5)
+    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "state").iterdir()} == before
+
+
+def test_a_worker_whose_process_ended_is_no_member(join, tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    worker, other = join(), join()
+    other.acknowledge(Ack(1, 1, {}))
+    other.flush()
+    left = tmp_path / "state" / f"5-{ended.pid}.member"
+    left.write_bytes(b"1 rubbish")
+    assert worker.acknowledgements().keys() == {other.store.member}
+    assert worker.gone({left.stem}) == {left.stem}
+    assert not left.exists()
+
+
+def test_counts_that_nobody_removed_are_gone_after_a_day(join, tmp_path):
+    first = join()
+    for step in ("a-0", "a-1"):
+        first.publish_counts(step, b"1")
+    first.flush()
+    old, new = sorted((tmp_path / "state").glob("*.outcomes"))
+    draft = old.with_name(f".{old.name}.1234.draft")
+    draft.touch()
+    for file in (old, draft):
+        os.utime(file, (0, new.stat().st_mtime - MAX_AGE_S - 60))
+    join()
+    assert [file for file in (old, draft, new) if file.exists()] == [new]
 
 
 @pytest.mark.parametrize("lost", ["folder", "file", "newer content"])
-def test_workers_write_again_what_the_folder_lost(tmp_path, caplog, lost):
+def test_workers_write_again_what_the_folder_lost(join, tmp_path, caplog, lost):
     """A worker that starts later serves what the others serve, not what the repository alone gives."""
     place = tmp_path / "state"
-    first, other, late = (FolderStore(place, index=index, count=3) for index in range(3))
-    first.open()
+    first = join()
     first.update(serving("1"))
     older = (place / "lifecycle.json").read_bytes()
     after = first.update(serving("2"))
-    other.open()
-    assert other.read()[0] == after
+    other = join()
+    assert other.newest().state == after
 
     def lose():
         if lost == "folder":
@@ -102,15 +149,27 @@ def test_workers_write_again_what_the_folder_lost(tmp_path, caplog, lost):
         else:
             (place / "lifecycle.json").write_bytes(older)
 
-    lose()
-    assert other.heard().identity != first.read()[1]
-    assert other.read() == first.read()
-    assert first.read()[0] == after
+    with first._beating, other._beating:
+        lose()
+    eventually(lambda: other.newest().stored == first.newest().stored == first.store.read())
+    assert first.newest().state == other.newest().state == after
     assert "writing it again" in caplog.text
-    late.open()
-    assert late.read()[0] == after
-    lose()
-    assert first.update(serving("3")).generation == 3
-    assert other.read()[0].models["m"].serving == "3"
-    for store in (first, other, late):
-        store.close()
+    late = join()
+    assert late.newest().state == after
+    with first._beating, other._beating, late._beating:
+        lose()
+        assert first.update(serving("3")).generation == 3
+    eventually(lambda: other.newest().state.models["m"].serving == "3")
+
+
+def test_a_state_of_another_format_is_refused(join, tmp_path):
+    place = tmp_path / "state"
+    place.mkdir()
+    for content, text in [
+        (b'{"generation": 3, "models": {}, "format": 1}', "is damaged .*move it away"),
+        (b'{"sha256": "0"}\n{}', "is damaged .*move it away"),
+    ]:
+        (place / "lifecycle.json").write_bytes(content)
+        with pytest.raises(ConfigError, match=text):
+            join()
+        assert (place / "lifecycle.json").read_bytes() == content

@@ -6,9 +6,10 @@ import time
 import pytest
 
 from hopline.errors import ConfigError, StoreUnavailable
-from hopline.rollout.state import LifecycleState
+from hopline.rollout.state import LifecycleState, decode_state, encode_state
+from hopline.rollout.store import fleet as fleet_module
 from hopline.rollout.store import redis as redis_store
-from hopline.rollout.store.base import Ack
+from hopline.rollout.store.fleet import Ack, Fleet
 from hopline.rollout.store.redis import RedisStore
 from hopline.testing.state_stores import StateStoreSuite, eventually, serving
 from tests.features.redis_servers import redis_process
@@ -23,29 +24,29 @@ def server():
 @pytest.fixture
 def join(server, monkeypatch):
     """Opens members of one fleet, at short intervals."""
-    monkeypatch.setattr(redis_store, "_BEAT_S", 0.02)
+    monkeypatch.setattr(RedisStore, "beat_s", 0.02)
     monkeypatch.setattr(redis_store, "_LIFETIME_S", 0.6)
-    monkeypatch.setattr(redis_store, "_RESTORE_S", 0.05)
-    monkeypatch.setattr("hopline.rollout.store.redis_counts._JUDGE_READ_S", 0.0)
-    monkeypatch.setattr("hopline.rollout.store.redis_counts._READ_S", 0.0)
-    stores = []
+    monkeypatch.setattr(fleet_module, "_RESTORE_S", 0.05)
+    monkeypatch.setattr(fleet_module, "_JUDGE_READ_S", 0.0)
+    monkeypatch.setattr(fleet_module, "_READ_S", 0.0)
+    fleets = []
 
     def join(names=()):
-        store = RedisStore(f"{server.url}/0?prefix=t:", names)
-        store.open()
-        stores.append(store)
-        return store
+        fleet = Fleet(RedisStore(f"{server.url}/0?prefix=t:"), names)
+        fleet.open()
+        fleets.append(fleet)
+        return fleet
 
     yield join
     server.signal(signal.SIGCONT)
-    for store in stores:
-        store.close()
+    for fleet in fleets:
+        fleet.close()
 
 
-def die(store):
+def die(fleet):
     """As a process that is killed: it says nothing any more."""
-    store._closing = True
-    store._thread.join()
+    fleet._closing = True
+    fleet._thread.join()
 
 
 class TestRedisStore(StateStoreSuite):
@@ -55,11 +56,11 @@ class TestRedisStore(StateStoreSuite):
 
 
 def opened(url):
-    store = RedisStore(url)
+    fleet = Fleet(RedisStore(url))
     try:
-        store.open()
+        fleet.open()
     finally:
-        store.close()
+        fleet.close()
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-random"])
@@ -91,9 +92,9 @@ def test_a_server_that_does_not_tell_its_policy_is_warned_about_once(server, cap
 
 def test_fleets_with_other_prefixes_are_separate(server, join):
     join().update(serving("1"))
-    other = RedisStore(f"{server.url}/0?prefix=u:")
+    other = Fleet(RedisStore(f"{server.url}/0?prefix=u:"))
     other.open()
-    assert other.read()[0] == LifecycleState()
+    assert other.newest().state == LifecycleState()
     other.close()
 
 
@@ -101,25 +102,23 @@ def test_a_member_that_dies_is_gone_and_its_counts_stay(join):
     first, other = join(), join()
     for member in (first, other):
         member.acknowledge(Ack(0, 0, {}))
-        member.publish_counts("a-0", member.member.encode())
+        member.publish_counts("a-0", member.store.member.encode())
     eventually(lambda: len(first.acknowledgements()) == 1 and len(first.counts("a-0")) == 1)
     die(other)
     eventually(lambda: first.acknowledgements() == {})
-    assert first.gone({other.member}) == {other.member}
-    assert list(first.counts("a-0")) == [other.member.encode()]
+    assert first.gone({other.store.member}) == {other.store.member}
+    assert list(first.counts("a-0")) == [other.store.member.encode()]
 
 
-def test_only_members_acknowledge_and_what_they_say_can_be_read(server, join, monkeypatch):
+def test_an_acknowledgement_that_cannot_be_read_is_an_error(join, monkeypatch):
     first, other = join(), join()
     ack = Ack(1, 1, {})
     other.acknowledge(ack)
-    eventually(lambda: first.acknowledgements() == {other.member: ack})
-    server.call("HSET", "t:{fleet}:acks", "stranger", "rubbish")
-    assert first.acknowledgements() == {other.member: ack}
+    eventually(lambda: first.acknowledgements() == {other.store.member: ack})
     monkeypatch.setattr(other, "_ack", b"of another release")  # what its beats say from now on
     other.flush()
     with pytest.raises(
-        StoreUnavailable, match=rf"{other.member} acknowledges cannot be read .*another release"
+        StoreUnavailable, match=rf"{other.store.member} acknowledges cannot be read .*another release"
     ):
         first.acknowledgements()
     assert first.status()["up"]
@@ -145,112 +144,105 @@ def test_a_server_that_stands_still_is_noticed_and_no_member_is_gone_after_it(se
     server.signal(signal.SIGSTOP)
     eventually(lambda: not first.status()["up"])
     assert not first.leads()
-    with pytest.raises(StoreUnavailable, match="has not answered for"):
+    with pytest.raises(StoreUnavailable, match=r"has failed for .*requests are served meanwhile"):
         first.check_up()
-    with pytest.raises(StoreUnavailable, match="cannot be read"):
+    with pytest.raises(StoreUnavailable, match="does not answer"):
         first.update(serving("2"))
     server.signal(signal.SIGCONT)
     eventually(lambda: first.status()["up"])
     first.check_up()
-    assert first.acknowledgements().keys() == {other.member}
-    assert first.read()[0].models["m"].serving == "1"
+    assert first.acknowledgements().keys() == {other.store.member}
+    assert first.newest().state.models["m"].serving == "1"
 
 
 def test_a_change_that_waited_longer_than_its_caller_is_not_made(server, join, monkeypatch):
     member = join()
     member.update(serving("1"))
-    load, replace = member._load, member._replace
+    swap = member.store.swap
 
-    def replace_late(stored, wanted):
+    def swap_late(stored, content):
         server.signal(signal.SIGSTOP)
-        monkeypatch.setattr(member, "_load", lambda: (_ for _ in ()).throw(StoreUnavailable("away")))
-        try:
-            return replace(stored, wanted)
-        finally:
-            monkeypatch.setattr(member, "_load", load)
+        return swap(stored, content)
 
-    monkeypatch.setattr(member, "_replace", replace_late)
+    monkeypatch.setattr(member.store, "swap", swap_late)
     with pytest.raises(StoreUnavailable, match="look whether it was made"):
         member.update(serving("2"))
     eventually(lambda: not member.status()["up"])  # a second: longer than the change may take
     server.signal(signal.SIGCONT)
     eventually(lambda: member.status()["up"])
-    assert load().generation == 1
+    assert member.update(lambda whole: whole).generation == 1
 
 
 def test_a_change_whose_answer_was_lost_is_found_to_be_made(join, monkeypatch):
     member = join()
-    script = member._replace_script
+    call = member.store._client.eval
 
-    def cut(keys, args):
-        script(keys, args)
+    def cut(*words):
+        call(*words)
         raise ConnectionResetError("cut")
 
-    monkeypatch.setattr(member, "_replace_script", cut)
+    monkeypatch.setattr(member.store._client, "eval", cut)
     assert member.update(serving("1")).generation == 1
-    assert member.read()[0].models["m"].serving == "1"
+    assert member.update(lambda whole: whole).models["m"].serving == "1"
 
 
 def test_members_give_back_what_a_server_lost(server, join):
     first, other = join(), join()
     first.update(serving("1"))
-    other.read()
+    other.flush()
     after = first.update(serving("2"))
+    eventually(lambda: other.newest().state == after)
     server.call("FLUSHALL")
-    eventually(lambda: other.read()[0] == after)
-    assert first.read()[0] == after
+    eventually(lambda: other.store.read().content == encode_state(after))
+    assert first.newest().state == other.newest().state == after
     late = join()
-    assert late.read()[0] == after
+    assert late.newest().state == after
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        ("generation", "x"),
-        ("generation", "99", "nonce", "other", "body", "{"),
-        ("nonce", "other", "body", ""),
+        ("SET", b"x"),
+        ("SET", encode_state(LifecycleState(99)).replace(b"99", b"98")),
+        ("SET", encode_state(LifecycleState(99, format=2))),
+        ("HSET", "generation", "3", "nonce", "other", "body", b"{}"),
+        ("RPUSH", b"x"),
     ],
-    ids=["generation", "body", "no body"],
+    ids=["no state", "damaged", "newer", "the format of another release", "another program"],
 )
 def test_a_state_that_no_member_can_read_is_reported_and_never_given_back(server, join, damage):
     member, other = join(), join()
     member.update(serving("1"))
-    eventually(lambda: other.heard().identity == member.read()[1])
-    other.read()
+    eventually(lambda: other.newest().stored == member.store.read())
     key = "t:{fleet}:state"
-    server.call("HSET", key, *damage)
+    with member._beating, other._beating:  # or a member gives the state back
+        server.call("DEL", key)
+        server.call(damage[0], key, *damage[1:])
     for each in (member, other):
         eventually(lambda each=each: not each.status()["up"])
-        assert key in each.status()["why"]
-        with pytest.raises(StoreUnavailable, match="has not answered for"):
+        assert key in each.status()["why"] or "newer Hopline" in each.status()["why"]
+        with pytest.raises(StoreUnavailable, match="has failed for"):
             each.check_up()
+    with pytest.raises(ConfigError, match=r"t:\{fleet\}:state|newer Hopline"):
+        join()
     server.call("DEL", key)
     eventually(lambda: member.status()["up"] and other.status()["up"])
-    assert other.read()[0].models["m"].serving == "1"
+    assert other.newest().state.models["m"].serving == "1"
     member.check_up()
 
 
 def test_two_states_of_one_generation_become_one_that_is_newer(server, join):
     first, other = join(), join()
     first.update(serving("1"))
-    eventually(lambda: first.heard().identity is not None)
-    other.read()
+    older = first.store.read().content
+    eventually(lambda: other.newest().stored == first.store.read())
     first.update(serving("2"))
     # The server goes back to generation 1, and another change is made there.
-    body = other._newest.body
-    server.call(
-        "HSET",
-        "t:{fleet}:state",
-        "generation",
-        "2",
-        "nonce",
-        "other",
-        "body",
-        body.replace(b'"generation": 1', b'"generation": 2'),
-    )
-    eventually(lambda: first.read()[0].generation == 3)
-    assert first.read()[0].models["m"].serving == "1"
-    eventually(lambda: first.heard().identity == first.read()[1] == other.heard().identity)
+    state = decode_state(older, "", "")
+    server.call("SET", "t:{fleet}:state", encode_state(type(state)(2, state.models)))
+    eventually(lambda: first.newest().state.generation == 3)
+    assert first.newest().state.models["m"].serving == "1"
+    eventually(lambda: first.newest().stored == first.store.read() == other.newest().stored)
 
 
 def test_models_that_the_settings_do_not_name_are_left_out(join):
@@ -258,17 +250,17 @@ def test_models_that_the_settings_do_not_name_are_left_out(join):
 
     join().update(serving("1"))
     some = join(("n",))
-    state, first = some.take_up(some.read()[0], lambda: FirstState({"n": ModelState(serving="2")}))
+    state, first = some.first_state(some.newest().state, lambda: FirstState({"n": ModelState(serving="2")}))
     assert state.models.keys() == {"m", "n"}
     assert first.left_out.keys() == {"m"}
 
 
 def test_a_server_that_is_not_there_is_an_error_after_a_while(server, monkeypatch):
-    monkeypatch.setattr(redis_store, "_START_S", 0.2)
+    monkeypatch.setattr(fleet_module, "_START_S", 0.2)
     server.kill()
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="does not know what its fleet serves does not start"):
-        RedisStore(f"{server.url}/0").open()
+        Fleet(RedisStore(f"{server.url}/0")).open()
     assert time.monotonic() - began > 0.2
 
 
@@ -289,10 +281,10 @@ def test_an_address_that_makes_no_sense_is_refused(url, text):
 def test_a_wrong_password_is_an_error_immediately_and_a_right_one_is_not_shown():
     with redis_process("--requirepass", "sesame") as server:
         address = f"127.0.0.1:{server.port}/0"
-        store = RedisStore(f"redis://:sesame@{address}")
-        store.open()
-        assert "sesame" not in store.address
-        store.close()
+        fleet = Fleet(RedisStore(f"redis://:sesame@{address}"))
+        fleet.open()
+        assert "sesame" not in fleet.status()["address"]
+        fleet.close()
         for login in ("", ":wrong@"):
             with pytest.raises(ConfigError, match="refuses this client"):
-                RedisStore(f"redis://{login}{address}").open()
+                Fleet(RedisStore(f"redis://{login}{address}")).open()

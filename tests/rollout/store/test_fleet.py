@@ -1,10 +1,10 @@
-"""Which store the settings name."""
+"""The store that the settings name."""
 
 import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
-from hopline.rollout.store.configured import configured_store
+from hopline.rollout.store.fleet import configured_fleet
 from hopline.rollout.store.folder import FolderStore
 from hopline.rollout.store.redis import RedisStore
 
@@ -13,7 +13,7 @@ def configured(tmp_path, state):
     settings = {"models.repository": str(tmp_path)}
     if state is not None:
         settings["models.state"] = state
-    return configured_store(load_config(overrides=settings))[0]
+    return configured_fleet(load_config(overrides=settings))[0].store
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "REDIS"])
