@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 import pytest
@@ -95,14 +94,13 @@ class StateStoreSuite:
     def test_of_two_swaps_of_one_content_one_is_made(self, join: Join) -> None:
         """The other member has to read again."""
         first, other = join(), join()
-        first.update(serving("1"))
-        read = other.store.read()
-        made = first.store.swap(first.store.read(), encode_state(LifecycleState(2)))
-        assert made is not None
-        assert made == first.store.read() == other.store.read() != read
-        assert other.store.swap(read, encode_state(LifecycleState(3))) is None
-        assert other.store.swap(Stored(), encode_state(LifecycleState(3))) is None
-        assert first.store.read() == made
+        contents = [encode_state(LifecycleState(generation)) for generation in (1, 2, 3)]
+        read = first.store.swap(Stored(), contents[0])
+        assert read is not None
+        made = first.store.swap(read, contents[1])
+        for overtaken in (read, Stored()):
+            assert other.store.swap(overtaken, contents[2]) is None
+        assert first.store.read() == other.store.read() == made != read
 
     def test_changes_of_several_members_at_once_are_all_made(self, join: Join) -> None:
         """A change that was overtaken is made again, on the newer state."""
@@ -151,7 +149,7 @@ class StateStoreSuite:
     # Members
 
     def test_an_acknowledgement_is_read_by_the_others_until_its_member_leaves(self, join: Join) -> None:
-        """A member does not wait for itself."""
+        """A member does not wait for itself. A member that lives is not gone; an unknown one is."""
         first, other, third = join(), join(), join()
         assert first.acknowledgements() == {}
         acks = [Ack(3, 2, {"m/1": "damaged"}), Ack(4, 4, {})]
@@ -160,18 +158,12 @@ class StateStoreSuite:
             other.flush()
             assert first.acknowledgements() == {other.store.member: ack}
             assert other.acknowledgements() == {}
+        assert first.gone({first.store.member, other.store.member, "nobody"}) == {"nobody"}
         third.acknowledge(acks[0])
         third.flush()
         assert first.acknowledgements().keys() == {other.store.member, third.store.member}
         other.close()
         assert first.acknowledgements().keys() == {third.store.member}
-
-    def test_a_member_that_lives_is_not_gone(self, join: Join) -> None:
-        """An unknown member is."""
-        first, other = join(), join()
-        other.acknowledge(Ack(0, 0, {}))
-        other.flush()
-        assert first.gone({first.store.member, other.store.member, "nobody"}) == {"nobody"}
 
     def test_one_member_leads_and_another_one_when_it_leaves(self, join: Join) -> None:
         """Never two at the same time."""
@@ -204,12 +196,8 @@ class StateStoreSuite:
             first.publish_counts(_STEP, text.encode())
             other.publish_counts(_STEP, f"other {text}".encode())
             third.publish_counts(_STEP, f"third {text}".encode())
-            eventually(partial(self._counts_are, first, wanted))
+            eventually(lambda wanted=wanted: set(first.counts(_STEP)) == wanted)  # type: ignore[misc]
         assert len(first.counts(_NEXT)) == 0
-
-    @staticmethod
-    def _counts_are(member: Fleet, wanted: set[bytes]) -> bool:
-        return set(member.counts(_STEP)) == wanted
 
     def test_counts_stay_when_their_member_leaves_and_go_when_it_withdraws_them(self, join: Join) -> None:
         """Counts are kept."""

@@ -45,7 +45,7 @@ class Put(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a store reports at each exchange.
+    """Report of a store at each exchange.
 
     Attributes:
         identity: of the newest state.
@@ -109,7 +109,7 @@ class StateStore(ABC):
         Args:
             message: of this member; None leaves the one before.
             groups: to list.
-            leads: try to lead, or to go on leading for `LEASE_S`. No two members ever lead.
+            leads: try to lead, or to keep the lead, for `LEASE_S`. No two members ever lead.
         """
 
     @abstractmethod
