@@ -134,6 +134,18 @@ def test_another_member_leads_when_the_leader_dies(join):
     assert not first.leads()
 
 
+def test_a_member_leads_only_while_it_renews_its_lease(join):
+    """Another one may get the rest of the lease at any moment."""
+    member = join()
+    member.publish_counts("a-0", b"")
+    eventually(member.leads)
+    member.withdraw_counts("a-0")
+    member.flush()
+    assert not member.leads()
+    member.publish_counts("a-0", b"")
+    eventually(member.leads)
+
+
 def test_a_server_that_stands_still_is_noticed_and_no_member_is_gone_after_it(server, join):
     first, other = join(), join()
     other.acknowledge(Ack(1, 1, {}))

@@ -67,7 +67,7 @@ class RedisStore(StateStore):
             f"remove the key {self._state!r}: hosts that run write the state that they follow again"
         )
         self._client, self._failures, self._refusals = _connect(parsed)
-        self._leads = False
+        self._has_lease = False
         self._offset_s = 0.0
         #: When the last exchange began; since when there was no gap between two of them.
         self._began = self._since = float("-inf")
@@ -128,7 +128,7 @@ class RedisStore(StateStore):
         self, message: bytes | None, puts: Sequence[Put], groups: Sequence[str], *, leads: bool
     ) -> Beat:
         """As `StateStore.exchange`."""
-        began = time.monotonic()
+        began, renews = 0.0, leads and self._has_lease
 
         def ask() -> list[Any]:
             nonlocal began
@@ -141,7 +141,7 @@ class RedisStore(StateStore):
                 self._put(pipe, put)
             if leads:
                 lease_ms = int(LEASE_S * 1e3)
-                if self._leads:
+                if renews:
                     pipe.pexpire(self._leader, lease_ms)
                 pipe.set(self._leader, self.member, px=lease_ms, nx=True)
             pipe.get(self._leader)
@@ -158,7 +158,9 @@ class RedisStore(StateStore):
             self._since = ended  # the server was away, not the members: they get a lifetime to report
         self._began = began
         self._offset_s = seconds + microseconds / 1e6 - (began + ended) / 2
-        self._leads = leads and leader == self.member.encode()
+        self._has_lease = leader == self.member.encode()
+        if self._has_lease and not renews:
+            leader = b""  # the lease may be about to end: it counts once an exchange has renewed it
         return Beat(identity, _text(leader or b""), [_named(entries) for entries in listed])
 
     def _put(self, pipe: Any, put: Put) -> None:
