@@ -132,7 +132,7 @@ BUDGET: dict[str, int] = {
     "process": 1785,
     "ray": 370,
     "records": 4238,
-    "rollout": 4291,
+    "rollout": 4290,
     "runtimes": 1310,
     "sampling": 545,
     "scheduling": 1497,

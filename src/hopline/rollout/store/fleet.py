@@ -323,12 +323,10 @@ class Fleet:
 
     def counts(self, step: str) -> Sequence[bytes]:
         """The newest counts of the other members, as far as this member knows them."""
-        known = self._steps.get(step)
-        return () if known is None else known.others
+        return self._steps.get(step, _Step()).others
 
     def doubt(self, step: str, latency: bytes) -> None:
-        """Note the latency counts at which the candidate was slow for the first time; the first note
-        stays."""
+        """Note the latency counts at which the candidate was first slow; the first note stays."""
         known = self._steps.setdefault(step, _Step(used_at=time.monotonic()))
         if known.doubted is None:
             known.doubted = latency
@@ -336,8 +334,7 @@ class Fleet:
 
     def doubted(self, step: str) -> bytes | None:
         """Entries of `doubt`, by any member."""
-        known = self._steps.get(step)
-        return None if known is None else known.doubted
+        return self._steps.get(step, _Step()).doubted
 
     def forget_counts(self, steps: Collection[str]) -> None:
         """Remove everything of these steps: their rollout is over."""
