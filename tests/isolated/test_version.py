@@ -283,9 +283,9 @@ async def test_a_thread_that_hangs_is_noticed_though_the_process_lives():
 
 
 async def test_slow_is_not_hung():
-    async with running(ModelLimits(isolate=True, hang_s=1.0), threaded=True) as rig:
+    async with running(ModelLimits(isolate=True, hang_s=2.0), threaded=True) as rig:
         pid = rig.version.pid
-        for _ in range(16):  # each is too late, and yet there is progress
+        for _ in range(24):  # each is too late, and yet there is progress
             await rig.ask(1, timeout_s=0.05, spin_ms=120)
         assert rig.version.pid == pid
         assert await rig.answers(2)
