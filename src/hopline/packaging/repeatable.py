@@ -118,9 +118,8 @@ class _Check:
         if suspect:
             self._tolerance = _DRIFT
         as_fresh = bool(self._pairs) or self._as_fresh(kept)
-        if not as_fresh or not all(self._same(kept, 2 + n) for n in range(_REPEATS if suspect else 2)):
-            self._refuse()
-        if not self._same_drawn(kept):
+        repeats = range(2, 2 + (_REPEATS if suspect else 2))
+        if not (as_fresh and all(self._same(kept, seed) for seed in repeats) and self._same_drawn(kept)):
             self._refuse()
         for name in each_time:
             self._depends_on(kept, name, second[name])
@@ -175,23 +174,24 @@ class _Check:
         return not differ(self._rows, again, self._tolerance).any()
 
     def _same_drawn(self, reference: Reference, world: _World = nullcontext) -> bool:
-        """True if answers are the same with other weights, which an activation does not all set to 0.
-
-        Args:
-            world: of the last run; without one, it has another seed.
-        """
+        """True if answers with other weights are the same in another world, or else with another seed."""
         num_compared = 0
         for draw, factor in enumerate(_FACTORS):
+            if num_compared == _DRAWS:
+                break
             run = functools.partial(self._drawn, reference, draw, factor)
             first = run(nullcontext, 1)
-            if num_compared == _DRAWS or len(np.unique(first)) <= first.size // 8:
+            if len(np.unique(first)) <= first.size // 8:
                 continue
             num_compared += 1
             again, other = run(nullcontext, 1), run(world, 1 + (world is nullcontext))
-            if differ(first, again, _DRIFT).any() or differ(first, other, _DRIFT).any():
-                return False
-            repeats_bits = world is not nullcontext and np.array_equal(first, again, equal_nan=True)
-            if repeats_bits and not np.array_equal(first, other, equal_nan=True):
+            is_exact = world is not nullcontext and np.array_equal(first, again, equal_nan=True)
+            same = np.array_equal(first, other, equal_nan=True)
+            if (
+                differ(first, again, _DRIFT).any()
+                or differ(first, other, _DRIFT).any()
+                or (is_exact and not same)
+            ):
                 return False
         return True
 
