@@ -1,18 +1,64 @@
 """Shared fixtures. Threads are pinned: two test cores, and bit-equality is for one thread count."""
 
+from __future__ import annotations
+
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.turns import Turns
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What an example takes is the machine's affair: no test is a timed one.
 settings.register_profile("hopline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hopline")
+
+_turns = Turns()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also tests marked `release`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of a release to those who want all, or name their folder or file."""
+    named = {(config.rootpath / argument.split("::")[0]).resolve() for argument in config.args}
+    if config.getoption("--all") or not named & {config.rootpath, config.rootpath / "tests"}:
+        return
+    release = [item for item in items if item.get_closest_marker("release")]
+    if release:
+        items[:] = [item for item in items if item not in release]
+        config.hook.pytest_deselected(items=release)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: WorkerController, ids: Sequence[str]) -> None:
+    """Print how many tests there are, which no worker of xdist does."""
+    if node.gateway.id == "gw0":
+        print(f"{len(ids):,} tests", flush=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Give a quiet test the machine for itself; quiet tests that follow one another share a turn."""
+    quiet = item.get_closest_marker("quiet") is not None
+    _turns.begin(quiet=quiet)
+    try:
+        return (yield)
+    finally:
+        if not quiet or nextitem is None or nextitem.get_closest_marker("quiet") is None:
+            _turns.end()
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -29,7 +75,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     """Collect what a file of tests leaves, in its last test, and keep the rest from the collector.
 
     The rest is what was imported meanwhile, such as torch's exporter.

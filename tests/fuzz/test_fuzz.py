@@ -1,4 +1,7 @@
-"""Each harness for some seconds, from its kept corpus and a fixed seed; longer runs are `scripts/fuzz`."""
+"""Each harness for a second, from its kept corpus and a fixed seed, and before a release for five.
+
+Longer runs are `scripts/fuzz`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from tests.fuzz.harnesses import HARNESSES
 from tests.fuzz.run import CORPUS, Budget, Found, fuzz
 
-_BUDGET = Budget(seconds=3)
+_BUDGET, _BUDGET_OF_A_RELEASE = Budget(seconds=1), Budget(seconds=5)
 #: Bytes of all kept corpora: they are read by every run.
 _MAX_CORPUS_BYTES = 100_000
 
@@ -24,8 +27,9 @@ def running(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Found]]
         for item in request.session.items
         if isinstance(item, pytest.Function) and "running" in item.fixturenames
     ]
+    budget = _BUDGET_OF_A_RELEASE if request.config.getoption("--all") else _BUDGET
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        yield {name: pool.submit(fuzz, name, _BUDGET) for name in names}
+        yield {name: pool.submit(fuzz, name, budget) for name in names}
 
 
 @pytest.mark.parametrize("harness", HARNESSES)

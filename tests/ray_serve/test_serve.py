@@ -22,6 +22,8 @@ from hopline.types import ScoreRequest
 from tests.engine import zoo
 
 pytestmark = [
+    # two nodes of a cluster start, and die, for a minute
+    pytest.mark.release,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
