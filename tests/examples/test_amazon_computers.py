@@ -41,6 +41,7 @@ def stand_in(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.release
 def test_served_answers_equal_pyg_over_both_transports(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

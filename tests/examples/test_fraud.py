@@ -48,6 +48,7 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setenv("HOPLINE_DATA", str(tmp_path))
 
 
+@pytest.mark.release
 def test_whole_story_holds_and_ends_with_one_json_line(stand_in, monkeypatch, capsys):
     tiny = Scale(calls=50, copies=150, steps=(50, 100), min_step_s=0.2, min_requests=60)
     monkeypatch.setattr(example, "SMALL", tiny)

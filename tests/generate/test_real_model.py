@@ -67,6 +67,7 @@ def test_a_template_that_does_not_parse_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "models" / "slm").exists()
 
 
+@pytest.mark.release
 def test_a_stream_is_the_text_of_a_whole_answer(client: openai.OpenAI) -> None:
     arguments = {"model": "slm", "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
     whole = client.chat.completions.create(**arguments)
@@ -78,6 +79,7 @@ def test_a_stream_is_the_text_of_a_whole_answer(client: openai.OpenAI) -> None:
     assert 0 < whole.usage.completion_tokens <= 24
 
 
+@pytest.mark.release
 def test_a_text_is_that_of_its_seed_beside_any_others_also_without_chance(
     client: openai.OpenAI,
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_text_is_that_of_its_seed_beside_any_others_also_without_chance(
         assert set(threads.map(ask, range(6), [0.0] * 6)) == {likely}
 
 
+@pytest.mark.release
 def test_a_stop_string_of_several_tokens_cuts_the_text(client: openai.OpenAI) -> None:
     arguments = {"model": "slm", "prompt": "one two three four five six seven", "max_tokens": 16}
     whole = client.completions.create(**arguments, temperature=0).choices[0].text
@@ -119,6 +122,7 @@ def test_a_stop_string_of_several_tokens_cuts_the_text(client: openai.OpenAI) ->
     assert cut.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.release
 def test_logprobs_are_those_of_probabilities(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="slm", messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True
@@ -131,6 +135,7 @@ def test_logprobs_are_those_of_probabilities(client: openai.OpenAI) -> None:
     assert all(each.logprob <= 0 for each in logprobs.content)
 
 
+@pytest.mark.release
 def test_a_prompt_beyond_the_context_is_refused_with_its_tokens(client: openai.OpenAI) -> None:
     # the tokenizer cuts texts at 8192 tokens, and does not say so
     with pytest.raises(openai.APIStatusError, match="at least 8192 tokens; the model's context is 8192"):
@@ -139,6 +144,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_tokens(client: openai.O
         client.completions.create(model="slm", prompt="word " * 8100, max_tokens=100)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "values", [{"min_p": 1.0}, {"min_p": 1 - 1e-12}, {"temperature": 5e-324}, {"temperature": 1e-40}]
 )
@@ -156,6 +162,7 @@ def test_the_ends_of_the_ranges_take_the_most_probable_tokens(
     assert said(**values) == said(temperature=0)
 
 
+@pytest.mark.release
 def test_clients_that_leave_free_their_blocks(client: openai.OpenAI, server: RunningServer) -> None:
     for _ in range(3):
         streams = [
@@ -174,6 +181,7 @@ def test_clients_that_leave_free_their_blocks(client: openai.OpenAI, server: Run
     server.wait_until(cancelled, 12)
 
 
+@pytest.mark.release
 def test_rows_are_scored_like_those_of_any_model(server: RunningServer) -> None:
     import httpx
 

@@ -47,6 +47,9 @@ def story(version: str | None = None) -> ScoreRequest:
     return ScoreRequest("slm", version=version, columns={name: [value] for name, value in values.items()})
 
 
+pytestmark = pytest.mark.release
+
+
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     repository = tmp_path / "repository"
