@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that the pages of both packages say what the code does; with --write, renew the generated tables.
+"""Check that the pages of all packages say what the code does; with --write, renew the generated tables.
 
 Checked: settings, error classes with their codes, commands and options, HTTP routes, gRPC methods and
 metrics are all there, and every module in the architecture; links and anchors lead somewhere; Python blocks
@@ -36,7 +36,13 @@ _CONVOLUTIONS = {
 }
 _FOR_DEVELOPERS = (_MODULES, "docs/extending.md", "CONTRIBUTING.md", "docs/guides/store-failures.md")
 #: Folder of pages -> the page that links to all of them; the site's description is beside the folder.
-INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
+INDEXES = {
+    "docs/": _PUBLIC,
+    **{
+        f"{docs.relative_to(ROOT)}/": f"{docs.relative_to(ROOT)}/index.md"
+        for docs in sorted(ROOT.glob("packages/*/docs"))
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Block:
 def pages() -> dict[str, Path]:
     """Every page by its path from the root."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    files += [ROOT / "mesh" / "README.md", ROOT / "mesh" / "CHANGELOG.md"]
+    files += sorted(ROOT.glob("packages/*/*.md"))
     for folder in INDEXES:
         files += sorted((ROOT / folder).rglob("*.md"))
     return {file.relative_to(ROOT).as_posix(): file for file in files}
@@ -308,9 +314,9 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
         "pipeline-fallbacks": pipeline_fallbacks_table,
     },
     "docs/guides/isolation.md": {"limits": limits_table},
-    "mesh/docs/configuration.md": {"mesh-settings": mesh_settings_table},
-    "mesh/docs/bad-input.md": {"mesh-errors": mesh_errors_table},
-    "mesh/docs/cli.md": {"mesh-commands": mesh_commands_table},
+    "packages/mesh/docs/configuration.md": {"mesh-settings": mesh_settings_table},
+    "packages/mesh/docs/bad-input.md": {"mesh-errors": mesh_errors_table},
+    "packages/mesh/docs/cli.md": {"mesh-commands": mesh_commands_table},
 }
 
 
@@ -364,13 +370,13 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
     paths = [path for path in routes() if "/versions/<version>" not in path]
     yield "route", "docs/http-api.md", paths
     paths = [path for path in mesh_routes() if path != "/page/<name>"]
-    yield "route", "mesh/docs/api.md", paths
+    yield "route", "packages/mesh/docs/api.md", paths
     for service in (INFERENCE, HEALTH, REFLECTIONS[0]):
         yield "method", "docs/grpc-api.md", [method.name for method in proto.methods(service)]
     for service in (MESH, HEALTH):
-        yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]
+        yield "method", "packages/mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]
     yield "metric", "docs/operations.md", Metrics()._families
-    yield "metric", "mesh/docs/operations.md", MeshMetrics()._families
+    yield "metric", "packages/mesh/docs/operations.md", MeshMetrics()._families
 
 
 def check_modules(texts: dict[str, str]) -> Iterator[str]:
@@ -416,7 +422,7 @@ def check_files(texts: dict[str, str]) -> Iterator[str]:
     """Python files that pages for developers name are there."""
     there = [
         file.relative_to(ROOT).as_posix()
-        for folder in ("src", "tests", "scripts", "benchmarks", "mesh/src")
+        for folder in ("src", "tests", "scripts", "benchmarks", "packages")
         for file in (ROOT / folder).rglob("*.py")
     ]
     for page in _FOR_DEVELOPERS:

@@ -24,9 +24,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CHANGELOG.md", "docs", "mesh/README.md", "mesh/CHANGELOG.md", "mesh/docs")
-SOURCES = ("src", "mesh/src", "benchmarks", "examples")
-EXEMPT = ("docs/log.md", "src/hopline/transports/proto", "mesh/src/hopline_mesh/proto")
+DISTRIBUTIONS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*"))
+PAGES = ("README.md", "CHANGELOG.md", "docs")
+PAGES += tuple(
+    f"{each}/{name}" for each in DISTRIBUTIONS for name in PAGES if (ROOT / each / name).exists()
+)
+SOURCES = ("src", *(f"{each}/src" for each in DISTRIBUTIONS), "benchmarks", "examples")
+EXEMPT = ("docs/log.md", "src/hopline/transports/proto", "packages/mesh/src/hopline_mesh/proto")
 #: Words of the longest sentence of a page; code in backticks counts as one word.
 LONGEST = 35
 

@@ -23,10 +23,11 @@ from pathlib import Path
 import networkx
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Distribution -> folder of its package.
+#: Distribution -> folder of its package; those of `packages/` follow the server's.
 DISTRIBUTIONS = {
-    "hopline": ROOT / "src" / "hopline",
-    "hopline-mesh": ROOT / "mesh" / "src" / "hopline_mesh",
+    package.name.replace("_", "-"): package
+    for source in (ROOT / "src", *sorted(ROOT.glob("packages/*/src")))
+    for package in source.glob("hopline*")
 }
 #: Arguments of a function; more of them take a value object.
 WIDE = 8

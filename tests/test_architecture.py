@@ -246,7 +246,7 @@ def test_modules_that_texts_name_exist():
     """A name such as `store/redis.py` is the end of a path."""
     folders = (
         SOURCE,
-        *(ROOT / name for name in ("benchmarks", "examples", "mesh/src", "scripts", "tests")),
+        *(ROOT / name for name in ("benchmarks", "examples", "packages", "scripts", "tests")),
     )
     paths = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
     stale = [
@@ -358,7 +358,7 @@ def test_files_are_written_atomically_in_one_place():
             of_path = node.func.attr in ("rename", "replace") and len(node.args) == 1 and not node.keywords
             if of_path or (of_os and node.func.attr in ("rename", "replace")):
                 found.add(file.relative_to(SOURCE).as_posix())
-    assert {name for name in found if not name.startswith("mesh/")} == RENAMES
+    assert found == RENAMES
 
 
 def test_files_are_locked_in_one_place():

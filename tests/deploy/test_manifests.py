@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hopline.config.reader import config_table, load_config
-from mesh.tests.deploy import kustomize
+from packages.mesh.tests.deploy import kustomize
 
 SERVER = Path(__file__).resolve().parents[2] / "deploy" / "server"
 OVERLAYS = sorted(each.name for each in (SERVER / "overlays").iterdir())

@@ -28,9 +28,9 @@ def test_every_kind_of_route_is_found(check_docs):
         ("docs/http-api.md", "`/v2/models/<model>/stats`", "route"),
         ("docs/grpc-api.md", "`ModelStreamInfer`", "method"),
         ("docs/operations.md", "`hopline_queue_rows`", "metric"),
-        ("mesh/docs/api.md", "`/v1/mesh/incidents/<id>`", "route"),
-        ("mesh/docs/api.md", "`GetGraph`", "method"),
-        ("mesh/docs/operations.md", "`hopline_mesh_score`", "metric"),
+        ("packages/mesh/docs/api.md", "`/v1/mesh/incidents/<id>`", "route"),
+        ("packages/mesh/docs/api.md", "`GetGraph`", "method"),
+        ("packages/mesh/docs/operations.md", "`hopline_mesh_score`", "metric"),
     ],
 )
 def test_what_is_left_out_is_named(check_docs, page, cut, said):

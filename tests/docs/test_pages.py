@@ -8,8 +8,8 @@ from tests.docs.player import ROOT, play
 
 GUIDES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("docs/guides", "mesh/docs")
-    for path in (ROOT / folder).glob("*.md")
+    for folder in ("docs/guides", "packages/*/docs")
+    for path in ROOT.glob(f"{folder}/*.md")
 )
 CONTINUES = "continues the [quickstart](../quickstart.md)"
 

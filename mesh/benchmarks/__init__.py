@@ -1,1 +1,0 @@
-"""Benchmarks of the mesh watch, run from the root as `python -m mesh.benchmarks`."""
