@@ -504,7 +504,7 @@ def check_commands(texts: dict[str, str]) -> Iterator[str]:
     """Commands in bash blocks exist and have the options that they are given."""
     from hopline import cli
 
-    known = dict(_commands([*cli.COMMANDS, *cli.PACKAGES]))
+    known = dict(_commands([*cli.COMMANDS, *cli.DOOR.packages]))
     options = {
         name: {option for part in command.params for option in (*part.opts, *part.secondary_opts)}
         for name, command in known.items()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
+from hopline.doors import Door
 from hopline.errors import ConfigError, HoplineError, short_values
 
 if TYPE_CHECKING:
@@ -18,67 +18,56 @@ if TYPE_CHECKING:
 #: Set by a shell that asks for completions of a word.
 _COMPLETE = "_HOPLINE_COMPLETE"
 
-#: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "demo": ("hopline.commands.demo", "demo", "Build, train, package and serve an example network."),
-    "graph": ("hopline.commands.graph", "app", "Build, inspect and change graphs."),
-    "features": ("hopline.commands.features", "app", "Copy features into a store, and compare the two."),
+#: name -> one line of help, and what it runs: a Typer app or a function at "module:attribute".
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("Build, train, package and serve an example network.", "hopline.commands.demo:demo"),
+    "graph": ("Build, inspect and change graphs.", "hopline.commands.graph:app"),
+    "features": ("Copy features into a store, and compare the two.", "hopline.commands.features:app"),
     "package": (
-        "hopline.commands.package",
-        "package",
         "Package a trained PyG, scikit-learn or XGBoost model.",
+        "hopline.commands.package:package",
     ),
     "quantize": (
-        "hopline.commands.quantize",
-        "quantize",
         "Quantise a packaged model where that costs no accuracy.",
+        "hopline.commands.quantize:quantize",
     ),
-    "serve": ("hopline.commands.serve", "serve", "Run the server."),
-    "warm": ("hopline.commands.warm", "warm", "Compile all kernels now, for a fast first start."),
-    "prefetch": (
-        "hopline.commands.prefetch",
-        "prefetch",
-        "Fetch feature rows for all workers of this host.",
-    ),
-    "score": ("hopline.commands.score", "score", "Score nodes or links on a running server."),
-    "batch": ("hopline.commands.batch", "batch", "Score a whole graph into files or stores."),
-    "distill": ("hopline.commands.distill", "distill", "Distil a graph model into a small student."),
-    "stream": (
-        "hopline.commands.stream",
-        "stream",
-        "Apply events of a message broker to a live graph.",
-    ),
-    "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
-    "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
+    "serve": ("Run the server.", "hopline.commands.serve:serve"),
+    "warm": ("Compile all kernels now, for a fast first start.", "hopline.commands.warm:warm"),
+    "prefetch": ("Fetch feature rows for all workers of this host.", "hopline.commands.prefetch:prefetch"),
+    "score": ("Score nodes or links on a running server.", "hopline.commands.score:score"),
+    "batch": ("Score a whole graph into files or stores.", "hopline.commands.batch:batch"),
+    "distill": ("Distil a graph model into a small student.", "hopline.commands.distill:distill"),
+    "stream": ("Apply events of a message broker to a live graph.", "hopline.commands.stream:stream"),
+    "models": ("List, load and unload versions on a running server.", "hopline.commands.models:app"),
+    "rollout": ("Canary, blue/green, shadow and A/B rollouts.", "hopline.commands.rollout:app"),
     "snapshot": (
-        "hopline.commands.snapshot",
-        "app",
         "Publish graphs, features and precomputed answers at an address.",
+        "hopline.commands.snapshot:app",
     ),
-    "auth": ("hopline.commands.auth", "app", "Create, list and revoke API keys."),
-    "cost": ("hopline.commands.cost", "cost", "Show what requests cost, by model."),
+    "auth": ("Create, list and revoke API keys.", "hopline.commands.auth:app"),
+    "cost": ("Show what requests cost, by model.", "hopline.commands.cost:cost"),
     "slo": (
-        "hopline.commands.slo",
-        "slo",
         "Compare a server with its objectives, or write alert rules for them.",
+        "hopline.commands.slo:slo",
     ),
     "replay": (
-        "hopline.commands.replay",
-        "replay",
         "Repeat the requests of a prediction log, and compare the answers.",
+        "hopline.commands.replay:replay",
     ),
-    "log": ("hopline.commands.log", "app", "Show a prediction log."),
-    "drift": ("hopline.commands.drift", "app", "Compare requests and answers with a reference."),
-    "pipeline": ("hopline.commands.pipeline", "app", "Draw and check pipelines."),
-    "generate": ("hopline.commands.generate", "app", "Import generative models into a repository."),
-    "mcp": ("hopline.commands.mcp", "mcp", "Offer a server's models to agents (Model Context Protocol)."),
-    "config": ("hopline.commands.config", "app", "Show all settings and their values."),
+    "log": ("Show a prediction log.", "hopline.commands.log:app"),
+    "drift": ("Compare requests and answers with a reference.", "hopline.commands.drift:app"),
+    "pipeline": ("Draw and check pipelines.", "hopline.commands.pipeline:app"),
+    "generate": ("Import generative models into a repository.", "hopline.commands.generate:app"),
+    "mcp": ("Offer a server's models to agents (Model Context Protocol).", "hopline.commands.mcp:mcp"),
+    "config": ("Show all settings and their values.", "hopline.commands.config:app"),
 }
 
-#: Entry points of other packages that add commands: name -> a Typer app or a function.
-GROUP = "hopline.commands"
-#: Command -> the package that contains it, for the message where it is not installed.
-PACKAGES = {"mesh": "hopline-mesh"}
+#: Other packages add commands: name = a Typer app or a function.
+DOOR = Door(
+    "hopline.commands",
+    {name: target for name, (_, target) in COMMANDS.items()},
+    {"mesh": "hopline-mesh"},
+)
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
@@ -91,11 +80,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(root)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
-    for name, (module, attribute, text) in COMMANDS.items():
+    for name, (text, _) in COMMANDS.items():
         if name != wanted:
             app.command(name, help=text)(_placeholder)
             continue
-        _add(app, name, getattr(importlib.import_module(module), attribute))
+        _add(app, name, DOOR.find(name))
     if wanted not in COMMANDS:  # listing installed packages is slow
         _add_installed(app, wanted)
     return app
@@ -103,13 +92,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 def _add_installed(app: typer.Typer, wanted: str) -> None:
     """Add the commands of other packages; for a known one that is missing, name the package to install."""
-    from importlib.metadata import entry_points
-
-    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
-    if wanted in PACKAGES and wanted not in found:
+    found = DOOR.installed()
+    if wanted not in found and (install := DOOR.how_to_install(wanted)):
 
         def absent() -> None:
-            raise ConfigError(f"`hopline {wanted}` is not installed: pip install {PACKAGES[wanted]}")
+            raise ConfigError(f"`hopline {wanted}` is not installed: {install}")
 
         anything = {"ignore_unknown_options": True, "allow_extra_args": True}
         app.command(wanted, hidden=True, add_help_option=False, context_settings=anything)(absent)

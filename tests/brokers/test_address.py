@@ -6,7 +6,7 @@ from hopline.brokers.address import Address
 from hopline.brokers.kafka_source import KafkaSource
 from hopline.brokers.nats_sink import NatsSink
 from hopline.brokers.redis_queue import RedisQueue
-from hopline.brokers.registry import BROKERS, Broker, open_queue, open_sink, open_source
+from hopline.brokers.registry import DOOR, Broker, open_queue, open_sink, open_source
 from hopline.errors import ConfigError
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_scheme_comes_with_the_known_ones():
         ConfigError, match=r"^s\.t: 'amqp://…@h/x' is not the address of a broker"
     ) as raised:
         open_source("amqp://u:secret@h/x?password=hidden", "s.t")
-    assert all(f"{scheme}://" in str(raised.value) for scheme in BROKERS)
+    assert all(f"{scheme}://" in str(raised.value) for scheme in DOOR.own)
     assert "secret" not in str(raised.value)
     assert "hidden" not in str(raised.value)
 
@@ -143,15 +143,15 @@ def test_packages_bring_schemes_of_their_own(monkeypatch):
         def load(self):
             return Broker(*["hopline.brokers.kafka_source:KafkaSource"] * 3)
 
-    monkeypatch.setattr("hopline.brokers.registry.entry_points", lambda group: [Mine()])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Mine()])
     with pytest.raises(ConfigError, match="'mine://h' is not the address of a broker"):
         open_source("mine://h", "s")
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
-    def missing(name):
+    def missing(target):
         raise ModuleNotFoundError("No module named 'nats'", name="nats")
 
-    monkeypatch.setattr("hopline.brokers.registry.importlib.import_module", missing)
+    monkeypatch.setattr("hopline.brokers.registry.imported", missing)
     with pytest.raises(ConfigError, match=r"^s: nats:// needs nats; .*pip install 'hopline\[nats\]'"):
         open_source("nats://h/s", "s")

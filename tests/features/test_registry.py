@@ -51,7 +51,7 @@ def test_packages_bring_schemes_of_their_own(monkeypatch):
     point = importlib.metadata.EntryPoint(
         "mine", "hopline.features.memory:MemoryStore", "hopline.feature_stores"
     )
-    monkeypatch.setattr("hopline.features.registry.entry_points", lambda group: [point])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     assert type(open_store("mine:")) is MemoryStore
     with pytest.raises(ConfigError, match="mine:"):
         open_store("your:")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from hopline.brokers.address import scheme_of
 from hopline.brokers.base import Queue, Sink, Source
 from hopline.config.setting import did_you_mean
 from hopline.config.urls import shown
+from hopline.doors import Door, imported
 from hopline.errors import ConfigError
-
-#: Packages add own schemes under this name: scheme = "module:attr", a `Broker`.
-ENTRY_POINTS = "hopline.brokers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +27,36 @@ class Broker:
     extra: str = ""
 
 
-_KAFKA = Broker(
+KAFKA = Broker(
     "hopline.brokers.kafka_source:KafkaSource",
     "hopline.brokers.kafka_queue:KafkaQueue",
     "hopline.brokers.kafka_sink:KafkaSink",
     "kafka",
 )
-_REDIS = Broker(
+REDIS = Broker(
     "hopline.brokers.redis_source:RedisSource",
     "hopline.brokers.redis_queue:RedisQueue",
     "hopline.brokers.redis_sink:RedisSink",
     "redis-streams",
 )
-_NATS = Broker(
+NATS = Broker(
     "hopline.brokers.nats_source:NatsSource",
     "hopline.brokers.nats_queue:NatsQueue",
     "hopline.brokers.nats_sink:NatsSink",
     "nats",
 )
-BROKERS: dict[str, Broker] = {
-    "kafka": _KAFKA,
-    "kafkas": _KAFKA,
-    "redis": _REDIS,
-    "rediss": _REDIS,
-    "nats": _NATS,
-    "natss": _NATS,
-}
+#: scheme -> "module:attr", a `Broker`; packages add own schemes.
+DOOR = Door(
+    "hopline.brokers",
+    {
+        "kafka": f"{__name__}:KAFKA",
+        "kafkas": f"{__name__}:KAFKA",
+        "redis": f"{__name__}:REDIS",
+        "rediss": f"{__name__}:REDIS",
+        "nats": f"{__name__}:NATS",
+        "natss": f"{__name__}:NATS",
+    },
+)
 
 
 def open_source(address: str, setting: str) -> Source:
@@ -85,16 +85,15 @@ def open_sink(address: str, setting: str) -> Sink:
 
 def _make(what: str, address: str, setting: str) -> Any:
     scheme = scheme_of(address)
-    broker = BROKERS.get(scheme) or _plugged_in(scheme)
+    broker = DOOR.find(scheme)
     if broker is None:
-        known = [*BROKERS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
+        known = DOOR.names()
         raise ConfigError(
             f"{setting}: {shown(address)!r} is not the address of a broker{did_you_mean(scheme, known)}; "
             f"an address begins with one of {', '.join(f'{name}://' for name in known)}"
         )
-    module, _, attribute = str(getattr(broker, what)).partition(":")
     try:
-        made = getattr(importlib.import_module(module), attribute)
+        made = imported(getattr(broker, what))
     except ModuleNotFoundError as error:
         if not broker.extra or (error.name or "").startswith("hopline"):
             raise
@@ -103,10 +102,3 @@ def _make(what: str, address: str, setting: str) -> Any:
             f"pip install 'hopline[{broker.extra}]'"
         ) from None
     return made(address, setting)
-
-
-def _plugged_in(scheme: str) -> Broker | None:
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == scheme:
-            return cast(Broker, point.load())
-    return None

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.metadata import entry_points
 from typing import cast
 
 from hopline.config.setting import did_you_mean
 from hopline.config.urls import shown
+from hopline.doors import Door
 from hopline.errors import ConfigError
 from hopline.features.base import FeatureStore
 
 #: The default setting of a store's URL.
 SETTING = "features.store"
-
-#: Entry point group in which packages add their schemes: scheme = "module:attr".
-ENTRY_POINTS = "hopline.feature_stores"
 
 #: scheme -> "module:attr"; called with the URL and the name of its setting.
 STORES: dict[str, str] = {
@@ -41,6 +37,8 @@ PUBLISHING = (
 PUBLISHED = "published+"
 STORES |= {f"{PUBLISHED}{name}": "hopline.features.published:PublishedStore" for name in PUBLISHING}
 
+DOOR = Door("hopline.feature_stores", STORES)
+
 
 def open_store(url: str, setting: str = SETTING) -> FeatureStore:
     """Return the store for a URL. It connects in `open()`.
@@ -53,17 +51,11 @@ def open_store(url: str, setting: str = SETTING) -> FeatureStore:
         ConfigError: an unknown scheme, or a URL that the store cannot use.
     """
     scheme = url.partition(":")[0].lower()
-    target = STORES.get(scheme)
-    if ":" not in url or (target is None and scheme not in (found := _plugged_in())):
-        known = [*STORES, *_plugged_in()]
+    store = DOOR.find(scheme) if ":" in url else None
+    if store is None:
+        known = DOOR.names()
         raise ConfigError(
             f"{setting}: {shown(url)!r} is not the URL of a feature store{did_you_mean(scheme, known)}; "
             f"it must begin with one of {', '.join(f'{name}:' for name in known)}"
         )
-    module, _, attribute = (target or found[scheme]).partition(":")
-    store = getattr(importlib.import_module(module), attribute)
     return cast(FeatureStore, store(url, setting))
-
-
-def _plugged_in() -> dict[str, str]:
-    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}

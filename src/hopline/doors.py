@@ -1,0 +1,59 @@
+"""Finds by name what Hopline's own package or an installed one adds: commands, kinds of models, stores.
+
+A door is a group of entry points. Packages add names to it, and the server's package imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+def imported(target: str) -> Any:
+    """The object at "module:attribute"."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The names of one group, each imported when it is requested.
+
+    Args:
+        group: entry point group in which packages add names: name = "module:attribute".
+        own: the same for names of Hopline's own package, which no other package can replace.
+        packages: name -> requirement that brings it, for those that come as separate packages.
+    """
+
+    group: str
+    own: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, name: str) -> Any:
+        """The object of a name; None if no installed package has the name.
+
+        Raises: ImportError: a package that it imports is missing.
+        """
+        if name in self.own:
+            return imported(self.own[name])
+        point = self.installed().get(name)
+        return None if point is None else point.load()
+
+    def installed(self) -> dict[str, EntryPoint]:
+        """Names that other packages add; nothing is imported."""
+        from importlib.metadata import entry_points  # slow, and most commands need none
+
+        return {point.name: point for point in entry_points(group=self.group) if point.name not in self.own}
+
+    def names(self) -> list[str]:
+        """All names, those of Hopline's own first."""
+        return [*self.own, *self.installed()]
+
+    def how_to_install(self, name: str) -> str:
+        """The command that installs a name's package; "" for a name that no known package has."""
+        return f"pip install {self.packages[name]}" if name in self.packages else ""
