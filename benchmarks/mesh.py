@@ -1,7 +1,7 @@
 """The mesh watch's detectors in one table: found, false, minutes to detect, cause first.
 
 Online Boutique, churn, unkind meshes and injected faults, for the trained model, an untrained one, none,
-and plain rules. The phase `table` of `packages.mesh.benchmarks`, which has the mesh watch's other benchmarks.
+and plain rules. The phase `table` of `packages.mesh.benchmarks`, which has the others of the mesh watch.
 
     python -m benchmarks.mesh [--quick] [--phases a,b] [--data FOLDER]
 """

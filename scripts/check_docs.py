@@ -160,9 +160,9 @@ def fallbacks_table() -> str:
 
 def pipeline_fallbacks_table() -> str:
     """Every fallback of the steps of a pipeline."""
-    from hopline.engine.fallbacks import OF_PIPELINES
+    from hopline_pipelines.fallbacks import OF_STEPS
 
-    return _fallbacks(OF_PIPELINES)
+    return _fallbacks(OF_STEPS)
 
 
 def _fallbacks(fallbacks: Iterable[Any]) -> str:
@@ -215,10 +215,11 @@ def _errors(root: type[Exception], statuses: Mapping[Any, int], codes: Mapping[A
 
 
 def commands_table() -> str:
-    """Every command of the server's package with its arguments and options."""
+    """Every command of the server's package and of its extras, with its arguments and options."""
     from hopline import cli
 
-    return _described(cli.COMMANDS)
+    extras = [name for name in cli.DOOR.packages if name != "mesh"]
+    return _described([*cli.COMMANDS, *extras])
 
 
 def mesh_commands_table() -> str:

@@ -56,7 +56,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "log": ("Show a prediction log.", "hopline.commands.log:app"),
     "drift": ("Compare requests and answers with a reference.", "hopline.commands.drift:app"),
-    "pipeline": ("Draw and check pipelines.", "hopline.commands.pipeline:app"),
     "generate": ("Import generative models into a repository.", "hopline.commands.generate:app"),
     "mcp": ("Offer a server's models to agents (Model Context Protocol).", "hopline.commands.mcp:mcp"),
     "config": ("Show all settings and their values.", "hopline.commands.config:app"),
@@ -66,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 DOOR = Door(
     "hopline.commands",
     {name: target for name, (_, target) in COMMANDS.items()},
-    {"mesh": "hopline-mesh"},
+    {"pipeline": "'hopline[pipelines]'", "mesh": "hopline-mesh"},
 )
 
 

@@ -41,11 +41,11 @@ from hopline.types import Deliver, ModelInfo, OnPart, ScoreRequest, ScoreResult,
 
 if TYPE_CHECKING:
     from hopline.answering.sources import Sources
-    from hopline.generate.token_rate import TokenRates
     from hopline.live.updates import LiveUpdates
     from hopline.live.version_wait import VersionWait
     from hopline.prefetch.client import PrefetcherClient
     from hopline.records.drift.monitor import DriftMonitor
+    from hopline.scheduling.token_rate import TokenRates
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Service:
         """
         began = time.perf_counter()
         self._loader = Loader(self.config, self.metrics, self.recorders, self._resolve)
-        self._loader.inputs.on_sources = self._connect_prefetcher
+        self._loader.tools.inputs.on_sources = self._connect_prefetcher
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
         self._serving = self._lifecycle.loaded.serving
         self._records.start()
@@ -108,7 +108,7 @@ class Service:
         )
         if unavailable := self.unavailable():
             names += f" (unavailable: {', '.join(unavailable)})"
-        own = self._loader.inputs.own
+        own = self._loader.tools.inputs.own
         graph = "no graph"
         if own is not None:
             graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
@@ -118,7 +118,7 @@ class Service:
     def token_rates(self) -> TokenRates:
         """Tokens of generative models that clients may use. Only after `start`."""
         assert self._loader is not None
-        return self._loader.token_rates
+        return self._loader.tools.token_rates
 
     @property
     def drift(self) -> DriftMonitor | None:
@@ -133,7 +133,7 @@ class Service:
     @property
     def sources(self) -> Sources | None:
         """Source of features that are not in the server's own graph."""
-        own = None if self._loader is None else self._loader.inputs.own
+        own = None if self._loader is None else self._loader.tools.inputs.own
         return None if own is None else own.sources
 
     @contextlib.contextmanager
@@ -234,7 +234,7 @@ class Service:
 
     def is_pressed(self) -> bool:
         """True if a queue has something to run on this loop, and has not had its turn yet."""
-        return self._loader is not None and bool(self._loader.turnstile.waiting)
+        return self._loader is not None and bool(self._loader.tools.turnstile.waiting)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Answer one request; cancelling withdraws it.
@@ -395,7 +395,7 @@ class Service:
         from hopline.live.version_wait import VersionWait
 
         assert self._loader is not None
-        own = self._loader.inputs.own
+        own = self._loader.tools.inputs.own
         graph = own.graph.another() if own is not None and isinstance(own.graph, LiveView) else None
         self.graph_updates = LiveUpdates(
             graph or open_live_graph(self.config),

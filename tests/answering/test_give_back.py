@@ -16,7 +16,7 @@ from hopline.observe.metrics import Metrics
 from hopline.testing.scripted import FACTORY, ScriptedComputer
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
-from tests.pipelines.rig import Rig, gnn
+from packages.pipelines.tests.rig import Rig, gnn
 
 TEN = {"rows": {"max_queue_rows": 10}, "requests": {"max_concurrency": 11}}
 PIPELINE = """

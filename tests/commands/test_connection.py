@@ -56,7 +56,7 @@ def leaves(prefix, command):
 
 
 def every_command():
-    for name in cli.COMMANDS:
+    for name in cli.DOOR.names():
         yield from leaves(name, typer.main.get_command(cli.build_app([name])).commands[name])
 
 

@@ -14,15 +14,10 @@ def test_every_fallback_has_a_place_in_the_order_and_a_text():
     names = [each.name for each in fallbacks.FALLBACKS]
     assert fallbacks.in_order(set(names)) == tuple(names)
     assert len(set(names)) == len(names)
-    assert all(each.text and each.modules for each in (*fallbacks.FALLBACKS, *fallbacks.OF_PIPELINES))
+    assert all(each.text and each.modules for each in fallbacks.FALLBACKS)
 
 
 @pytest.mark.parametrize("name", ["stale", "filled:gnn"])
 def test_an_unknown_fallback_is_an_error_and_not_dropped(name):
     with pytest.raises(ValueError, match=f"unknown fallback '{name}'"):
         fallbacks.in_order({fallbacks.STALE_ROW, name})
-
-
-def test_labels_of_pipelines_name_the_step():
-    assert fallbacks.filled("gnn") == "filled:gnn"
-    assert fallbacks.without_member("b") == "ensemble_member:b"

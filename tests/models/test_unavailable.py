@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from hopline.answering.queued import QueuedVersion
 from hopline.artifact import ModelSpec
 from hopline.errors import (
     ArtifactCorrupted,
@@ -16,7 +17,7 @@ from hopline.errors import (
     RuntimeFailure,
 )
 from hopline.memory.arena import create_shared
-from hopline.models.loader import Loader
+from hopline.models.artifact_kinds import GraphKind
 from hopline.models.model_inputs import SharedInputs
 from hopline.service import Service
 from hopline.types import ScoreRequest
@@ -104,19 +105,14 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_the_others_serve(root,
 
 @pytest.mark.parametrize("error", [ValueError("bad weights"), KeyError("node"), MemoryError()])
 async def test_a_warm_up_that_fails_in_an_unexpected_way_harms_only_its_model(root, error, monkeypatch):
-    made = Loader._made
+    warm_up = QueuedVersion.warm_up
 
-    async def failing(loader, load, folder, limits):
-        served = await made(loader, load, folder, limits)
-
-        def warm_up():
+    def failing(served):
+        if served.name == "other":
             raise error
+        warm_up(served)
 
-        if load.model == "other":
-            served.warm_up = warm_up
-        return served
-
-    monkeypatch.setattr(Loader, "_made", failing)
+    monkeypatch.setattr(QueuedVersion, "warm_up", failing)
     service = await rig.started(root)
     assert (await service.score(ask("sage"))).version == "1"
     with pytest.raises(ModelNotReady, match=f"other/1 failed while it was loaded: {type(error).__name__}"):
@@ -125,10 +121,10 @@ async def test_a_warm_up_that_fails_in_an_unexpected_way_harms_only_its_model(ro
 
 
 async def test_a_package_that_is_not_installed_is_named(root, monkeypatch):
-    async def failing(loader, load, folder, limits):
+    async def failing(kind, load, folder, limits, tools):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(Loader, "_made", failing)
+    monkeypatch.setattr(GraphKind, "load", failing)
     (root / "models" / "sage").rename(root / "sage")
     with pytest.raises(RuntimeFailure, match="package that is not installed here: No module named 'torch'"):
         await rig.started(root)

@@ -103,7 +103,8 @@ class StubLoader:
         self._index = index
         self.repository = SimpleNamespace(address=str(host.folder))
         snapshots = SimpleNamespace(base="", stop=lambda: None)
-        self.inputs = SimpleNamespace(own_failure=None, snapshots=snapshots)
+        inputs = SimpleNamespace(own_failure=None, snapshots=snapshots)
+        self.tools = SimpleNamespace(inputs=inputs, in_waiting_thread=asyncio.to_thread)
 
     def available(self, model: str) -> list[str]:
         return list(self._host.versions) if model == MODEL else []
@@ -113,9 +114,6 @@ class StubLoader:
 
     def models(self) -> list[str]:
         return [MODEL]
-
-    async def in_waiting_thread(self, work: Any, *arguments: object) -> Any:
-        return await asyncio.to_thread(work, *arguments)
 
     def listing(self) -> dict[str, list[str]]:
         return {}

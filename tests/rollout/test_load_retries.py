@@ -14,8 +14,9 @@ from hopline.errors import (
     ModelNotReady,
     RepositoryUnavailable,
 )
+from hopline.models import graph_version
+from hopline.models.artifact_kinds import GraphKind
 from hopline.models.load import Load
-from hopline.models.loader import Loader
 from hopline.models.model_inputs import SharedInputs
 from hopline.observe.metrics import Metrics
 from hopline.rollout import loaded_units
@@ -94,7 +95,7 @@ def ask(**kwargs):
 async def test_a_version_that_fails_while_its_store_stalls_serves_when_it_is_back(
     root, soon, monkeypatch, error
 ):
-    store = Store(monkeypatch, Loader, "_prewarm", error)
+    store = Store(monkeypatch, graph_version, "_prewarm", error)
     service = await rig.started(root, **{"models.required": "none"})
     served = service._lifecycle.loaded
     await until(lambda: served.failed["sage", "3"].attempts >= 3)
@@ -155,14 +156,14 @@ async def test_a_candidate_is_not_rolled_back_while_its_store_is_away(root, soon
         RolloutRequest("sage", "2", steps=(50.0, 100.0), min_step_s=60, preflight=0)
     )
     await rig.stop(service)
-    made, down = Loader._made, [True]
+    load_graph, down = GraphKind.load, [True]
 
-    async def failing(loader, load, folder, limits):
+    async def failing(kind, load, folder, limits, tools):
         if load.unit.version == "2" and down[0]:
             raise FeatureStoreUnavailable("slow")
-        return await made(loader, load, folder, limits)
+        await load_graph(kind, load, folder, limits, tools)
 
-    monkeypatch.setattr(Loader, "_made", failing)
+    monkeypatch.setattr(GraphKind, "load", failing)
     service = await rig.started(root, **state)
     assert service.describe_rollout("sage")["rollout"]["candidate"] == "2"
     assert (await service.score(ask())).version == "1"
@@ -220,7 +221,7 @@ async def test_a_pipeline_serves_when_the_model_of_a_step_does(root, soon, monke
     folder = root / "models" / "doubled" / "1"
     folder.mkdir(parents=True)
     (folder / "pipeline.toml").write_text(PIPELINE)
-    store = Store(monkeypatch, Loader, "_prewarm", FeatureStoreUnavailable("slow"))
+    store = Store(monkeypatch, graph_version, "_prewarm", FeatureStoreUnavailable("slow"))
     service = await rig.started(root, **{"models.required": "none"})
     assert "step 'a': sage/3 is not ready: feature_store_unavailable" in service.unavailable()["doubled"]
     store.is_up = True

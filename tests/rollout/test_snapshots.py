@@ -223,7 +223,7 @@ async def test_the_watch_rolls_a_new_snapshot_out_and_unloads_what_is_older(dail
         same(await answer(service), await daily.local_answer(day))
         assert 'hopline_snapshot_behind{model="sage"} 0' in told(service)
         assert len(service.describe_rollout("sage")["units"]) == 2
-    cached = service._loader.inputs.snapshots.cache.snapshots()
+    cached = service._loader.tools.inputs.snapshots.cache.snapshots()
     assert cached[newest]
     assert not cached.get(first, False)
     await rig.stop(service)
@@ -449,7 +449,7 @@ async def test_two_workers_of_a_host_fetch_a_snapshot_once_and_switch_together(d
     await workers[0].load("sage", "1", graph=daily.base)
     for worker in workers:
         same(await answer(worker), await daily.local_answer(2))
-    fetched = [worker._loader.inputs.snapshots.cache.fetched_bytes for worker in workers]
+    fetched = [worker._loader.tools.inputs.snapshots.cache.fetched_bytes for worker in workers]
     assert sorted(map(bool, fetched)) == [False, True]
     for worker in workers:
         await rig.stop(worker)

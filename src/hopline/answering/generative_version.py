@@ -33,8 +33,8 @@ from hopline.generate.process import Orders
 from hopline.generate.request import Prompt, Sampling, completed, read_rows
 from hopline.generate.runner import RunnerSettings
 from hopline.generate.spec import DEFAULT_OUTPUTS, OUTPUTS, GenerativeSpec, describe, read_generative
-from hopline.generate.token_rate import TokenRates
 from hopline.observe.metrics import Metrics
+from hopline.scheduling.token_rate import TokenRates
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 

@@ -7,7 +7,7 @@ read. Old feature rows come next, since they belong to the node itself. Omitting
 that is random anyway. A student reads only the node's own row. The mean row knows nothing of the node.
 A request with `degraded: "refuse"` goes from full quality directly to the refusal.
 
-The steps of a pipeline have further fallbacks (`OF_PIPELINES`); their labels name the step. A deadline
+Pipelines have further fallbacks, whose labels name a step (`hopline_pipelines/fallbacks.py`). A deadline
 that has passed and a full queue have no fallback: such a request gets an error.
 """
 
@@ -31,7 +31,7 @@ class Fallback:
     Attributes:
         name: the label in `ScoreResult.degraded`.
         text: what the answer used instead.
-        modules: where it is tried, below `src/hopline`.
+        modules: where it is tried, below the package.
     """
 
     name: str
@@ -70,22 +70,6 @@ FALLBACKS: Final = (
     ),
 )
 
-_FILLED, _WITHOUT_MEMBER = "filled:", "ensemble_member:"
-
-#: Of the steps of a pipeline, without an order between steps.
-OF_PIPELINES: Final = (
-    Fallback(
-        f"{_FILLED}<step>",
-        "the step's `fill` value, because its model does not know the node",
-        ("pipelines/ask.py",),
-    ),
-    Fallback(
-        f"{_WITHOUT_MEMBER}<step>",
-        "an ensemble without this member, because the member's step failed",
-        ("pipelines/ensemble.py",),
-    ),
-)
-
 _PLACES = {each.name: place for place, each in enumerate(FALLBACKS)}
 
 
@@ -99,13 +83,3 @@ def in_order(used: Iterable[str]) -> tuple[str, ...]:
         if name not in _PLACES:
             raise ValueError(f"unknown fallback {name!r}; known are {', '.join(_PLACES)}")
     return tuple(sorted(used, key=_PLACES.__getitem__))
-
-
-def filled(step: str) -> str:
-    """The label of an answer with a step's `fill` value."""
-    return _FILLED + step
-
-
-def without_member(step: str) -> str:
-    """The label of an answer of an ensemble that lacks a member."""
-    return _WITHOUT_MEMBER + step

@@ -55,18 +55,6 @@ class GenerativeSpec(msgspec.Struct, frozen=True):
     producer: dict[str, str] = {}
 
 
-class _Kind(msgspec.Struct):
-    kind: str = ""
-
-
-def is_generative(folder: Path) -> bool:
-    """True if a version is a generative model; one that cannot be read is not."""
-    try:
-        return msgspec.json.decode((folder / "model.json").read_bytes(), type=_Kind).kind == "generative"
-    except (OSError, *UNREADABLE):
-        return False
-
-
 def read_generative(folder: Path) -> GenerativeSpec:
     """Read a version. Its files are compared by the repository that fetched it.
 

@@ -29,8 +29,8 @@ from hopline.scheduling.limiter import Limits, Rate
 from hopline.scheduling.open_limits import open_limits
 
 if TYPE_CHECKING:
-    from hopline.generate.token_rate import TokenRates
     from hopline.ingress.tokens import TokenVerifier
+    from hopline.scheduling.token_rate import TokenRates
 
 logger = logging.getLogger(__name__)
 

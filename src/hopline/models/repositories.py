@@ -11,7 +11,7 @@ from hopline.artifact import ModelSpec, read_artifact
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
 from hopline.files import expanded
-from hopline.generate.spec import is_generative
+from hopline.models.kinds import kind_of
 from hopline.models.local_repository import LocalRepository
 from hopline.models.repository import Repository
 
@@ -23,8 +23,7 @@ def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
     for name in list(config.models.names) or repository.models():
         for version in repository.versions(name):
             folder = repository.fetch(name, version)
-            is_other = not (folder / "model.json").is_file() or is_generative(folder)
-            spec = None if is_other else read_artifact(folder)
+            spec = read_artifact(folder) if kind_of(folder) == "graph" else None
             if isinstance(spec, ModelSpec):
                 found.append((folder, spec))
     return found

@@ -40,7 +40,8 @@ from hopline.errors import (
 )
 from hopline.models.host_snapshots import is_on
 from hopline.models.load import LoadLimit
-from hopline.models.loader import MAX_LOADS, Loader
+from hopline.models.loader import Loader
+from hopline.models.tools import MAX_LOADS
 from hopline.observe.metrics import Metrics
 from hopline.remote_address import is_address
 from hopline.rollout import changes
@@ -96,7 +97,7 @@ class Lifecycle:
         if config.snapshots.poll_s:
             fleet.wants_lead = True
             self._watch = SnapshotWatch(
-                config, self, loader.inputs.snapshots, fleet.leads, metrics, self._clock
+                config, self, loader.tools.inputs.snapshots, fleet.leads, metrics, self._clock
             )
         self._watching: asyncio.Task[None] | None = None
         self._limit = LoadLimit(MAX_LOADS)
@@ -132,7 +133,7 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Stop following; after the last request."""
-        self._loader.inputs.snapshots.stop()  # a load that fetches would be waited for
+        self._loader.tools.inputs.snapshots.stop()  # a load that fetches would be waited for
         for task in (self._watching, self._task):
             if task is not None:
                 task.cancel()
@@ -175,7 +176,7 @@ class Lifecycle:
         async def load() -> str:
             with self._limit.counted(graph):
                 about = model, version, graph, groups, False
-                unit = await self._loader.in_waiting_thread(self._unit_of, *about)
+                unit = await self._loader.tools.in_waiting_thread(self._unit_of, *about)
                 state = self.loaded.model(model) or ModelState()
                 changes.check_no_rollout(state, model)  # before a useless load
 
@@ -225,7 +226,7 @@ class Lifecycle:
         async def begin() -> Rollout:
             with self._limit.counted(asked.graph):
                 about = asked.model, asked.version, asked.graph, asked.groups, asked.kind == "shadow"
-                unit = await self._loader.in_waiting_thread(self._unit_of, *about)
+                unit = await self._loader.tools.in_waiting_thread(self._unit_of, *about)
                 # before a useless load
                 changes.check_candidate(self._model_state(asked.model), asked.model, unit.id)
                 begun: list[Rollout] = []
@@ -347,7 +348,9 @@ class Lifecycle:
         try:
             await self.loaded.load(name, unit)
         except HoplineError as error:
-            is_shared = isinstance(error, RepositoryUnavailable) or error is self._loader.inputs.own_failure
+            is_shared = (
+                isinstance(error, RepositoryUnavailable) or error is self._loader.tools.inputs.own_failure
+            )
             if is_shared and not (error.may_pass and self._config.models.required == "none"):
                 raise
             model = state.models.get(name)
@@ -395,7 +398,7 @@ class Lifecycle:
         version = there[-1] if version is None else version
         if version not in there:
             raise ModelNotFound(changes.no_version(model, version, there))
-        snapshots = self._loader.inputs.snapshots
+        snapshots = self._loader.tools.inputs.snapshots
         if snapshots.base and not graph and self._loader.reads_graph(model, version):
             state = self.loaded.model(model)
             serving = None if state is None else state.unit(state.serving)

@@ -26,8 +26,8 @@ from hopline.errors import (
     RequestTooLarge,
     Unavailable,
 )
-from hopline.generate.token_rate import TokenRates
 from hopline.observe.metrics import Metrics
+from hopline.scheduling.token_rate import TokenRates
 from hopline.types import (
     AnyArray,
     Deliver,

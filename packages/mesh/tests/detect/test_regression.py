@@ -13,7 +13,17 @@ from hopline_mesh.detect import MeshDetector
 from hopline_mesh.detect.regression import FOLDS, NeighbourRegression
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.snapshot import Snapshot
-from packages.mesh.tests.detect.meshes import CALLS, INTERVAL_S, SERVICES, START_S, edge, incidents, node, play, watch
+from packages.mesh.tests.detect.meshes import (
+    CALLS,
+    INTERVAL_S,
+    SERVICES,
+    START_S,
+    edge,
+    incidents,
+    node,
+    play,
+    watch,
+)
 
 LEARNT = 400
 RATE, CART, PAY = node("request_rate"), 1, 3

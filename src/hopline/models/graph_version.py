@@ -1,0 +1,154 @@
+"""Makes versions of graph models, with their regions of the state cache, graphs and precomputed answers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hopline.answering.graph_computer import GraphComputer
+from hopline.answering.limits import ModelLimits
+from hopline.answering.precomputed_files import precomputed_rows
+from hopline.answering.queued import QueuedVersion
+from hopline.answering.unit import Unit
+from hopline.artifact import ModelSpec, read_spec
+from hopline.engine.ego import EgoModel
+from hopline.engine.final_rows import FinalRows
+from hopline.engine.model import Model, StateCachePlan, load_model
+from hopline.engine.schema import check_schema
+from hopline.engine.source import RowSource
+from hopline.files import expanded
+from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
+from hopline.models.load import Load
+from hopline.models.model_inputs import ModelInputs
+from hopline.models.tools import Tools
+from hopline.runtimes.processor import warn_of_overflow
+
+
+async def load_graph_version(load: Load, folder: Path, limits: ModelLimits, tools: Tools) -> None:
+    """As `ModelKind.load`, for graph models."""
+    unit = load.unit
+    spec = await tools.in_thread(functools.partial(read_spec, folder, verify=False))
+    warn_of_overflow(spec)
+    inputs = await tools.inputs.take(unit)
+    load.hold_async(lambda: tools.inputs.give_back(unit))
+    load.served = served = await tools.in_thread(_made, load, folder, spec, limits, inputs, tools)
+    await tools.in_thread(served.warm_up)
+    computer = served.computer
+    assert isinstance(computer, GraphComputer)
+    if isinstance(computer.model, EgoModel):
+        await computer.warm_up_here()
+    if computer.reads_store:
+        await computer.warm_up_reading()
+    await _prewarm(computer, tools)
+    if files := _precomputed_files(limits, unit, tools):
+        await _look_up(served, computer, folder, files, tools)
+
+
+def _made(
+    load: Load, folder: Path, spec: ModelSpec, limits: ModelLimits, inputs: ModelInputs, tools: Tools
+) -> QueuedVersion:
+    # each model pins its own versions of a live graph
+    graph = inputs.graph.another() if isinstance(inputs.graph, LiveView) else inputs.graph
+    try:
+        computer = _computer(graph, load, folder, spec, inputs, tools)
+        return tools.queued(computer, limits)
+    except BaseException:
+        if isinstance(graph, LiveView):
+            graph.close()
+        raise
+
+
+def _computer(
+    graph: Graph | LiveView, load: Load, folder: Path, spec: ModelSpec, inputs: ModelInputs, tools: Tools
+) -> GraphComputer:
+    check_schema(spec, graph)  # before anything reads what the graph may not have
+    config, regions, populator = tools.config, tools.regions, tools.populator
+    key = _region_key(load, spec, graph)
+    # A state would outlive the feature rows of a store that it was computed from.
+    share = tools.share if inputs.sources is None else 0
+    plan, arena = regions.take(
+        key, share, lambda share: StateCachePlan(spec, graph, share, config.worker.count)
+    )
+    load.hold(lambda: regions.give_back(key))
+    populator.add(arena.mapping)
+    load.hold_async(lambda: tools.in_thread(populator.remove, arena.mapping))
+    state_caches = plan.build(arena, config.worker.index)
+    sources = inputs.sources
+    rows: Mapping[str, RowSource] = {} if inputs.store is None else inputs.store.rows
+    l1_rows = rows if sources is None else sources.l1_rows
+    loaded = load_model(folder, spec, graph, state_caches, config.compute.threads, l1_rows)
+    if isinstance(loaded, EgoModel):
+        fallbacks = tools.metrics.counter(
+            "hopline_compiled_fallbacks_total",
+            "Loads of a compiled model whose eager program runs instead.",
+            ("model", "version"),
+        )
+        fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
+    edges = None
+    if inputs.store is not None and isinstance(loaded, Model):
+        edges = inputs.store.fetcher(loaded.edge_columns)
+    return GraphComputer(loaded, config, sources, load.unit.id, edges)
+
+
+def _region_key(load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
+    """Owner of a region: another artifact in the same folder has other rows."""
+    version = f"live {graph.memory.plan.lineage}" if isinstance(graph, LiveView) else graph.version
+    digest = hashlib.sha256(msgspec.json.encode(spec) + version.encode()).hexdigest()[:16]
+    return f"{load}/{digest}"
+
+
+def _precomputed_files(limits: ModelLimits, unit: Unit, tools: Tools) -> list[Path]:
+    """Files that may have final rows of a unit: those of its snapshot, else those of the settings."""
+    snapshot = tools.inputs.snapshot(unit)
+    if snapshot is not None and snapshot.precomputed:
+        return snapshot.precomputed
+    own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
+    return [expanded(name, "precomputed.file") for name in own or tools.config.precomputed.file]
+
+
+async def _look_up(
+    served: QueuedVersion, computer: GraphComputer, folder: Path, files: list[Path], tools: Tools
+) -> None:
+    from hopline.answering.lookup import LookUp
+
+    model, config = computer.model, tools.config
+    rows_total = tools.metrics.counter(
+        "hopline_precomputed_rows_total",
+        "Rows asked for of models with a precomputed file, by what became of them.",
+        ("model", "version", "outcome"),
+    )
+
+    def open_rows() -> dict[str, FinalRows]:
+        from_store = bool(config.features.store)
+        return precomputed_rows(
+            files, folder, model.spec, model.graph, config.precomputed, from_store=from_store
+        )
+
+    rows = await tools.in_thread(open_rows)
+    served.look_up = LookUp(
+        served,
+        computer,
+        rows,
+        functools.partial(rows_total, served.name, served.version),
+        tools.executor,
+        tools.recorders,
+        config.limits.max_nodes_per_request,
+    )
+    served.look_up.follow(open_rows)
+
+
+async def _prewarm(computer: GraphComputer, tools: Tools) -> None:
+    settings = tools.config.features
+    if (
+        isinstance(computer.model, Model)
+        and not isinstance(computer.model.graph, LiveView)
+        and (settings.prewarm_nodes or settings.prewarm_file is not None)
+    ):
+        from hopline.answering.prewarm import prewarm
+
+        await prewarm(computer, tools.config)

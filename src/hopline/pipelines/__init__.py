@@ -1,5 +1,0 @@
-"""Graphs of steps declared in a `pipeline.toml`: models, rules, routes, ensembles, computed columns."""
-
-from hopline.pipelines.version import PipelineVersion, load_pipeline
-
-__all__ = ["PipelineVersion", "load_pipeline"]

@@ -1,0 +1,104 @@
+"""Distributions beside the server: what each has, what it imports, and how it is installed."""
+
+import ast
+import re
+import tomllib
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import hopline
+from hopline import cli
+from hopline.models.kinds import MODEL_KINDS
+from scripts import distributions, house
+
+PACKAGES = sorted(path.parent for path in (house.ROOT / "packages").glob("*/pyproject.toml"))
+PROJECTS = {folder.name: distributions.project(folder) for folder in PACKAGES}
+DOORS = {door.group: door for door in (cli.DOOR, MODEL_KINDS)}
+
+#: Distribution -> its most lines; lowered with each issue, as the folders of the server are.
+BUDGET = {
+    "hopline-mesh": 22761,
+    "hopline-pipelines": 3797,
+}
+
+
+each_package = pytest.mark.parametrize("name", PROJECTS)
+
+
+def test_no_distribution_grows_beyond_its_budget():
+    lines = {
+        name: sum(file.num_lines for file in house.sources(package))
+        for name, package in house.DISTRIBUTIONS.items()
+        if name != "hopline"
+    }
+    assert set(lines) == set(BUDGET), "a distribution that comes or goes changes the budget"
+    over = {name: f"{count} of {BUDGET[name]}" for name, count in lines.items() if count > BUDGET[name]}
+    assert over == {}, "remove as much as was added, or move it where it belongs"
+
+
+@each_package
+def test_a_distribution_has_what_a_release_needs(name):
+    folder, project = house.ROOT / "packages" / name, PROJECTS[name]
+    assert project["name"] == f"hopline-{name}"
+    for file in ("README.md", "CHANGELOG.md", "LICENSE", "tests", f"src/hopline_{name}/py.typed"):
+        assert (folder / file).exists(), file
+    assert (folder / "LICENSE").read_bytes() == (house.ROOT / "LICENSE").read_bytes()
+    assert f"hopline=={hopline.__version__}" in project["dependencies"]
+    assert (
+        f'__version__ = "{hopline.__version__}"' in (folder / f"src/hopline_{name}/__init__.py").read_text()
+    )
+
+
+@each_package
+def test_every_entry_point_leads_into_its_own_package(name):
+    for group, points in PROJECTS[name].get("entry-points", {}).items():
+        for key, target in points.items():
+            point = EntryPoint(key, target, group)
+            assert point.module.split(".")[0] == f"hopline_{name}"
+            assert point.load() is not None
+            assert key not in DOORS[group].own, "a name of the server's own is never taken"
+            assert key in DOORS[group].packages, "who has not installed it is told how"
+
+
+def test_an_extra_of_the_server_installs_each_distribution_of_this_version():
+    extras = tomllib.loads((house.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, project in PROJECTS.items():
+        if name != "mesh":  # a product of its own
+            assert extras[name][0].split("[")[0].split("==")[0] == project["name"]
+            assert extras[name][0].endswith(f"=={hopline.__version__}")
+
+
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+def test_what_an_absent_distribution_has_is_named_with_its_extra(door):
+    """As `pip install` reads it: 'hopline[pipelines]' in quotes, or hopline-mesh."""
+    extras = {f"'hopline[{name}]'" for name in PROJECTS} | {"hopline-mesh"}
+    assert set(door.packages.values()) <= extras
+
+
+def test_setup_installs_what_extras_name_and_what_no_extra_names():
+    assert distributions.projects({"train"}) == [".[train]", "./packages/mesh"]
+    found = distributions.projects({"test", "lint"})
+    assert found[0] == ".[lint,test]"
+    assert {re.match(r"\./packages/(\w+)", each)[1] for each in found[1:]} == set(PROJECTS)
+
+
+def imported(folder):
+    """Modules of the server that a package imports."""
+    found = set()
+    for file in folder.rglob("src/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hopline":
+                found.add(node.module)
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "hopline"}
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in PROJECTS if name != "mesh"])
+def test_a_package_imports_only_modules_that_the_guide_for_authors_lists(name):
+    """The mesh watch has a contract of its own in pyproject.toml."""
+    page = (house.ROOT / "docs" / "extending.md").read_text()
+    table = page[page.index("## Modules for packages") :].split("\n## ")[0]
+    listed = set(re.findall(r"`(hopline[\w.]*)`", table))
+    assert imported(house.ROOT / "packages" / name) <= listed
