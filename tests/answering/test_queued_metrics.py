@@ -101,6 +101,18 @@ async def test_stages_of_a_batch_add_up_to_its_time(pool):
     assert sample(metrics, "hopline_batch_rows_sum") == 6
 
 
+async def test_batches_of_different_stages_are_counted_each_by_its_own(pool):
+    """In the process of a model, some batches are looked up and some are computed."""
+    metrics = Metrics()
+    version = squares(metrics, pool)
+    for lap in ({"lookup": 1e-6}, {"sample": 2e-6, "compute": 3e-6}, {"lookup": 4e-6}):
+        version.computer.lap = lap
+        await answered(version, 2)
+    assert sample(metrics, "hopline_stage_seconds_sum", stage="lookup") == pytest.approx(5e-6)
+    assert sample(metrics, "hopline_stage_seconds_sum", stage="sample") == pytest.approx(2e-6)
+    assert sample(metrics, "hopline_stage_seconds_count", stage="post") == 3
+
+
 async def test_a_version_without_stages_has_its_whole_time_in_compute(pool):
     metrics, notes = Metrics(), Notes()
     version = squares(metrics, pool, [notes])

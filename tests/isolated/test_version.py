@@ -282,6 +282,18 @@ async def test_a_thread_that_hangs_is_noticed_though_the_process_lives():
         assert await rig.answers(3)
 
 
+@pytest.mark.parametrize("num_later", [0, 2])
+async def test_a_thread_that_hangs_is_noticed_though_few_requests_come(num_later):
+    async with running(ModelLimits(isolate=True, hang_s=1.0), threaded=True) as rig:
+        pid = rig.version.pid
+        assert isinstance(await rig.ask(1, timeout_s=0.2, do="hang"), DeadlineExceeded)
+        for _ in range(num_later):
+            assert isinstance(await rig.ask(2, timeout_s=0.1), DeadlineExceeded)
+        await rig.revived(pid, 20)
+        assert await rig.answers(3)
+        assert rig.restarts("hung") == 1
+
+
 async def test_slow_is_not_hung():
     async with running(ModelLimits(isolate=True, hang_s=2.0), threaded=True) as rig:
         pid = rig.version.pid

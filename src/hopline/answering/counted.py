@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import add, mul
 from typing import Any
 
@@ -29,6 +29,7 @@ class CountedVersion:
         config: for prices, and the device of models.
         metrics: of this model version.
         recorders: get every batch.
+        clock: seconds, monotonic.
 
     Attributes:
         admission: of its requests; set by the subclass.
@@ -44,11 +45,13 @@ class CountedVersion:
         config: Config,
         metrics: ModelMetrics,
         recorders: Sequence[Recorder],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.version = version
         self.graph_version = graph_version
         self._metrics = metrics
+        self._clock = clock
         self._recorders = recorders  # the owner of the list may add to it and remove from it
         self._ran: list[tuple[Any, ...]] = []
         self._prices = config.cost
@@ -177,9 +180,11 @@ class CountedVersion:
         stages: Mapping[str, float],
         away_s: Sequence[float] = (),
     ) -> None:
-        """Count a batch; `stages` have the same names each time, and none for what is left, "post"."""
+        """Count a batch; `stages` have none for what is left, "post"."""
         if self._is_in_preflight:
             return
+        if self._ran and self._ran[-1][4].keys() != stages.keys():  # rows were looked up, or were not
+            self.flush_metrics()
         self._ran.append((num_items, queue_s, compute_s, time.time(), stages, away_s))
         if len(self._ran) >= _RAN_TOGETHER:
             self.flush_metrics()
@@ -189,6 +194,10 @@ class CountedVersion:
         work.end()
         self.outcome(error.code)
         self._tell([work.request], [error], [0.0], 0.0)
+
+    def late(self, work: Work, error: HoplineError) -> None:
+        """Record a request that was admitted and ended with an error, in no batch."""
+        self._tell([work.request], [error], [self._clock() - work.entered], 0.0)
 
     def _tell(
         self,

@@ -13,29 +13,28 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import Any
 
+from hopline.answering.counted import CountedVersion
 from hopline.answering.graph_computer import GraphComputer
 from hopline.answering.precomputed_files import replaced
 from hopline.answering.served import Ran, Recorder
-from hopline.engine.final_rows import Cold, FinalRows
-from hopline.errors import DeadlineExceeded, HoplineError
-from hopline.observe.metrics import Counter
-from hopline.scheduling.work import Work
-from hopline.types import ScoreRequest, ScoreResult
-
-if TYPE_CHECKING:
-    from hopline.answering.queued import QueuedVersion
-
-from typing import Any
-
 from hopline.engine.ego import EgoModel
 from hopline.engine.fallbacks import STALE_ROW
+from hopline.engine.final_rows import Cold, FinalRows
 from hopline.engine.model import Model
 from hopline.engine.precomputed import FOUND, no_counts
-from hopline.errors import BadRequest
-from hopline.types import IdArray
+from hopline.errors import BadRequest, DeadlineExceeded, HoplineError
+from hopline.observe.metrics import Counter
+from hopline.scheduling.work import Work
+from hopline.types import IdArray, ScoreRequest, ScoreResult
 
+log = logging.getLogger(__name__)
+
+#: Answers whose times are added to the metrics together.
+_TOGETHER = 256
+#: Seconds between looks whether a file has been replaced.
+_LOOK_S = 2.0
 #: Nodes of the largest request that is answered so; larger ones are batches of their size.
 MAX_NODES = 256
 
@@ -149,13 +148,6 @@ class DirectAnswers:
         return found or None
 
 
-log = logging.getLogger(__name__)
-
-#: Answers whose times are added to the metrics together.
-_TOGETHER = 256
-#: Seconds between looks whether a file has been replaced.
-_LOOK_S = 2.0
-
 RowsByType = Mapping[str, FinalRows]
 
 
@@ -163,7 +155,8 @@ class LookUp:
     """The look-up of one version; see the module.
 
     Args:
-        version: queues what is not wholly a look-up.
+        version: counts what is a look-up.
+        enqueue: queues what is not wholly one.
         computer: of that version; takes the rows of requests that are look-ups in part.
         precomputed: node type -> final rows.
         rows_total: outcome -> counter of rows.
@@ -174,7 +167,8 @@ class LookUp:
 
     def __init__(
         self,
-        version: QueuedVersion,
+        version: CountedVersion,
+        enqueue: Callable[[Work], object],
         computer: GraphComputer,
         precomputed: RowsByType,
         rows_total: Callable[[str], Counter],
@@ -183,6 +177,7 @@ class LookUp:
         max_nodes: int,
     ) -> None:
         self._version = version
+        self._enqueue = enqueue
         self._computer = computer
         self._rows_total = rows_total
         self._executor = executor
@@ -281,7 +276,7 @@ class LookUp:
         work.holder = None
         try:
             if self._answered(work, is_read) != ():
-                self._version.enqueue(work)
+                self._enqueue(work)
         except HoplineError as error:
             work.tell(error)
 
@@ -374,7 +369,8 @@ class LookUp:
         self._untold = ([], [], [])
         mean_s = sum(times) / len(times)
         stages = {"lookup": mean_s}
-        ran = Ran(self._version, requests, outcomes, [0.0] * len(requests), mean_s, stages, time.time())
+        served: Any = self._version  # it is `Served`
+        ran = Ran(served, requests, outcomes, [0.0] * len(requests), mean_s, stages, time.time())
         ran.pass_to(self._recorders)
 
     def _tell_later(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:

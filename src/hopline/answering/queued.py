@@ -14,10 +14,9 @@ from hopline.answering.served import Recorder
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Gauge, ModelMetrics
-from hopline.scheduling.admission import Admission, Deadlines
+from hopline.scheduling.admission import Admission, Deadlines, open_limits
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.limiter import Bucket, Rate
-from hopline.scheduling.open_limits import open_limits
 from hopline.scheduling.policy import LANES, BatchPolicy, CostModel
 from hopline.scheduling.turnstile import SHARES, Turnstile
 from hopline.scheduling.work import Work
@@ -68,10 +67,9 @@ class QueuedVersion(CountedVersion):
         if config.worker.isolated:
             limits = limits.inside()
         super().__init__(
-            computer.name, computer.version, computer.graph_version, config, metrics, recorders
+            computer.name, computer.version, computer.graph_version, config, metrics, recorders, clock
         )
         self.computer = computer
-        self._clock = clock
         self.look_up: LookUp | None = None
         self.admission = admission_of(f"{self.name}/{self.version}", limits, config, clock=clock)
         self.queue = Batcher(
@@ -224,10 +222,6 @@ class QueuedVersion(CountedVersion):
         self._note(len(batch), queue_s, compute_s, stages, away_s)
         if self._recorders and batch:
             self._tell([work.request for work in batch], outcomes, queue_s, compute_s, stages, away_s)
-
-    def late(self, work: Work, error: HoplineError) -> None:
-        """Record a request whose deadline passed, or which gave way to another one."""
-        self._tell([work.request], [error], [self._clock() - work.entered], 0.0)
 
     def postponed(self, work: Work) -> None:
         """Have the rows fetched that a request lacks."""

@@ -25,8 +25,8 @@ from hopline.ingress.clients_file import (
     read_clients,
 )
 from hopline.ingress.watched import Watched
+from hopline.scheduling.admission import open_limits
 from hopline.scheduling.limiter import Limits, Rate
-from hopline.scheduling.open_limits import open_limits
 
 if TYPE_CHECKING:
     from hopline.ingress.tokens import TokenVerifier

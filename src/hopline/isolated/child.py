@@ -1,14 +1,16 @@
-"""One life of a model's own process, as its server sees it: started, asked, ended."""
+"""One life of a model's own process, as its server sees it: started, given requests, ended."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
+from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.errors import BadRequest, ModelNotReady
 from hopline.isolated import wire
 from hopline.isolated.starter import ProcessEnded, ProcessStarter, StartedChild
@@ -18,9 +20,6 @@ from hopline.process.wire import WireError
 from hopline.scheduling.work import Work
 from hopline.types import UNREADABLE
 
-if TYPE_CHECKING:
-    from hopline.isolated.version import ProcessVersion
-
 log = logging.getLogger(__name__)
 
 #: Seconds until a process is ready, ends after it was asked to or closed its end of the socket, and reports
@@ -28,22 +27,38 @@ log = logging.getLogger(__name__)
 _READY_S, _END_S, _GRACE_S = 300.0, 5.0, 1.0
 
 
+class ProcessUser(Protocol):
+    """Receiver of a process's reports. Called on the event loop."""
+
+    def answered(self, process: ModelProcess, outcomes: wire.Tell) -> None:
+        """Requests have ended: call `ModelProcess.settle` for each."""
+
+    def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
+        """The process reports its counts; those of the beat before are still in its attributes."""
+
+    def compared(self, tally: OutcomeCounts) -> None:
+        """The oldest `Compare` was answered."""
+
+    def lost(self, process: ModelProcess, how: str) -> None:
+        """The process has ended; what it had is still in its attributes."""
+
+
 class ModelProcess(asyncio.Protocol):
     """See the module; made by `start`.
 
     Attributes:
-        ready: what it said when it was.
-        is_up: whether it can be asked.
+        ready: its first message.
+        is_up: true while it can be given requests.
         unanswered: number -> request, until the process has reported its end; also those whose senders have
             their answers, since the process may still be at work on them.
         idle: set whenever nothing is unanswered.
         silence: decides whether it hangs.
-        num_batches, state_cache_hits, state_cache_misses, cpu_s: as it last said.
+        num_batches, state_cache_hits, state_cache_misses, cpu_s, due: of its last beat.
         why: why it was killed from here; "" where it was not.
     """
 
-    def __init__(self, owner: ProcessVersion) -> None:
-        self._owner = owner
+    def __init__(self, user: ProcessUser) -> None:
+        self._user = user
         self.ready: wire.Ready | None = None
         self.is_up = False
         self.unanswered: dict[int, Work] = {}
@@ -52,33 +67,34 @@ class ModelProcess(asyncio.Protocol):
         self.silence: Silence
         self.num_batches = 0
         self.state_cache_hits = self.state_cache_misses = self.cpu_s = 0.0
+        self.due = math.inf
         self.why = ""
         self._process: StartedChild | None = None
         self._frames = wire.frames()
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
-        self._leaving: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._next_number = 1
-        self._boarding: list[Work] = []
+        self._outbox: list[Work] = []
         self._dropped: list[int] = []
 
     @classmethod
     async def start(
-        cls, starter: ProcessStarter, orders: Mapping[str, Any], owner: ProcessVersion
+        cls, starter: ProcessStarter, orders: Mapping[str, Any], user: ProcessUser
     ) -> ModelProcess:
         """Start a process and wait until its model is ready.
 
         Args:
             starter: begins it.
             orders: as `main` reads them.
-            owner: is notified of what happens from then on.
+            user: gets its reports from then on.
 
         Raises:
             HoplineError: why the model cannot be opened.
             ProcessEnded: the process ended instead.
             ModelNotReady: it took too long.
         """
-        self = cls(owner)
+        self = cls(user)
         name = orders["name"]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -109,26 +125,25 @@ class ModelProcess(asyncio.Protocol):
         return self._process.pid
 
     def send(self, work: Work) -> None:
-        """Ask; goes out together with what else is asked in this turn of the loop."""
+        """Send a request, together with the others of this turn of the loop."""
         work.number, self._next_number = self._next_number, self._next_number + 1
         self.unanswered[work.number] = work
-        work.holder = self
         self.idle.clear()
-        if not self._boarding and not self._dropped:
-            asyncio.get_running_loop().call_soon(self._depart)
-        self._boarding.append(work)
+        self._send_soon()
+        self._outbox.append(work)
 
-    def withdraw(self, work: Work) -> None:
-        """As `Holder.withdraw`: the process is asked to drop the request."""
-        self._owner.withdrawn(work)
-        if work.number not in self.unanswered:
-            return
-        if not self._boarding and not self._dropped:
-            asyncio.get_running_loop().call_soon(self._depart)
-        self._dropped.append(work.number)
+    def drop(self, work: Work) -> None:
+        """Have the process drop a request that has ended, if it has that."""
+        if self.unanswered.get(work.number) is work:
+            self._send_soon()
+            self._dropped.append(work.number)
+
+    def _send_soon(self) -> None:
+        if not self._outbox and not self._dropped:
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def compare(self, message: wire.Compare) -> None:
-        """Send copies; `ProcessVersion.compared` follows."""
+        """Send copies; `ProcessUser.compared` follows."""
         assert self._transport is not None
         self._transport.write(wire.frame(message))
 
@@ -143,11 +158,12 @@ class ModelProcess(asyncio.Protocol):
 
     def deadlines(self) -> Iterable[float]:
         """As `Kept.deadlines`."""
-        return (work.deadline for work in self.unanswered.values())
+        yield self.due
+        yield from (work.deadline for work in self.unanswered.values())
 
     async def retire(self) -> None:
         """As `Kept.retire`."""
-        last = max(self.deadlines(), default=0.0)
+        last = max((work.deadline for work in self.unanswered.values()), default=0.0)
         try:
             async with asyncio.timeout(max(0.0, last - time.monotonic()) + _GRACE_S):
                 await self.idle.wait()
@@ -156,7 +172,7 @@ class ModelProcess(asyncio.Protocol):
         await self.end()
 
     def kill(self, why: str) -> None:
-        """Kill it immediately; `ProcessVersion.lost` follows."""
+        """Kill it immediately; `ProcessUser.lost` follows."""
         self.why = self.why or why
         if self._process is not None:
             self._process.kill()
@@ -171,38 +187,37 @@ class ModelProcess(asyncio.Protocol):
             async with asyncio.timeout(patience_s):
                 await process.wait()
         except TimeoutError:
-            self.kill("told")
+            self.kill("ended")
             await process.wait()
         if self._transport is not None:
             self._transport.abort()
-        if self._leaving is not None:
-            await self._leaving
+        if self._ending is not None:
+            await self._ending
 
-    def _depart(self) -> None:
-        boarding, self._boarding = self._boarding, []
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
         dropped, self._dropped = self._dropped, []
         if not self.is_up:
-            return  # lost meanwhile: `ProcessVersion.lost` sees to them
+            return  # lost meanwhile: `ProcessUser.lost` fails them
         assert self._transport is not None
-        asked = [
-            (work.number, wire.pack_request(work.request, work.deadline))
-            for work in boarding
-            if not work.ended
-        ]
-        for work in boarding:
+        for work in outbox:
             if work.ended:  # withdrawn before it was sent
                 self.settle(work.number)
+        packed = [
+            (work.number, wire.pack_request(work.request, work.deadline))
+            for work in outbox
+            if not work.ended
+        ]
         try:
-            if asked:
-                self._transport.write(wire.frame(wire.Ask(asked)))
-        except (TypeError, ValueError, OverflowError, NotImplementedError):
-            for number, fields in asked:
+            if packed:
+                self._transport.write(wire.frame(wire.Ask(packed)))
+        except wire.UNSENDABLE:
+            for number, fields in packed:
                 try:
                     self._transport.write(wire.frame(wire.Ask([(number, fields)])))
-                except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-                    unsent = self.settle(number)
-                    assert unsent is not None
-                    self._owner.refused(self, unsent, BadRequest(f"the request holds a value: {error}"))
+                except wire.UNSENDABLE as error:
+                    refused = wire.pack_error(BadRequest(f"the request holds a value: {error}"))
+                    self._user.answered(self, wire.Tell([], [(number, refused)], []))
         numbers = [number for number in dropped if number in self.unanswered]
         if numbers:
             self._transport.write(wire.frame(wire.Drop(numbers)))
@@ -216,34 +231,35 @@ class ModelProcess(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The process has ended, or is about to."""
         self.is_up = False
-        self._leaving = asyncio.ensure_future(self._see_off())
+        self._ending = asyncio.ensure_future(self._wait_for_exit())
 
     def data_received(self, data: bytes) -> None:
         """Messages of the process."""
         try:
             for view in self._frames.feed(data):
-                self._hear(wire.from_model.decode(view))
+                self._receive(wire.from_model.decode(view))
         except (WireError, *UNREADABLE) as error:
             log.error("model process %d sent an invalid message (%s); killing it", self.pid, error)
             self.kill("garbled")
 
-    def _hear(self, message: wire.FromModel) -> None:
+    def _receive(self, message: wire.FromModel) -> None:
         if isinstance(message, wire.Tell):
             self.silence.reset(is_progress=bool(message.results))
-            self._owner.told(self, message)
+            self._user.answered(self, message)
         elif isinstance(message, wire.Beat):
             self.silence.reset(is_progress=message.num_batches > self.num_batches)
-            self._owner.beat(self, message)
+            self._user.beat(self, message)
+            self.due = message.due
         elif isinstance(message, wire.Compared):
             self.silence.reset()
-            self._owner.compared(self, message)
+            self._user.compared(message.tally)
         elif not self._opened.done():
             if isinstance(message, wire.Ready):
                 self._opened.set_result(message)
             else:
                 self._opened.set_exception(wire.unpack_error(message.error))
 
-    async def _see_off(self) -> None:
+    async def _wait_for_exit(self) -> None:
         """Wait for its exit status; one that only closed the socket is killed."""
         process = self._process
         assert process is not None
@@ -257,4 +273,4 @@ class ModelProcess(asyncio.Protocol):
         if not self._opened.done():
             self._opened.set_exception(ProcessEnded(f"its process ended ({how}) before it was ready"))
         elif self.ready is not None:
-            self._owner.lost(self, how)
+            self._user.lost(self, how)

@@ -2,8 +2,8 @@
 
 `run` is the whole life; `fork_server.py` begins it. Stdin is the stop pipe: it only ever ends.
 
-What answers is made by a factory, "module:attribute": called with `Orders`, it returns something that is
-`Served`, warm and ready, or an awaitable of that.
+What answers is made by a factory, "module:attribute": called with `Orders`, it returns a `QueuedVersion`,
+warm and ready, or an awaitable of that.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, cast
 
+import msgspec
+
 from hopline.answering.limits import ModelLimits
-from hopline.answering.served import Ran, Recorder, Served
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.queued import QueuedVersion
+from hopline.answering.row_keys import row_keys
+from hopline.answering.served import Ran, Recorder
 from hopline.config.schema import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.isolated import wire
-from hopline.isolated.compare import Comparison
 from hopline.observe.metrics import Metrics
 from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
 from hopline.process.memory import limit_growth, offer_first
@@ -40,10 +44,12 @@ from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
+Outcome = ScoreResult | HoplineError
+
 _UNIT_FACTORY = "hopline.models.isolated_unit:open_unit"
 _BEAT_S = 1.0
-#: For a server that does not read.
-_PATIENCE_S = 5.0
+#: Seconds for a server that does not read, and for a copy of a request.
+_PATIENCE_S, _COPY_S = 5.0, 10.0
 _IDLE_NICE = 19
 #: Added while a model is loaded: a tenth of the processor where others want it. RLIMIT_NICE counts from 20.
 _LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
@@ -139,12 +145,12 @@ class ModelHost(asyncio.Protocol):
         self._frames = wire.frames()
         self._ending = asyncio.Event()
         self._transport: asyncio.Transport | None = None
-        self._served: Served | None = None
+        self._served: QueuedVersion
         #: number -> request, while it has no outcome
         self._open: dict[int, Work] = {}
         #: identity of a request -> its number, until its outcome is sent
         self._numbers: dict[int, int] = {}
-        self._done: list[tuple[int, ScoreRequest, ScoreResult | HoplineError | None]] = []
+        self._done: list[tuple[int, ScoreRequest, Outcome | None]] = []
         self._batches: list[wire.Batch] = []
         #: identity of a copy -> seconds of its batch, until it is compared
         self._took: dict[int, float] = {}
@@ -163,9 +169,8 @@ class ModelHost(asyncio.Protocol):
         await asyncio.wait({opening, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             return 0
-        if opening.result() is None:
+        if not opening.result():
             return await self._leave(1)
-        assert self._served is not None
         beats = asyncio.ensure_future(self._beat())
         await ending
         beats.cancel()
@@ -182,18 +187,18 @@ class ModelHost(asyncio.Protocol):
         await asyncio.sleep(_PATIENCE_S)
         return code
 
-    async def _opened(self) -> Served | None:
-        """The version; None where it cannot be built, and the server got the reason."""
+    async def _opened(self) -> bool:
+        """Open the version; False where it cannot be built, and the server got the reason."""
         try:
             module, _, attribute = self._factory.partition(":")
             made = getattr(importlib.import_module(module), attribute)(self._orders)
-            served: Served = await made if inspect.isawaitable(made) else made
+            served: QueuedVersion = await made if inspect.isawaitable(made) else made
         except Exception as error:  # the boundary: whatever a model's code does, the server gets the error
             if not isinstance(error, HoplineError):
                 log.exception("model %s cannot be opened", self._orders.name)
                 error = RuntimeFailure(f"{self._factory} failed: {type(error).__name__}: {error}")
             self._send(wire.Failed(wire.pack_error(error)))
-            return None
+            return False
         # Everything loaded lives for ever: a full collection need never look at it again.
         gc.collect()
         gc.freeze()
@@ -205,7 +210,7 @@ class ModelHost(asyncio.Protocol):
             restore_cpus(self._processors)
         self._served = served  # the first requests may come before this returns
         self._send(wire.Ready(served.graph_version, served.info((served.version,))))
-        return served
+        return True
 
     # Protocol
 
@@ -225,14 +230,12 @@ class ModelHost(asyncio.Protocol):
                 for number, fields in message.requests:
                     self._accept(number, wire.unpack_request(fields))
             elif isinstance(message, wire.Compare):
-                assert self._served is not None
                 Comparison(self._served, message, self._send, self._took)
             else:
                 for number in message.numbers:
                     self._drop(number)
 
     def _accept(self, number: int, request: ScoreRequest) -> None:
-        assert self._served is not None
         work = self._open[number] = Work(request, partial(self._deliver, number))
         self._numbers[id(request)] = number
         try:
@@ -243,7 +246,7 @@ class ModelHost(asyncio.Protocol):
             log.exception("a request failed before it was queued")
             self._deliver(number, RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
 
-    def _deliver(self, number: int, outcome: ScoreResult | HoplineError | None) -> None:
+    def _deliver(self, number: int, outcome: Outcome | None) -> None:
         known = self._open.pop(number, None)
         if known is None:
             return
@@ -284,11 +287,11 @@ class ModelHost(asyncio.Protocol):
         outcomes = [(number, outcome) for number, _, outcome in done]
         try:
             self._send(_told(outcomes, batches))
-        except (TypeError, ValueError, OverflowError, NotImplementedError):
+        except wire.UNSENDABLE:
             for number, outcome in outcomes:
                 try:
                     self._send(_told([(number, outcome)], []))
-                except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+                except wire.UNSENDABLE as error:
                     self._send(_told([(number, RuntimeFailure(f"the answer cannot be sent: {error}"))], []))
 
     def _send(self, message: wire.FromModel) -> None:
@@ -297,18 +300,63 @@ class ModelHost(asyncio.Protocol):
 
     async def _beat(self) -> None:
         counts = self._metrics.model(self._orders.name, self._orders.version)
-        assert self._served is not None
         while True:
-            self._served.statistics()  # brings what was counted into the metrics
+            self._served.flush_metrics()
             hits, misses = counts.state_cache_hits.value, counts.state_cache_misses.value
-            self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
+            due = self._served.queue.due
+            self._send(wire.Beat(self._num_batches, hits, misses, time.process_time(), due))
             # often enough to distinguish slow from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
 
 
-def _told(
-    outcomes: list[tuple[int, ScoreResult | HoplineError | None]], batches: list[wire.Batch]
-) -> wire.Tell:
+class Comparison:
+    """One `Compare`: copies of requests, held against what went out; sends its counts when all have ended.
+
+    Args:
+        served: answers them.
+        message: the copies.
+        send: to the server.
+        took: identity of a request -> seconds of its batch, as the recorder noted them.
+    """
+
+    def __init__(
+        self,
+        served: QueuedVersion,
+        message: wire.Compare,
+        send: Callable[[wire.FromModel], object],
+        took: dict[int, float],
+    ) -> None:
+        self._send = send
+        self._took = took
+        self._tolerance = message.tolerance
+        self._num_left = len(message.copies)
+        self._done: list[tuple[ScoreRequest, Outcome, Outcome]] = []
+        deadline = asyncio.get_running_loop().time() + _COPY_S
+        for copy in message.copies:
+            request, wanted = wire.unpack_copy(copy)
+            request = msgspec.structs.replace(request, is_copy=True, deadline=deadline, version=None)
+            deliver = partial(self._answered, request, wanted)
+            try:
+                served.accept(Work(request, deliver))
+            except HoplineError as error:
+                deliver(error)
+
+    def _answered(self, request: ScoreRequest, wanted: Outcome, found: Outcome) -> None:
+        self._done.append((request, wanted, found))
+        self._num_left -= 1
+        if not self._num_left:
+            # once the recorder has the last batch too
+            asyncio.get_running_loop().call_soon(self._finish)
+
+    def _finish(self) -> None:
+        tally = OutcomeCounts()
+        for request, wanted, found in self._done:
+            tally.count(found, self._took.pop(id(request), 0.0))
+            tally.compare(wanted, found, self._tolerance, partial(row_keys, request))
+        self._send(wire.Compared(tally))
+
+
+def _told(outcomes: list[tuple[int, Outcome | None]], batches: list[wire.Batch]) -> wire.Tell:
     results = [
         (number, wire.pack_result(outcome))
         for number, outcome in outcomes

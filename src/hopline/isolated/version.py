@@ -118,7 +118,7 @@ class ProcessVersion(CountedVersion):
         self._timer_at = float("inf")
         self._cpu_ended_s = 0.0
         #: Callbacks of running comparisons, oldest first.
-        self._told_of: deque[Callable[[OutcomeCounts], object]] = deque()
+        self._comparisons: deque[Callable[[OutcomeCounts], object]] = deque()
         self._has_stages = False
         self._gauges = (
             (self._metrics.queue_rows, lambda: float(self._live_rows)),
@@ -190,6 +190,7 @@ class ProcessVersion(CountedVersion):
             self._tell([work.request], [error], [0.0], 0.0)
             raise
         self._live_rows += work.rows
+        work.holder = self
         process.send(work)
         if work.deadline < self._timer_at:
             self._watch_deadline(work.deadline, work.entered)
@@ -234,22 +235,20 @@ class ProcessVersion(CountedVersion):
         for gauge, read in self._gauges:
             gauge.unset_function(read)
 
-    # Reports of processes
-
-    def withdrawn(self, work: Work) -> None:
-        """A request was cancelled."""
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`: the process drops the request."""
         self._ended(work, "cancelled")
+        for process in self._keeper.processes():
+            process.drop(work)
 
-    def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
-        """A request could not be sent."""
-        self._fail(work, error)
+    # User of processes
 
-    def told(self, process: ModelProcess, tell: wire.Tell) -> None:
-        """Deal answers out, then count them."""
+    def answered(self, process: ModelProcess, outcomes: wire.Tell) -> None:
+        """Deliver outcomes, then count them."""
         now = time.monotonic()
         ended: dict[int, tuple[Work, ScoreResult | HoplineError]] = {}
         num_ok = 0
-        for number, fields in tell.results:
+        for number, fields in outcomes.results:
             work = process.settle(number)
             if work is not None and not work.ended:
                 num_ok += 1
@@ -259,7 +258,7 @@ class ProcessVersion(CountedVersion):
                 self.count_fallbacks((result,))
                 self._ended(work, "")
                 work.tell(result)
-        for number, packed in tell.errors:
+        for number, packed in outcomes.errors:
             work = process.settle(number)
             if work is not None and not work.ended and packed is not None:
                 error = wire.unpack_error(packed)
@@ -267,19 +266,19 @@ class ProcessVersion(CountedVersion):
                 self._ended(work, error.code)
                 work.tell(error)
         self.outcome("ok", num_ok)
-        self._record(tell.batches, ended, now)
+        self._record(outcomes.batches, ended, now)
 
     def compare(
         self, copies: Sequence[bytes], tolerance: float, on_counts: Callable[[OutcomeCounts], object]
     ) -> None:
         """As `Compares.compare`."""
         self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance))
-        self._told_of.append(on_counts)
+        self._comparisons.append(on_counts)
 
-    def compared(self, process: ModelProcess, message: wire.Compared) -> None:
-        """Copies were answered."""
-        self.outcome("ok", message.tally.answered)
-        self._told_of.popleft()(message.tally)
+    def compared(self, tally: OutcomeCounts) -> None:
+        """Count copies that were compared."""
+        self.outcome("ok", tally.answered)
+        self._comparisons.popleft()(tally)
 
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
         """Bring in what a process counted."""
@@ -300,8 +299,8 @@ class ProcessVersion(CountedVersion):
         process.unanswered.clear()
         process.idle.set()
         self._keeper.lost(process, how, renew=not self.admission.closed)
-        while self._told_of:  # what was sent to it is not compared
-            self._told_of.popleft()(OutcomeCounts())
+        while self._comparisons:  # what was sent to it is not compared
+            self._comparisons.popleft()(OutcomeCounts())
         for work in unanswered:
             if not work.ended:
                 self._fail(work, ModelNotReady(self._why_absent(), self._keeper.retry_after_s()))

@@ -98,12 +98,15 @@ class Beat(msgspec.Struct, tag="beat"):
         num_batches: that ended so far.
         state_cache_hits, state_cache_misses: rows found and not found in state caches so far.
         cpu_s: processor seconds of the process so far.
+        due: earliest deadline of the batch under way, also where its callers have their outcome; infinite
+            where none is.
     """
 
     num_batches: int
     state_cache_hits: float
     state_cache_misses: float
     cpu_s: float
+    due: float
 
 
 class Compare(msgspec.Struct, tag="compare"):
@@ -117,18 +120,15 @@ class Compare(msgspec.Struct, tag="compare"):
 
 
 class Compared(msgspec.Struct, tag="compared"):
-    """Result of one `Compare`.
+    """Result of one `Compare`."""
 
-    Attributes:
-        num_copies: in it.
-    """
-
-    num_copies: int
     tally: OutcomeCounts
 
 
 FromModel = Ready | Failed | Tell | Beat | Compared
 FromServer = Ask | Drop | Compare
+#: Exceptions of `frame` for a value that cannot be sent.
+UNSENDABLE = (TypeError, ValueError, OverflowError, NotImplementedError)
 
 
 def _encode_other(value: Any) -> Any:
@@ -207,7 +207,7 @@ def pack_copy(request: ScoreRequest, outcome: ScoreResult | HoplineError) -> byt
     """A request and its outcome, for `Compare`.
 
     Raises:
-        TypeError, ValueError, OverflowError, NotImplementedError: something in them cannot be sent.
+        UNSENDABLE: something in them cannot be sent.
     """
     fields = msgspec.structs.astuple(request)
     if isinstance(outcome, ScoreResult):

@@ -130,14 +130,10 @@ async def _look_up(
         )
 
     rows = await tools.in_thread(open_rows)
+    counter = functools.partial(rows_total, served.name, served.version)
+    most = config.limits.max_nodes_per_request
     served.look_up = LookUp(
-        served,
-        computer,
-        rows,
-        functools.partial(rows_total, served.name, served.version),
-        tools.executor,
-        tools.recorders,
-        config.limits.max_nodes_per_request,
+        served, served.enqueue, computer, rows, counter, tools.executor, tools.recorders, most
     )
     served.look_up.follow(open_rows)
 

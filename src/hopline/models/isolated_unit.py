@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hopline.answering.queued import QueuedVersion
 from hopline.answering.served import Served
 from hopline.answering.unit import Unit
 from hopline.errors import RuntimeFailure
@@ -11,7 +12,7 @@ from hopline.isolated.main import Orders
 from hopline.models.loader import Loader
 
 
-async def open_unit(orders: Orders) -> Served:
+async def open_unit(orders: Orders) -> QueuedVersion:
     """A factory; `arguments` are the unit's fields.
 
     Raises: HoplineError: it cannot be loaded.
@@ -20,6 +21,7 @@ async def open_unit(orders: Orders) -> Served:
     def resolve(name: str, version: str | None) -> Served:
         raise RuntimeFailure(f"{orders.name} runs alone, without {name!r}")
 
-    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
-    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
+    unit = msgspec.convert(orders.arguments, Unit)
+    load = await Loader(orders.config, orders.metrics, orders.recorders, resolve).load(orders.name, unit)
+    assert isinstance(load.served, QueuedVersion)
     return load.served

@@ -16,7 +16,7 @@ from hopline.config.schema import Config
 from hopline.models.model_inputs import SharedInputs
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
-from hopline.scheduling.open_limits import open_limits
+from hopline.scheduling.admission import open_limits
 from hopline.scheduling.token_rate import TokenRates
 from hopline.scheduling.turnstile import Turnstile
 

@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from hopline.config.schema import Config
 from hopline.errors import DeadlineExceeded, Overloaded, RateLimited, Unavailable
-from hopline.scheduling.limiter import Bucket
+from hopline.scheduling.limiter import Bucket, Limits, LocalLimits
 from hopline.scheduling.policy import LANES
 from hopline.scheduling.work import Work
 
@@ -163,3 +165,13 @@ class Admission:
 
 def _soon() -> float:
     return 0.1
+
+
+def open_limits(config: Config) -> Limits:
+    """The buckets of rates of this worker, which it shares with the other workers of its server."""
+    worker = config.worker
+    if worker.count == 1 or not worker.metrics_dir:
+        return LocalLimits()
+    from hopline.scheduling.shared_limiter import SharedLimits
+
+    return SharedLimits(Path(worker.metrics_dir) / "limits", worker.count)

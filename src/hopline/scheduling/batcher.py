@@ -135,6 +135,11 @@ class Batcher:
         high, normal, low = self._lanes
         return len(high) + len(normal) + len(low)
 
+    @property
+    def due(self) -> float:
+        """Earliest deadline of the batch under way; infinite where none is."""
+        return min([work.deadline for work in self._running], default=float("inf"))
+
     def oldest_wait_s(self) -> float:
         """Seconds that the oldest of them has waited; 0 where none does."""
         oldest = came_first(self._lanes)

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
 
 from hopline.errors import HoplineError, Unavailable
 from hopline.scheduling.policy import NORMAL
 from hopline.types import OnPart, ScoreRequest
-
-if TYPE_CHECKING:
-    from hopline.scheduling.admission import Admission
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +28,14 @@ class Holder(Protocol):
 
     def withdraw(self, work: Work) -> None:
         """Stop working on a request that has not ended: its caller does not wait for it any more."""
+        ...
+
+
+class Reservation(Protocol):
+    """The place of a request that a version has admitted."""
+
+    def leave(self) -> None:
+        """Give the place back; called once."""
         ...
 
 
@@ -67,7 +72,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
     entered: float = 0.0
     ended: bool = False
     holder: Holder | None = None
-    admission: Admission | None = None
+    admission: Reservation | None = None
     direct: float = -1.0
     below: float = 0.0
     fetch: Any = None
@@ -132,10 +137,6 @@ class LargerThanPredicted(Exception):
     def __init__(self, rows: int) -> None:
         super().__init__(f"{rows} rows")
         self.rows = rows
-
-
-#: What a request may have in place of an answer; None postpones it.
-Unanswered: TypeAlias = HoplineError | LargerThanPredicted | None
 
 
 class Observer(Protocol):
