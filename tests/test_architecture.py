@@ -108,7 +108,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3405,
-    "answering": 6077,
+    "answering": 6076,
     "brokers": 3060,
     "client": 1198,
     "commands": 4909,
@@ -121,12 +121,12 @@ BUDGET: dict[str, int] = {
     "graph": 12307,
     "graph_store": 1283,
     "ingress": 1715,
-    "isolated": 1756,
+    "isolated": 1748,
     "jobs": 10769,
     "kernels": 651,
     "live": 2146,
     "memory": 407,
-    "models": 2229,
+    "models": 2227,
     "observe": 1151,
     "packaging": 12717,
     "prefetch": 890,

@@ -25,6 +25,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.isolated.version import ProcessVersion, Program
+from hopline.isolated.wire import pack_copy
 from hopline.observe.metrics import Metrics
 from hopline.process import keeper as process_keeper
 from hopline.process.memory import anonymous_bytes
@@ -225,6 +226,24 @@ async def test_a_leaking_process_is_replaced_and_no_request_is_lost():
         assert rig.restarts("memory") == 1
         assert anonymous_bytes(rig.version.pid) < limits.memory_bytes
         assert await rig.answers(4)
+
+
+async def test_copies_are_compared_though_another_process_ends_meanwhile():
+    async with running(ModelLimits(isolate=True, hang_s=60)) as rig:
+        first, counted = rig.version.pid, []
+        rig.version._keeper._renew("memory")
+        await rig.revived(first)
+        second = rig.version.pid
+        os.kill(second, signal.SIGSTOP)
+        request, wanted = ScoreRequest("m", columns={"x": [1.0]}), {"y": np.array([2.0])}
+        copy = pack_copy(request, ScoreResult("m", "1", "", wanted))
+        rig.version.compare([copy], 0.0, counted.append)
+        await until(lambda: not rig.version._keeper._retiring)  # the first one
+        os.kill(second, signal.SIGCONT)
+        await until(lambda: counted)
+        assert [(tally.answered, tally.compared, tally.differing) for tally in counted] == [(1, 1, 0)]
+        assert await rig.answers(3)
+        assert rig.version.pid == second
 
 
 async def test_a_request_that_wants_all_memory_fails_alone():

@@ -7,7 +7,8 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from hopline.answering.outcome_counts import OutcomeCounts
@@ -36,9 +37,6 @@ class ProcessUser(Protocol):
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
         """The process reports its counts; those of the beat before are still in its attributes."""
 
-    def compared(self, tally: OutcomeCounts) -> None:
-        """The oldest `Compare` was answered."""
-
     def lost(self, process: ModelProcess, how: str) -> None:
         """The process has ended; what it had is still in its attributes."""
 
@@ -52,6 +50,7 @@ class ModelProcess(asyncio.Protocol):
         unanswered: number -> request, until the process has reported its end; also those whose senders have
             their answers, since the process may still be at work on them.
         idle: set whenever nothing is unanswered.
+        comparisons: callbacks of copies that are compared, oldest first.
         silence: decides whether it hangs.
         num_batches, state_cache_hits, state_cache_misses, cpu_s, due: of its last beat.
         why: why it was killed from here; "" where it was not.
@@ -64,6 +63,7 @@ class ModelProcess(asyncio.Protocol):
         self.unanswered: dict[int, Work] = {}
         self.idle = asyncio.Event()
         self.idle.set()
+        self.comparisons: deque[Callable[[OutcomeCounts], object]] = deque()
         self.silence: Silence
         self.num_batches = 0
         self.state_cache_hits = self.state_cache_misses = self.cpu_s = 0.0
@@ -142,10 +142,11 @@ class ModelProcess(asyncio.Protocol):
         if not self._outbox and not self._dropped:
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def compare(self, message: wire.Compare) -> None:
-        """Send copies; `ProcessUser.compared` follows."""
+    def compare(self, message: wire.Compare, on_counts: Callable[[OutcomeCounts], object]) -> None:
+        """Send copies."""
         assert self._transport is not None
         self._transport.write(wire.frame(message))
+        self.comparisons.append(on_counts)
 
     def settle(self, number: int) -> Work | None:
         """The process has reported the end of a request: it is answered."""
@@ -252,7 +253,7 @@ class ModelProcess(asyncio.Protocol):
             self.due = message.due
         elif isinstance(message, wire.Compared):
             self.silence.reset()
-            self._user.compared(message.tally)
+            self.comparisons.popleft()(message.tally)
         elif not self._opened.done():
             if isinstance(message, wire.Ready):
                 self._opened.set_result(message)

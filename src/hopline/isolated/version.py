@@ -17,7 +17,6 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -117,8 +116,6 @@ class ProcessVersion(CountedVersion):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._cpu_ended_s = 0.0
-        #: Callbacks of running comparisons, oldest first.
-        self._comparisons: deque[Callable[[OutcomeCounts], object]] = deque()
         self._has_stages = False
         self._gauges = (
             (self._metrics.queue_rows, lambda: float(self._live_rows)),
@@ -272,13 +269,12 @@ class ProcessVersion(CountedVersion):
         self, copies: Sequence[bytes], tolerance: float, on_counts: Callable[[OutcomeCounts], object]
     ) -> None:
         """As `Compares.compare`."""
-        self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance))
-        self._comparisons.append(on_counts)
 
-    def compared(self, tally: OutcomeCounts) -> None:
-        """Count copies that were compared."""
-        self.outcome("ok", tally.answered)
-        self._comparisons.popleft()(tally)
+        def compared(tally: OutcomeCounts) -> None:
+            self.outcome("ok", tally.answered)
+            on_counts(tally)
+
+        self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance), compared)
 
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
         """Bring in what a process counted."""
@@ -299,8 +295,8 @@ class ProcessVersion(CountedVersion):
         process.unanswered.clear()
         process.idle.set()
         self._keeper.lost(process, how, renew=not self.admission.closed)
-        while self._comparisons:  # what was sent to it is not compared
-            self._comparisons.popleft()(OutcomeCounts())
+        while process.comparisons:  # what was sent to it is not compared
+            process.comparisons.popleft()(OutcomeCounts())
         for work in unanswered:
             if not work.ended:
                 self._fail(work, ModelNotReady(self._why_absent(), self._keeper.retry_after_s()))
