@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
 from hopline.answering.limits import ModelLimits
+from hopline.answering.outcome_counts import bucket
 from hopline.config.schema import Config
 from hopline.errors import (
     ArtifactError,
@@ -48,12 +50,12 @@ class Ears:
 
 
 class Rig:
-    def __init__(self, limits=None, **arguments):
+    def __init__(self, limits=None, factory=FACTORY, **arguments):
         self.metrics = Metrics()
         self.ears = Ears()
         self.version = ProcessVersion(
             "m", "1", Config(), limits or ModelLimits(isolate=True), self.metrics, [self.ears],
-            program=Program(FACTORY, arguments),
+            program=Program(factory, arguments),
         )  # fmt: skip
 
     def submit(self, value, timeout_s=20.0, priority="normal", **attributes):
@@ -84,8 +86,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def running(limits=None, **arguments):
-    rig = Rig(limits, **arguments)
+async def running(limits=None, factory=FACTORY, **arguments):
+    rig = Rig(limits, factory, **arguments)
     await rig.version.begin()
     try:
         yield rig
@@ -131,6 +133,33 @@ async def test_requests_of_one_turn_are_computed_together_and_told_to_recorders(
         counted = rig.version.statistics()
         assert counted["inference_count"] == 30
         assert counted["execution_count"] == len(rig.ears.heard)
+
+
+async def test_requests_with_a_time_cut_are_counted_in_their_batch():
+    async with running(factory="tests.isolated.fork_entries:open_with_times") as rig:
+        as_of, slow = datetime(2020, 1, 1, tzinfo=UTC), {"spin_ms": 20}
+        request = ScoreRequest("m", columns={"x": [1.0]}, as_of=as_of, attributes=slow)
+        future = asyncio.get_running_loop().create_future()
+        hand_in(rig.version, request, future.set_result)
+        assert isinstance(await future, ScoreResult)
+        assert [ran.compute_s > 0.01 for ran in rig.ears.heard] == [True]
+        counted = []
+        copy = pack_copy(request, future.result())
+        rig.version.compare([copy], 0.0, counted.append)
+        await until(lambda: counted)
+        assert (counted[0].answered, counted[0].latency[bucket(0.0)]) == (1, 0)
+
+
+async def test_a_copy_that_fails_before_it_is_queued_is_compared():
+    async with running() as rig:
+        pid, counted = rig.version.pid, []
+        request = ScoreRequest("m", columns={"other": [1.0]})
+        copy = pack_copy(request, ScoreResult("m", "1", "", {"y": np.array([2.0])}))
+        rig.version.compare([copy], 0.0, counted.append)
+        await until(lambda: counted)
+        assert (counted[0].requests, counted[0].errors) == (1, 1)
+        assert await rig.answers(1)
+        assert rig.version.pid == pid
 
 
 async def test_a_killed_process_fails_what_it_had_and_is_started_again():

@@ -45,7 +45,6 @@ from hopline.types import ScoreRequest, ScoreResult
 log = logging.getLogger(__name__)
 
 Outcome = ScoreResult | HoplineError
-
 _UNIT_FACTORY = "hopline.models.isolated_unit:open_unit"
 _BEAT_S = 1.0
 #: Seconds for a server that does not read, and for a copy of a request.
@@ -237,14 +236,8 @@ class ModelHost(asyncio.Protocol):
 
     def _accept(self, number: int, request: ScoreRequest) -> None:
         work = self._open[number] = Work(request, partial(self._deliver, number))
-        self._numbers[id(request)] = number
-        try:
-            self._served.accept(work)
-        except HoplineError as error:
-            self._deliver(number, error)
-        except Exception as error:  # the boundary: one request must not end the process
-            log.exception("a request failed before it was queued")
-            self._deliver(number, RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
+        _accept(self._served, work)
+        self._numbers[id(work.request)] = number  # a time cut makes another request of it
 
     def _deliver(self, number: int, outcome: Outcome | None) -> None:
         known = self._open.pop(number, None)
@@ -303,8 +296,8 @@ class ModelHost(asyncio.Protocol):
         while True:
             self._served.flush_metrics()
             hits, misses = counts.state_cache_hits.value, counts.state_cache_misses.value
-            due = self._served.queue.due
-            self._send(wire.Beat(self._num_batches, hits, misses, time.process_time(), due))
+            used_s, due = time.process_time(), self._served.queue.due
+            self._send(wire.Beat(self._num_batches, hits, misses, used_s, due))
             # often enough to distinguish slow from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
 
@@ -335,14 +328,12 @@ class Comparison:
         for copy in message.copies:
             request, wanted = wire.unpack_copy(copy)
             request = msgspec.structs.replace(request, is_copy=True, deadline=deadline, version=None)
-            deliver = partial(self._answered, request, wanted)
-            try:
-                served.accept(Work(request, deliver))
-            except HoplineError as error:
-                deliver(error)
+            copied = Work(request, lambda outcome: None)
+            copied.deliver = partial(self._answered, copied, wanted)
+            _accept(served, copied)
 
-    def _answered(self, request: ScoreRequest, wanted: Outcome, found: Outcome) -> None:
-        self._done.append((request, wanted, found))
+    def _answered(self, work: Work, wanted: Outcome, found: Outcome) -> None:
+        self._done.append((work.request, wanted, found))
         self._num_left -= 1
         if not self._num_left:
             # once the recorder has the last batch too
@@ -356,11 +347,20 @@ class Comparison:
         self._send(wire.Compared(tally))
 
 
+def _accept(version: QueuedVersion, work: Work) -> None:
+    """Pass a request to a version; one that is refused gets its error."""
+    try:
+        version.accept(work)
+    except HoplineError as error:
+        work.tell(error)
+    except Exception as error:  # the boundary: one request must not end the process
+        log.exception("a request failed before it was queued")
+        work.finish(RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
+
+
 def _told(outcomes: list[tuple[int, Outcome | None]], batches: list[wire.Batch]) -> wire.Tell:
     results = [
-        (number, wire.pack_result(outcome))
-        for number, outcome in outcomes
-        if isinstance(outcome, ScoreResult)
+        (number, wire.pack_result(found)) for number, found in outcomes if isinstance(found, ScoreResult)
     ]
     errors = [
         (number, None if outcome is None else wire.pack_error(outcome))
