@@ -36,12 +36,15 @@ class Near:
         self.lost = np.zeros(N, bool)
         self.asked: list[list[int]] = []
         self.delay_s = 0.0
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     def probe(self, ids):
         return np.flatnonzero(~self.here[ids])
 
     async def fetch(self, ids, timeout_s, *, alone=False):
         self.asked.append(ids.tolist())
+        await self.gate.wait()
         await asyncio.sleep(min(self.delay_s, timeout_s))
         if self.delay_s > timeout_s:
             return FetchResult(ids[:0], np.empty((0, 1)), {"timeout": len(ids)})
@@ -221,11 +224,12 @@ async def test_one_that_says_nothing_is_given_up_at_half_the_patience(ends, tmp_
 
 async def test_what_does_not_fit_waits_and_goes_together(ends, monkeypatch):
     monkeypatch.setattr(client_module, "_MAX_PENDING", 2)
-    ends.near.delay_s = 0.05
+    ends.near.gate.clear()
     asks = []
     for i in range(10):
-        asks.append(ends.ask([i]))
+        asks.append(ends.ask([i], timeout_s=20))
         await asyncio.sleep(0.001)
+    ends.near.gate.set()
     assert all(told is not None for told in await asyncio.gather(*asks))
     assert [len(ids) for ids in ends.near.asked] == [1, 1, 8]
 

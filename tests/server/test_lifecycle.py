@@ -41,7 +41,7 @@ def test_sigterm_finishes_what_was_admitted_over_http_and_grpc() -> None:
     from hopline.transports.proto import message
 
     with (
-        running(server__drain_delay_s=0.6) as server,
+        running(server__drain_delay_s=2.0) as server,
         httpx.Client() as client,
         concurrent.futures.ThreadPoolExecutor(16) as pool,
         grpc.insecure_channel(server.grpc) as channel,
@@ -60,7 +60,7 @@ def test_sigterm_finishes_what_was_admitted_over_http_and_grpc() -> None:
         ]
         server.wait_for_waiting(12)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+        server.wait_until_logged("draining")
         during = httpx.get(f"{server.url}/readyz")
         assert during.status_code == 503
         assert "the server is draining" in during.json()["reasons"]
