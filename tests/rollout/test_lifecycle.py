@@ -360,6 +360,8 @@ async def test_the_same_version_on_a_new_graph_is_a_unit_of_its_own(root):
     await rig.stop(service)
 
 
+# a shadow computes only where a processor has nothing else to do
+@pytest.mark.quiet
 async def test_a_shadow_gets_copies_in_a_process_of_its_own_and_answers_nobody(root):
     rig.publish(root, "2")
     rig.publish(root, "3")
@@ -386,6 +388,8 @@ async def test_a_shadow_gets_copies_in_a_process_of_its_own_and_answers_nobody(r
     await rig.stop(service)
 
 
+# a shadow computes only where a processor has nothing else to do
+@pytest.mark.quiet
 async def test_a_shadow_with_other_answers_is_found_out(root):
     rig.publish(root, "2")
     service = await rig.started(root)

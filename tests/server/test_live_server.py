@@ -329,6 +329,8 @@ def test_workers_that_are_killed_and_replaced_go_on_where_the_graph_is(world: Wo
     agree(world, live)
 
 
+# a shadow computes only where a processor has nothing else to do
+@pytest.mark.quiet
 def test_copies_for_a_shadow_agree_while_the_graph_changes(world: World, live: Live) -> None:
     """The candidate is the same model, in processes of its own: maybe at another version of the graph."""
     world.add_version("apart", "2")
