@@ -246,9 +246,9 @@ def _described(names: Iterable[str]) -> str:
 
 def routes() -> list[str]:
     """Every path of the server, as pages write it: `/v1/models/<model>`."""
-    from hopline.transports.http_operations import OPERATIONS
+    from hopline.transports.http_operations import all_operations
 
-    paths = [path for each in OPERATIONS for path in each.paths]
+    paths = [path for each in all_operations() for path in each.paths]
     return [path.replace("{", "<").replace("}", ">") for path in dict.fromkeys(paths)]
 
 

@@ -56,7 +56,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "log": ("Show a prediction log.", "hopline.commands.log:app"),
     "drift": ("Compare requests and answers with a reference.", "hopline.commands.drift:app"),
-    "generate": ("Import generative models into a repository.", "hopline.commands.generate:app"),
     "mcp": ("Offer a server's models to agents (Model Context Protocol).", "hopline.commands.mcp:mcp"),
     "config": ("Show all settings and their values.", "hopline.commands.config:app"),
 }
@@ -65,7 +64,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 DOOR = Door(
     "hopline.commands",
     {name: target for name, (_, target) in COMMANDS.items()},
-    {"pipeline": "'hopline[pipelines]'", "mesh": "hopline-mesh"},
+    {
+        "generate": "'hopline[generate]'",
+        "pipeline": "'hopline[pipelines]'",
+        "mesh": "hopline-mesh",
+    },
 )
 
 

@@ -155,8 +155,16 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         return max(0, int(now_s * 1e3) - self.graph_through_ms)
 
 
+class TextPart(Protocol):
+    """A part of a text that a model generates."""
+
+    @property
+    def text(self) -> str:
+        """New text; may be empty."""
+
+
 #: A callback for parts of an outcome as they come, on the event loop: the row, and a part that its model
-#: defines (`generate.wire.Part`). The outcome follows as always.
+#: defines (for text, a `TextPart`). The outcome follows as always.
 OnPart: TypeAlias = Callable[[int, Any], object]
 
 #: A callback for the outcome of a request: a `ScoreResult` or a `HoplineError`.

@@ -15,7 +15,7 @@ from mcp import Client, StdioServerParameters
 from hopline import Graph
 from hopline.client import AsyncClient
 from hopline.client.agents import AgentTools
-from tests.generate.models import naive_version
+from packages.generate.tests.models import naive_version
 from tests.servers import RunningServer, running
 
 

@@ -7,7 +7,7 @@ from hopline.errors import ConfigError
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_access import OPEN
-from hopline.transports.http_operations import OPERATIONS, operations_of, table_of
+from hopline.transports.http_operations import all_operations, operations_of, table_of
 from hopline.transports.http_routes import access_of
 from hopline.transports.path_table import split_path
 
@@ -15,7 +15,7 @@ PLATFORM = {"server.health_route": "/ping", "server.predict_route": "/invocation
 
 
 def access(path, **options):
-    entries, values = table_of(OPERATIONS).find(split_path(path))
+    entries, values = table_of(all_operations()).find(split_path(path))
     return access_of(entries, values.get("model", ""), **options)
 
 
@@ -26,22 +26,22 @@ def test_every_operation_has_a_handler_and_every_handler_an_operation():
 
 
 def test_a_method_of_a_path_is_declared_once():
-    declared = [(each.method, path) for each in OPERATIONS for path in each.paths]
+    declared = [(each.method, path) for each in all_operations() for path in each.paths]
     assert len(declared) == len(set(declared))
-    assert len({each.id for each in OPERATIONS}) == len(OPERATIONS)
+    assert len({each.id for each in all_operations()}) == len(all_operations())
 
 
 def test_every_path_leads_to_its_own_operation():
     """A literal part is not taken for a parameter."""
-    table = table_of(OPERATIONS)
-    for each in OPERATIONS:
+    table = table_of(all_operations())
+    for each in all_operations():
         for path in each.paths:
             entries, _ = table.find(split_path(path))
             assert each in entries, path
 
 
 def test_only_probes_are_open():
-    assert {each.id for each in OPERATIONS if each.required == "open"} == {
+    assert {each.id for each in all_operations() if each.required == "open"} == {
         "healthz",
         "readyz",
         "server_live",

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphBehind, HoplineError, ModelNotReady, Overloaded, Unavailable
-from hopline.generate.request import is_repeatable
 from hopline.jobs.targets import Target
 from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
@@ -274,9 +273,14 @@ def why_not(entry: Entry) -> str:
     if entry.inputs is None:
         return "inputs not kept"
     columns = entry.inputs.columns
-    if columns is not None and "repeatable" in columns and not is_repeatable(columns):
+    if columns is not None and not is_repeatable(columns):
         return "drawn together with other texts"
     return ""
+
+
+def is_repeatable(columns: Mapping[str, AnyArray]) -> bool:
+    """True unless columns of a generative model ask for texts that differ whenever they are repeated."""
+    return all(np.asarray(columns.get("repeatable", ())).tolist())
 
 
 def _chosen(

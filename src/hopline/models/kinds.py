@@ -34,9 +34,8 @@ MODEL_KINDS = Door(
     {
         "graph": "hopline.models.artifact_kinds:GRAPH",
         "tabular": "hopline.models.artifact_kinds:TABULAR",
-        "generative": "hopline.models.generative_kind:GENERATIVE",
     },
-    {"pipeline": "'hopline[pipelines]'"},
+    {"generative": "'hopline[generate]'", "pipeline": "'hopline[pipelines]'"},
 )
 
 

@@ -16,14 +16,13 @@ import msgspec
 import numpy as np
 
 from hopline.errors import HoplineError, Overloaded, Unavailable
-from hopline.generate.wire import Part
 from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listener
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.outbox import SMALL_ANSWER_BYTES
 from hopline.transports.proto import message
 from hopline.transports.turns import TURN_S
-from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
+from hopline.types import Deliver, ScoreRequest, ScoreResult, TextPart, Ticket
 
 _WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
 _TEXT = "text"
@@ -67,7 +66,7 @@ class TextParts:
         self._unsent: list[str] = []
         self._has_sent = False
 
-    def take(self, row: int, part: Part) -> None:
+    def take(self, row: int, part: TextPart) -> None:
         """Add a part."""
         if part.text:
             self._unsent.append(part.text)

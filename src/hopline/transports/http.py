@@ -28,6 +28,7 @@ from hopline.transports.body_threads import LoopShare, load_kernels
 from hopline.transports.budget import PIECE_BYTES, Budget
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
 from hopline.transports.http_access import BrowserRules, Guard, client_of, named_model
+from hopline.transports.http_answers import described, listed
 from hopline.transports.http_bodies import (
     Reading,
     check_change,
@@ -38,7 +39,7 @@ from hopline.transports.http_bodies import (
 )
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
-from hopline.transports.http_operations import Operation, operations_of, table_of
+from hopline.transports.http_operations import Operation, added_routes, operations_of, table_of
 from hopline.transports.http_routes import (
     Handler,
     Route,
@@ -52,7 +53,6 @@ from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle_requests import DECISIONS, IndexBody, LifecycleRequests, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer, logged_id
-from hopline.transports.openai.routes import OpenAiRoutes, described, listed
 from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
 from hopline.transports.path_table import ONE_SPELLING, Match, parts_of
@@ -103,7 +103,6 @@ class HttpApp:
         self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = LifecycleRequests(service)
-        self._openai = OpenAiRoutes(self, service, guarded=gate is not None, traces=self._traces)
         self._routes: dict[bytes, Route] = {}
         operations = operations_of(config.server)
         self._table = table_of(operations)
@@ -425,7 +424,11 @@ class HttpApp:
     def _make_handlers(self, max_nodes: int) -> dict[str, Handler]:
         """Return the handler of each operation."""
         score_check = check_score(max_nodes)
+        guarded, added = self._guard is not None, {}
+        for routes in added_routes():
+            added.update(routes.handlers(self, self._service, guarded=guarded, traces=self._traces))
         return {
+            **added,
             "index": Handler(self._index),
             "openapi": Handler(self._openapi),
             "docs": Handler(self._docs),
@@ -437,7 +440,6 @@ class HttpApp:
             "model": Handler(self._describe),
             "score": Handler(self._score, score_check),
             "predict": Handler(self._predict, check_json),
-            **self._openai.handlers(),
             "drift": Handler(functools.partial(self._drift, None)),
             "model_drift": Handler(self._drift),
             "graph": Handler(self._graph),

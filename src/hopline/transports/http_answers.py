@@ -6,6 +6,7 @@ these types.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -95,6 +96,20 @@ class Models(msgspec.Struct):
     models: list[ModelInfo]
     object: Literal["list"]
     data: list[Model]
+
+
+def listed(infos: Iterable[ModelInfo]) -> dict[str, Any]:
+    """The generative models in the form of OpenAI's list."""
+    return {"object": "list", "data": [_listed(info) for info in infos if info.kind == "generative"]}
+
+
+def described(info: ModelInfo) -> ModelInfo | dict[str, Any]:
+    """One model; a generative one in Hopline's and in OpenAI's form."""
+    return {**msgspec.to_builtins(info), **_listed(info)} if info.kind == "generative" else info
+
+
+def _listed(info: ModelInfo) -> dict[str, Any]:
+    return {"id": info.name, "object": "model", "created": 0, "owned_by": "hopline"}
 
 
 class Scores(msgspec.Struct):

@@ -6,11 +6,13 @@ check of the documentation derive from these declarations. `http.HttpApp` has a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from hopline.config.schema import ServerConfig
+from hopline.doors import Door
 from hopline.errors import ConfigError
 from hopline.events import wire as events
 from hopline.ingress.permissions import Permission
@@ -18,8 +20,6 @@ from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.transports import http_answers as answers
 from hopline.transports.lifecycle_requests import DECISIONS, DecisionBody, IndexBody, LoadBody
 from hopline.transports.oip_json import InferBody
-from hopline.transports.openai.answers import ChatCompletion, Completion
-from hopline.transports.openai.bodies import ChatBody, CompletionBody, GenerateBody, Generated
 from hopline.transports.path_table import PathTable, split_path
 from hopline.transports.platform_routes import InstancesBody, own_paths
 from hopline.transports.score_json import ScoreBody
@@ -57,6 +57,7 @@ class Operation:
         versioned: `/versions/{version}` may follow `{model}`.
         timed: the header `timeout-ms` limits it.
         names_model: the body names the model that the permission is required for.
+        group: in the documentation; "" takes that of the path.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Operation:
     negative: bool = False
     timed: bool = False
     names_model: bool = False
+    group: str = ""
 
     @property
     def method(self) -> Literal["GET", "POST"]:
@@ -84,6 +86,8 @@ class Operation:
     @property
     def tag(self) -> str:
         """Group in the documentation."""
+        if self.group:
+            return self.group
         other = "models" if self.required == "score" else "server"  # at a platform's path
         return next((tag for start, tag in _TAGS.items() if self.path.startswith(start)), other)
 
@@ -103,8 +107,6 @@ class Operation:
 #: Begin of a path -> group of its routes in the documentation.
 _TAGS = {
     "/v1/models": "models",
-    "/v1/chat": "generative models",
-    "/v1/completions": "generative models",
     "/v1/drift": "drift",
     "/v1/graph": "live graph",
     "/v1/rollouts": "rollouts",
@@ -115,10 +117,10 @@ _TAGS = {
 _CHANGE = (409, 422, 504)
 
 
-def _scoring(
+def scoring(
     id: str, path: str, summary: str, answer: Any, body: Any, example: Any, **more: Any
 ) -> Operation:
-    """A route that scores or generates."""
+    """A route that requests something of a model."""
     required = {"body_required": True, "timed": True, "example": example}
     return Operation(id, path, summary, "score", answer, body, **required, **more)
 
@@ -128,13 +130,10 @@ def _metadata(id: str, path: str, summary: str, answer: Any, **more: Any) -> Ope
     return Operation(id, path, summary, "read", answer, versioned=True, **more)
 
 
-_SCORE = _scoring(
+_SCORE = scoring(
     "score", "/v1/models/{model}/score", "Score nodes, pairs or rows.", answers.Scores, ScoreBody,
     {"nodes": [42, 7], "outputs": ["label"]}, versioned=True,
 )  # fmt: skip
-_MESSAGES = {"model": "slm", "messages": [{"role": "user", "content": "Hello"}]}
-_PROMPT = {"model": "slm", "prompt": "Once upon a time"}
-_TEXT = {"text_input": "Once upon a time", "parameters": {"max_tokens": 20}}
 _TENSORS = {
     "inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [2], "data": [42, 7]}],
     "outputs": [{"name": "probabilities"}],
@@ -143,7 +142,7 @@ _EVENTS = [{"id": "e-4", "op": "add_edge", "src": 3, "dst": 42}]
 _CANARY = {"model": "risk", "version": "2", "kind": "canary", "steps": [5, 50, 100]}
 
 # fmt: off
-#: Literal paths precede paths with a parameter at the same place.
+#: Those of Hopline's own package. Literal paths precede paths with a parameter at the same place.
 OPERATIONS: tuple[Operation, ...] = (
     Operation("index", "/", "An HTML page with the models.", "read", answer_types=(HTML,)),
     Operation("openapi", "/openapi.json", "This description, in the form of OpenAPI 3.1.", "any",
@@ -158,11 +157,6 @@ OPERATIONS: tuple[Operation, ...] = (
     _metadata("model", "/v1/models/{model}", "One model: inputs, outputs, versions and properties.",
               ModelInfo),
     _SCORE,
-    _scoring("chat_completions", "/v1/chat/completions",
-             "Generate the next turn of a conversation, as OpenAI's API does.", ChatCompletion, ChatBody,
-             _MESSAGES, answer_types=(JSON, EVENTS), names_model=True),
-    _scoring("completions", "/v1/completions", "Generate text after a prompt, as OpenAI's API does.",
-             Completion, CompletionBody, _PROMPT, answer_types=(JSON, EVENTS), names_model=True),
     Operation("drift", "/v1/drift", "A summary of the drift of every version.", "read", answers.Drift),
     Operation("model_drift", "/v1/drift/{model}", "The drift of each quantity of the model's versions.",
               "read", answers.Drift),
@@ -192,13 +186,8 @@ OPERATIONS: tuple[Operation, ...] = (
               answers.ModelConfig),
     _metadata("model_statistics", "/v2/models/{model}/stats", "Statistics of a model's versions.",
               answers.Statistics),
-    _scoring("infer", "/v2/models/{model}/infer", "Inference with tensors, as JSON or binary.",
+    scoring("infer", "/v2/models/{model}/infer", "Inference with tensors, as JSON or binary.",
              answers.Inference, InferBody, _TENSORS, answer_types=(JSON, BINARY), body_types=(JSON, BINARY),
-             versioned=True),
-    _scoring("generate", "/v2/models/{model}/generate", "Generate a text.", Generated, GenerateBody, _TEXT,
-             versioned=True),
-    _scoring("generate_stream", "/v2/models/{model}/generate_stream",
-             "Generate a text, as server-sent events.", None, GenerateBody, _TEXT, answer_types=(EVENTS,),
              versioned=True),
     Operation("repository_index", "/v2/repository/index", "All versions with their states.", "any",
               list[answers.IndexEntry], IndexBody, example={"ready": True}),
@@ -211,6 +200,52 @@ OPERATIONS: tuple[Operation, ...] = (
 # fmt: on
 
 
+class Routes(Protocol):
+    """Routes that a package adds, as an entry point of the group `hopline.http_routes`.
+
+    Attributes:
+        operations: id of an operation of Hopline's own -> those that follow it in the description.
+    """
+
+    operations: Mapping[str, Sequence[Operation]]
+
+    def handlers(self, app: Any, service: Any, *, guarded: bool, traces: bool) -> Mapping[str, Any]:
+        """The handler (`http_routes.Handler`) of each operation by id.
+
+        Args:
+            app: the `HttpApp`, which makes responses of errors, and counts.
+            service: answers.
+            guarded: true if clients are authenticated.
+            traces: true if requests join the caller's trace.
+        """
+
+
+_ROUTES = Door("hopline.http_routes")
+
+
+@functools.cache
+def added_routes() -> tuple[Routes, ...]:
+    """Routes of installed packages."""
+    return tuple(_ROUTES.find(name) for name in _ROUTES.names())
+
+
+@functools.cache
+def all_operations() -> tuple[Operation, ...]:
+    """Hopline's own operations, and those of installed packages at their places.
+
+    Raises: ConfigError: a package adds an operation that exists.
+    """
+    found = []
+    for each in OPERATIONS:
+        found.append(each)
+        for routes in added_routes():
+            found += routes.operations.get(each.id, ())
+    names = [name for each in found for name in (each.id, *((each.method, path) for path in each.paths))]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"an installed package adds HTTP routes that exist: {sorted(map(str, repeated))}")
+    return tuple(found)
+
+
 def table_of(operations: Iterable[Operation]) -> PathTable[Operation]:
     """Return a table of the operations by path."""
     return PathTable((path, each) for each in operations for path in each.paths)
@@ -221,13 +256,13 @@ def operations_of(server: ServerConfig) -> tuple[Operation, ...]:
 
     Raises: ConfigError: such a path is invalid, or a route of Hopline.
     """
-    known = table_of(OPERATIONS)
+    known = table_of(all_operations())
     found = []
     for kind, path in own_paths(server).items():
         if known.find(split_path(path)) is not None:
             raise ConfigError(f"server.{kind}_route: {path} is a route of Hopline's own")
         found.append(_PLATFORM[kind](path))
-    return (*found, *OPERATIONS)
+    return (*found, *all_operations())
 
 
 def _health_at(path: str) -> Operation:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hopline.errors import ArtifactError
-from hopline.generate.gguf import quantisation, read_gguf
+from hopline_generate.gguf import quantisation, read_gguf
 from tests.fuzz.fed import check_text
 
 _folder = tempfile.TemporaryDirectory(prefix="hopline-fuzz-")

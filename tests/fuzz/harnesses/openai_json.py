@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hopline.errors import BadRequest
-from hopline.transports.openai.bodies import (
+from hopline.types import ScoreRequest
+from hopline_generate.openai.bodies import (
     chat_request,
     completion_request,
     decode_chat,
     decode_completion,
 )
-from hopline.types import ScoreRequest
 from tests.fuzz.fed import answered, check_text
 
 _KINDS: tuple[tuple[bytes, Callable[[bytes], Any], Callable[..., ScoreRequest]], ...] = (
