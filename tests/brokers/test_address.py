@@ -1,13 +1,15 @@
 """Addresses, and what is said of wrong ones."""
 
+import re
+
 import pytest
 
 from hopline.brokers.address import Address
-from hopline.brokers.kafka_source import KafkaSource
-from hopline.brokers.nats_sink import NatsSink
-from hopline.brokers.redis_queue import RedisQueue
 from hopline.brokers.registry import DOOR, Broker, open_queue, open_sink, open_source
 from hopline.errors import ConfigError
+from hopline_brokers.kafka_source import KafkaSource
+from hopline_brokers.nats_sink import NatsSink
+from hopline_brokers.redis_queue import RedisQueue
 
 
 def parse(text, default_port=0):
@@ -131,7 +133,7 @@ def test_an_unknown_scheme_comes_with_the_known_ones():
         ConfigError, match=r"^s\.t: 'amqp://…@h/x' is not the address of a broker"
     ) as raised:
         open_source("amqp://u:secret@h/x?password=hidden", "s.t")
-    assert all(f"{scheme}://" in str(raised.value) for scheme in DOOR.own)
+    assert all(f"{scheme}://" in str(raised.value) for scheme in DOOR.packages)
     assert "secret" not in str(raised.value)
     assert "hidden" not in str(raised.value)
 
@@ -141,14 +143,22 @@ def test_packages_bring_schemes_of_their_own(monkeypatch):
         name = "mine"
 
         def load(self):
-            return Broker(*["hopline.brokers.kafka_source:KafkaSource"] * 3)
+            return Broker(*["hopline_brokers.kafka_source:KafkaSource"] * 3)
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Mine()])
     with pytest.raises(ConfigError, match="'mine://h' is not the address of a broker"):
         open_source("mine://h", "s")
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch):
+@pytest.mark.parametrize(("scheme", "requirement"), DOOR.packages.items())
+def test_a_server_alone_names_the_package_of_a_broker(monkeypatch, scheme, requirement):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    message = rf"^s: {scheme}:// needs a package; install it with: pip install {re.escape(requirement)}$"
+    with pytest.raises(ConfigError, match=message):
+        open_source(f"{scheme}://h/s", "s")
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch):
     def missing(target):
         raise ModuleNotFoundError("No module named 'nats'", name="nats")
 

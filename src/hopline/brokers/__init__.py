@@ -1,1 +1,1 @@
-"""Message brokers: one interface, with Kafka, Redis Streams and NATS JetStream behind it."""
+"""Message brokers: one interface. Packages bring the brokers; `packages/brokers` has three."""

@@ -1,4 +1,4 @@
-"""The brokers' classes by the scheme of an address; only the requested ones are imported."""
+"""The brokers' classes by the scheme of an address, from installed packages."""
 
 from __future__ import annotations
 
@@ -27,34 +27,16 @@ class Broker:
     extra: str = ""
 
 
-KAFKA = Broker(
-    "hopline.brokers.kafka_source:KafkaSource",
-    "hopline.brokers.kafka_queue:KafkaQueue",
-    "hopline.brokers.kafka_sink:KafkaSink",
-    "kafka",
-)
-REDIS = Broker(
-    "hopline.brokers.redis_source:RedisSource",
-    "hopline.brokers.redis_queue:RedisQueue",
-    "hopline.brokers.redis_sink:RedisSink",
-    "redis-streams",
-)
-NATS = Broker(
-    "hopline.brokers.nats_source:NatsSource",
-    "hopline.brokers.nats_queue:NatsQueue",
-    "hopline.brokers.nats_sink:NatsSink",
-    "nats",
-)
-#: scheme -> "module:attr", a `Broker`; packages add own schemes.
+#: scheme -> a `Broker`. All come from packages.
 DOOR = Door(
     "hopline.brokers",
-    {
-        "kafka": f"{__name__}:KAFKA",
-        "kafkas": f"{__name__}:KAFKA",
-        "redis": f"{__name__}:REDIS",
-        "rediss": f"{__name__}:REDIS",
-        "nats": f"{__name__}:NATS",
-        "natss": f"{__name__}:NATS",
+    packages={
+        "kafka": "'hopline[kafka]'",
+        "kafkas": "'hopline[kafka]'",
+        "redis": "'hopline[redis-streams]'",
+        "rediss": "'hopline[redis-streams]'",
+        "nats": "'hopline[nats]'",
+        "natss": "'hopline[nats]'",
     },
 )
 
@@ -86,8 +68,10 @@ def open_sink(address: str, setting: str) -> Sink:
 def _make(what: str, address: str, setting: str) -> Any:
     scheme = scheme_of(address)
     broker = DOOR.find(scheme)
+    if broker is None and (install := DOOR.how_to_install(scheme)):
+        raise ConfigError(f"{setting}: {scheme}:// needs a package; install it with: {install}")
     if broker is None:
-        known = DOOR.names()
+        known = [*dict.fromkeys([*DOOR.packages, *DOOR.names()])]
         raise ConfigError(
             f"{setting}: {shown(address)!r} is not the address of a broker{did_you_mean(scheme, known)}; "
             f"an address begins with one of {', '.join(f'{name}://' for name in known)}"

@@ -10,12 +10,12 @@ import redis.asyncio
 from confluent_kafka import Producer
 from confluent_kafka.admin import ConfigEntry
 
-from hopline.brokers import kafka, nats_stream
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError, BrokerUnavailable
 from hopline.testing.broker_servers import NatsServer, RedisServer, broker_server
 from hopline.testing.brokers import check_order, collect, numbers, outgoing, positions, until
+from hopline_brokers import kafka, nats_stream
 
 
 async def opened(make, address, *at):

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hopline.brokers import redis_stream
 from hopline.brokers.base import Message
+from hopline_brokers import redis_stream
 
 
 class RedisQueue(redis_stream.RedisReader):

@@ -12,7 +12,7 @@ from nats.js.manager import JetStreamManager
 from hopline.brokers.registry import open_sink, open_source
 from hopline.errors import ConfigError
 from hopline.testing.brokers import collect, numbers, outgoing, positions, until
-from tests.brokers.test_faults import opened, redis_call, send
+from packages.brokers.tests.test_faults import opened, redis_call, send
 
 
 @contextlib.asynccontextmanager

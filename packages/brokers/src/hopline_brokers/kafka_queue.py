@@ -8,9 +8,9 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 
-from hopline.brokers import kafka
 from hopline.brokers.base import Message
-from hopline.brokers.settled import Settled
+from hopline_brokers import kafka
+from hopline_brokers.settled import Settled
 
 
 class KafkaQueue(kafka.KafkaReader):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from hopline.brokers import kafka
 from hopline.brokers.base import Gap, Position
 from hopline.errors import BrokerUnavailable
+from hopline_brokers import kafka
 
 log = logging.getLogger(__name__)
 

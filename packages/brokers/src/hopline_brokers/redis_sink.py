@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from hopline.brokers import redis_stream
 from hopline.brokers.base import Outgoing, Placed, Sink
 from hopline.errors import BrokerError, BrokerUnavailable
+from hopline_brokers import redis_stream
 
 _AT_ONCE = 500
 _CONNECTIONS = 4

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import nats.errors
 
-from hopline.brokers import nats_stream
 from hopline.brokers.base import Outgoing, Placed, Sink
 from hopline.errors import BrokerError, BrokerUnavailable
 from hopline.types import UNREADABLE
+from hopline_brokers import nats_stream
 
 _AT_ONCE = 1000
 #: Errors of one message, which another attempt would meet again.

@@ -15,8 +15,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from hopline.brokers import redis_stream
 from hopline.brokers.base import Gap, Message, Position
+from hopline_brokers import redis_stream
 
 _FIRST = "0-0"
 _ANEW = "it was recreated, or lost messages"

@@ -23,9 +23,9 @@ from typing import Any
 from nats.js import api
 from nats.js.errors import NotFoundError
 
-from hopline.brokers import nats_stream
 from hopline.brokers.base import Gap, Message, Position
-from hopline.brokers.nats_stream import Pull
+from hopline_brokers import nats_stream
+from hopline_brokers.nats_stream import Pull
 
 _ACK_WAIT_S = 300.0
 #: Seconds after which the server deletes the consumer of a reader that is gone.

@@ -9,9 +9,9 @@ from typing import Any
 from nats.js import api
 from nats.js.errors import NotFoundError
 
-from hopline.brokers import nats_stream
 from hopline.brokers.base import Message
-from hopline.brokers.nats_stream import Pull, Receipt
+from hopline_brokers import nats_stream
+from hopline_brokers.nats_stream import Pull, Receipt
 
 #: With a delay, a message is redelivered as after a missing acknowledgement. Without one, nats-server 2.9
 #: may count and deliver it wrongly while no reader waits.

@@ -10,9 +10,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from hopline.brokers import kafka
 from hopline.brokers.base import Outgoing, Placed, Sink
 from hopline.errors import BrokerError, BrokerUnavailable
+from hopline_brokers import kafka
 
 _SLICE_S = 0.1
 _FULL_S = 0.005
