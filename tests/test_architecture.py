@@ -106,7 +106,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3416,
-    "answering": 5558,
+    "answering": 5557,
     "brokers": 737,
     "client": 1198,
     "commands": 4832,
@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "kernels": 651,
     "live": 2146,
     "memory": 407,
-    "models": 2183,
+    "models": 2181,
     "observe": 1151,
     "packaging": 12717,
     "prefetch": 890,

@@ -424,7 +424,7 @@ class HttpApp:
     def _make_handlers(self, max_nodes: int) -> dict[str, Handler]:
         """Return the handler of each operation."""
         score_check = check_score(max_nodes)
-        guarded, added = self._guard is not None, {}
+        guarded, added = self._guard is not None, dict[str, Handler]()
         for routes in added_routes():
             added.update(routes.handlers(self, self._service, guarded=guarded, traces=self._traces))
         return {
