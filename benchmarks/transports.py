@@ -38,7 +38,7 @@ def serve_hopline(port: int) -> None:
     from hopline.config.schema import Config
     from hopline.testing.service import FakeService
     from hopline.transports.http import HttpApp
-    from hopline.transports.http_endpoint import HttpEndpoint
+    from hopline.turnserve.http1.endpoint import HttpEndpoint
     from hopline.types import ScoreRequest
 
     async def main() -> None:

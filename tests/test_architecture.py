@@ -85,7 +85,7 @@ def test_the_server_needs_no_grpcio():
     code = """
 import sys
 sys.modules["grpc"] = None
-import hopline.server, hopline.client, hopline.transports.grpc, hopline.transports.grpc_endpoint
+import hopline.server, hopline.client, hopline.transports.grpc, hopline.turnserve.grpc.endpoint
 """
     assert python(code) == ""
 

@@ -117,7 +117,7 @@ importlib.metadata.entry_points = lambda group: []
 from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Request
+from hopline.turnserve.http1.messages import Request
 import hopline.server, hopline.service, hopline.models.loader, hopline.models.graph_version
 import hopline.cli, hopline.jobs.stream.follow
 

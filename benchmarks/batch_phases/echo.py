@@ -11,8 +11,8 @@ import asyncio
 import sys
 
 from hopline.config.schema import ServerConfig
-from hopline.transports.http_endpoint import HttpEndpoint
-from hopline.transports.http_messages import Request, Response
+from hopline.turnserve.http1.endpoint import HttpEndpoint
+from hopline.turnserve.http1.messages import Request, Response
 
 #: As Hopline's own default is.
 SPIN_S = ServerConfig().spin_us * 1e-6

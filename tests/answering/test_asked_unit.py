@@ -14,7 +14,7 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import MAX_REASON, MAX_STEPS, RolloutRequest, begin
 from hopline.rollout.state import ModelState
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Request
+from hopline.turnserve.http1.messages import Request
 from tests import loaded_units_rig as rig
 
 WITH_STORE = load_config(overrides={"features.store": "memory:"})

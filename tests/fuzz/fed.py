@@ -16,8 +16,8 @@ from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_errors import http_status
-from hopline.transports.http_messages import Pending, Request, Response
-from hopline.transports.turns import Turns, Waiting
+from hopline.turnserve.http1.messages import Pending, Request, Response
+from hopline.turnserve.turns import Turns, Waiting
 from hopline.types import ScoreRequest, ScoreResult
 
 #: Models of the fake service that fail or wait on purpose.

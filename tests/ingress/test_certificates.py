@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives import serialization
 from hopline.config.reader import load_config
 from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError, Unauthenticated
-from hopline.ingress.certificates import Peer, TlsFiles, peer_of
+from hopline.ingress.certificates import TlsFiles
 from hopline.ingress.clients_file import parse_clients
 from hopline.ingress.exposure import check_exposure
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.watched import Watched
+from hopline.turnserve.peers import Peer, peer_of
 from tests.ingress.certificates import Authority
 from tests.ingress.clocks import Clock
 

@@ -20,8 +20,8 @@ from hopline.records.recorders import AccessLog
 from hopline.records.tracing import TraceRecorder
 from hopline.service import Service
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Request
 from hopline.transports.proto import message
+from hopline.turnserve.http1.messages import Request
 from tests.engine import zoo
 from tests.records.test_tracing import receiver
 

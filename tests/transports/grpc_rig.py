@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from hopline.transports.grpc import GrpcApp
-from hopline.transports.grpc_endpoint import GrpcEndpoint
-from hopline.transports.turns import Turns
+from hopline.turnserve.grpc.endpoint import GrpcEndpoint
+from hopline.turnserve.turns import Turns
 
 
 def endpoint_of(app: GrpcApp, **settings: Any) -> GrpcEndpoint:

@@ -11,12 +11,13 @@ import h2.events
 import h2.settings
 
 from hopline.errors import HoplineError
-from hopline.transports.grpc_call import Call, Listener, Method
-from hopline.transports.grpc_endpoint import GrpcEndpoint
-from hopline.transports.grpc_errors import CallError, grpc_code
-from hopline.transports.http2_connection import Http2Connection
-from hopline.transports.http2_frames import ACK, GOAWAY, PING, frame
-from hopline.transports.turns import Turns, Waiting
+from hopline.transports.grpc_errors import grpc_code, text_of
+from hopline.turnserve.grpc.call import Call, Listener, Method
+from hopline.turnserve.grpc.endpoint import GrpcEndpoint
+from hopline.turnserve.grpc.status import CallError
+from hopline.turnserve.http2.connection import Http2Connection
+from hopline.turnserve.http2.frames import ACK, GOAWAY, PING, frame
+from hopline.turnserve.turns import Turns, Waiting
 
 HEADERS = [
     (":method", "POST"),
@@ -132,7 +133,8 @@ class Served:
     def _fail(self, call: Call, error: BaseException) -> None:
         self.failures.append(error)
         assert isinstance(error, CallError | HoplineError)
-        call.finish(error.code if isinstance(error, CallError) else grpc_code(error), str(error))
+        known = isinstance(error, CallError)
+        call.finish(error.code if known else grpc_code(error), text_of(error) if known else str(error))
 
     def release(self) -> None:
         """Answer what waits."""

@@ -23,8 +23,8 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.keys import new_key
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Request
 from hopline.transports.proto import message, methods
+from hopline.turnserve.http1.messages import Request
 from tests.ingress.issuers import AUDIENCE, issuing
 from tests.servers import RunningServer, running, spawn
 

@@ -16,11 +16,11 @@ from hopline.errors import Overloaded
 from hopline.testing.service import FakeService
 from hopline.transports import http_waiting, platform_routes, score_json
 from hopline.transports.body_threads import LoopShare, encode_large
-from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.score_json import SLICE_VALUES
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.http1.messages import Pending, Request, Response
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served

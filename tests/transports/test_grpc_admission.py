@@ -14,11 +14,12 @@ from hopline.ingress.clients_file import Grant, KeyEntry
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.keys import new_key
 from hopline.testing.service import FakeService
-from hopline.transports import grpc_call, grpc_unpacking
-from hopline.transports.budget import Budget
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
-from hopline.transports.grpc_errors import StatusCode as Code
 from hopline.transports.proto import message
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.grpc import call as grpc_call
+from hopline.turnserve.grpc import unpacking as grpc_unpacking
+from hopline.turnserve.grpc.status import StatusCode as Code
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.test_grpc_call import eventually, failed, framed, infer_request
@@ -99,7 +100,7 @@ async def test_what_is_sent_without_waiting_for_the_refusal_is_dropped(door: Doo
         number = door.call(client, INFER, "", grpc_encoding="gzip")
         client.send(number, BOMB)
     client.server.data_received(client.h2.data_to_send())
-    assert client.server.held.num_bytes == door.budget.used == 0
+    assert client.server.output.held.num_bytes == door.budget.used == 0
     await eventually(lambda: client.exchange() or all(answer.ended for answer in client.answers.values()))
     assert {answer.status for answer in client.answers.values()} == {Code.UNAUTHENTICATED}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.transports.grpc_unpacking import Arriving
+from hopline.turnserve.grpc.incoming import Arriving
 
 pieces = st.one_of(
     st.binary(max_size=8), st.integers(0, 2_500_000).map(lambda size: bytes([size % 251]) * size)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
-from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
-from hopline.transports.grpc_errors import StatusCode
-from hopline.transports.http2_unsent import SHARE_BYTES
 from hopline.transports.proto import message
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.grpc.status import StatusCode
+from hopline.turnserve.http2.output import SHARE_BYTES
 from tests.transports.grpc_rig import endpoint_of, grpc_server
 from tests.transports.http2_rig import Alone, Answer, Client, Served
 
@@ -385,7 +385,7 @@ async def test_a_stream_whose_answers_nobody_reads_is_not_read_either() -> None:
         client.exchange()
         num_sent += 1
     assert num_sent < num_requests
-    (stream,) = client.server._streams.values()
+    (stream,) = client.server._input.streams.values()
     assert stream.num_pending < 2 * SHARE_BYTES
     client.takes = True
     for _ in range(200):
@@ -440,8 +440,8 @@ async def test_packed_messages_wait_packed() -> None:
     bomb = framed(gzip.compress(bytes(1_000_000)), 1)
     client.send(number, bomb * 100)
     client.exchange()
-    assert client.server.held.num_arriving == 100 * len(bomb)
-    assert client.server.held.num_bytes < 101 * len(bomb) + 64 * 200
+    assert client.server.output.held.num_arriving == 100 * len(bomb)
+    assert client.server.output.held.num_bytes < 101 * len(bomb) + 64 * 200
     client.server.connection_lost(None)
 
 
@@ -454,7 +454,7 @@ async def test_requests_that_do_not_end_are_bounded_together() -> None:
         client.exchange()
     assert [client.answers[number].ended for number in numbers] == [False, False, False, True]
     assert "565536 bytes" in failed(client.answers[numbers[3]], Code.RESOURCE_EXHAUSTED)
-    assert client.server.held.num_arriving == 550_000 + 3 * 4
+    assert client.server.output.held.num_arriving == 550_000 + 3 * 4
     client.h2.reset_stream(numbers[0])
     client.exchange()
     for _ in range(10):  # one was refused, so the others come first
@@ -463,7 +463,7 @@ async def test_requests_that_do_not_end_are_bounded_together() -> None:
     client.h2.end_stream(numbers[1])
     client.exchange()
     assert client.answers[numbers[1]].messages == [bytes(200_000)]
-    assert client.server.held.num_arriving == client.server.held.num_bytes == 50_004
+    assert client.server.output.held.num_arriving == client.server.output.held.num_bytes == 50_004
 
 
 def test_requests_of_all_connections_share_one_budget() -> None:

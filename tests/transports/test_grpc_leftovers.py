@@ -16,15 +16,15 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
-from hopline.transports.budget import Budget
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
-from hopline.transports.grpc_call import Call
 from hopline.transports.grpc_stream import InferStream, _Place
-from hopline.transports.grpc_unpacking import Unpacking
-from hopline.transports.http2_connection import Http2Connection
-from hopline.transports.http2_frames import ErrorCode, rst_stream
-from hopline.transports.http2_head import Head, HeadReader
-from hopline.transports.http2_stream import Stream
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.grpc.call import Call
+from hopline.turnserve.grpc.unpacking import Unpacking
+from hopline.turnserve.http2.connection import Http2Connection
+from hopline.turnserve.http2.frames import ErrorCode, rst_stream
+from hopline.turnserve.http2.head import Head, HeadReader
+from hopline.turnserve.http2.stream import Stream
 from tests.transports import raw_http2
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
@@ -144,7 +144,7 @@ async def served_by(client: Client, service: FakeService) -> None:
     if service.num_waiting:
         Ends.reset(client)
     else:
-        assert client.server.held.num_bytes == 0
+        assert client.server.output.held.num_bytes == 0
         client.server.connection_lost(None)
 
 

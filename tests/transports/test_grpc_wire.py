@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
-from hopline.transports.http2_frames import (
+from hopline.transports.proto import message
+from hopline.turnserve.http2.frames import (
     ACK,
     DEFAULT_WINDOW,
     RST_STREAM,
@@ -28,7 +29,6 @@ from hopline.transports.http2_frames import (
     frame,
     window_update,
 )
-from hopline.transports.proto import message
 from hopline.types import Deliver, ScoreRequest, Ticket
 from tests.transports.grpc_rig import grpc_server
 from tests.transports.http2_rig import Client, Served, frames_of
@@ -181,7 +181,7 @@ async def test_the_deadline_of_a_call_is_the_deadline_of_its_request() -> None:
 
 async def test_a_request_that_takes_longer_than_its_deadline_is_answered_so() -> None:
     client, service = Client(Served()), Noting()
-    client.server._endpoint._methods = GrpcApp(service).methods()
+    client.server._listener._methods = GrpcApp(service).methods()
     data = ask_for("slow", wait_ms=60_000).SerializeToString()
     number = client.call(f"/{INFERENCE}/ModelInfer", data, grpc_timeout="20m")
     client.exchange()  # the client does not give up by itself, as grpc.aio's would

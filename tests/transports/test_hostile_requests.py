@@ -25,10 +25,10 @@ from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.compression import decompress
 from hopline.transports.grpc import GrpcApp
-from hopline.transports.grpc_errors import StatusCode
 from hopline.transports.http import HttpApp
 from hopline.transports.http_bodies import Reading
-from hopline.transports.http_messages import Pending, Request, Response
+from hopline.turnserve.grpc.status import StatusCode
+from hopline.turnserve.http1.messages import Pending, Request, Response
 from hopline.types import Deliver, ScoreRequest
 from tests.transports import hostile
 from tests.transports.hostile import Hostile

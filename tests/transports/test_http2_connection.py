@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.transports.http2_connection import MAX_STREAMS
-from hopline.transports.http2_frames import ErrorCode, frame, rst_stream, window_update
-from hopline.transports.http2_stream import RECEIVE_WINDOW
+from hopline.turnserve.http2.frames import ErrorCode, frame, rst_stream, window_update
+from hopline.turnserve.http2.input import MAX_STREAMS
+from hopline.turnserve.http2.stream import RECEIVE_WINDOW
 from tests.transports.http2_rig import Client, Served, frames_of
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
@@ -114,7 +114,7 @@ def test_more_data_than_a_window_allows_is_not_taken() -> None:
     client.raw(OPEN + frame(DATA, 0, 1, b"\0\1\0\0\0"))
     stream = served.endpoint.connections  # held: what comes is not taken, so the window stays as it is
     server = next(iter(stream))
-    server._streams[1].hold()
+    server._input.streams[1].hold()
     for _ in range(RECEIVE_WINDOW // 16_384 + 1):
         client.raw(frame(DATA, 0, 1, bytes(16_384)))
     assert rst_stream(1, ErrorCode.FLOW_CONTROL_ERROR) in client.transport.written

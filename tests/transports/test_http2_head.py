@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.transports.http2_frames import ErrorCode
-from hopline.transports.http2_head import HeadError, HeadReader, block_of
+from hopline.turnserve.http2.frames import ErrorCode
+from hopline.turnserve.http2.head import HeadError, HeadReader, block_of
 
 NAMES = st.sampled_from([b":path", b":method", b"te", b"grpc-timeout", b"x-api-key", b"traceparent", b"a"])
 VALUES = st.sampled_from([b"", b"POST", b"/a/B", b"trailers", b"5S", b"x" * 90])

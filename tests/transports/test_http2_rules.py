@@ -8,9 +8,9 @@ import h2.settings
 import hpack
 import pytest
 
-from hopline.transports.grpc_errors import StatusCode
-from hopline.transports.http2_frames import MAX_WINDOW, ErrorCode, frame, window_update
-from hopline.transports.http2_head import HeadReader
+from hopline.turnserve.grpc.status import StatusCode
+from hopline.turnserve.http2.frames import MAX_WINDOW, ErrorCode, frame, window_update
+from hopline.turnserve.http2.head import HeadReader
 from tests.transports.http2_rig import Client, Served, frames_of
 
 HEADERS, DATA, PRIORITY, RST_STREAM, SETTINGS, PING = 1, 0, 2, 3, 4, 6

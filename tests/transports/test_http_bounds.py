@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hopline.transports.budget import Budget
-from hopline.transports.http_messages import Pending, Request, Response
-from hopline.transports.turns import TURN_S, Waiting
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.http1.messages import Pending, Request, Response
+from hopline.turnserve.turns import TURN_S, Waiting
 from tests.transports.http_rig import SCORE, Host, eventually, listening, post
 
 WAITING = b'{"nodes":[1],"as_of":100000}'

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hopline.transports.http_connection import MAX_HEAD_BYTES
+from hopline.turnserve.http1.reader import MAX_HEAD_BYTES
 from tests.transports.http_rig import SCORE, SLOW, Connection, Host, eventually, gone, post
 
 

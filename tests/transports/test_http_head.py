@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopline.transports.http_connection import MAX_HEAD_BYTES
+from hopline.turnserve.http1.reader import MAX_HEAD_BYTES
 from tests.transports.http_rig import SCORE, Host, post
 
 PATH = b"/v1/models/sage/score"

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
-from hopline.transports.http_messages import BodyStream, Pending, Request, Response, StreamedResponse
+from hopline.turnserve.http1.endpoint import HttpEndpoint
+from hopline.turnserve.http1.listener import Timeouts
+from hopline.turnserve.http1.messages import BodyStream, Pending, Request, Response, StreamedResponse
 from tests.transports.http_rig import eventually
 
 GET = b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -22,13 +22,13 @@ from hopline.errors import (
     quoted,
 )
 from hopline.transports import http_bodies, oip_json, score_json
-from hopline.transports.budget import sent_bytes
 from hopline.transports.compression import decompress
 from hopline.transports.http_bodies import check_json, check_score
 from hopline.transports.http_errors import error_response
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.tensors import decode_json, decode_raw, tensor_head
+from hopline.turnserve.compression import sent_bytes
 from tests.transports.http_rig import Host, eventually, gone, post
 
 PADDING = b" " * 70_000

@@ -13,14 +13,15 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
-from hopline.transports.budget import Budget
 from hopline.transports.grpc import GrpcApp
-from hopline.transports.grpc_endpoint import GrpcEndpoint
 from hopline.transports.http import HttpApp
-from hopline.transports.http2_unsent import SHARE_BYTES
-from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
-from hopline.transports.http_messages import Pending, Request, Response
-from hopline.transports.outbox import LEAST_TAKEN_BYTES, Progress
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.grpc.endpoint import GrpcEndpoint
+from hopline.turnserve.http1.endpoint import HttpEndpoint
+from hopline.turnserve.http1.listener import Timeouts
+from hopline.turnserve.http1.messages import Pending, Request, Response
+from hopline.turnserve.http2.output import SHARE_BYTES
+from hopline.turnserve.outbox import LEAST_TAKEN_BYTES, Progress
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 from tests.transports import raw_http2 as raw
 from tests.transports.grpc_rig import endpoint_of
@@ -187,7 +188,7 @@ def test_progress_is_what_was_taken_in_the_time() -> None:
 
 
 def _waiting(client: Client) -> int:
-    return client.server.unsent.num_bytes
+    return client.server.output.unsent.num_bytes
 
 
 def _silent(served: Served) -> Client:
@@ -216,7 +217,7 @@ async def test_no_further_request_begins_while_more_than_a_share_waits() -> None
         client.exchange()
     await _settle(client, lambda: all(client.answers[number].ended for number in numbers), numbers)
     assert [client.answers[number].messages for number in numbers] == [[bytes(200_000)]] * 30
-    assert _waiting(client) == served.endpoint.budget.used == client.server.held.num_bytes == 0
+    assert _waiting(client) == served.endpoint.budget.used == client.server.output.held.num_bytes == 0
 
 
 async def _settle(client: Client, done: Callable[[], bool], numbers: list[int]) -> None:
@@ -280,7 +281,7 @@ async def test_a_connection_that_takes_too_little_is_closed(drip: int) -> None:
     assert not client.server._closed
     served.endpoint.tick(13.0)  # the client took the first window of 64 KiB
     assert client.server._closed
-    assert client.server.held.num_bytes == _waiting(client) == served.endpoint.budget.used == 0
+    assert client.server.output.held.num_bytes == _waiting(client) == served.endpoint.budget.used == 0
 
 
 async def test_requests_that_wait_for_answers_nobody_takes_end_with_their_connection() -> None:
@@ -386,7 +387,7 @@ async def test_calls_of_a_connection_that_ends_are_withdrawn(end: str) -> None:
 
 
 def _num_taken(endpoint: GrpcEndpoint) -> int:
-    return sum(each.unsent.num_taken for each in endpoint.connections)
+    return sum(each.output.unsent.num_taken for each in endpoint.connections)
 
 
 async def test_a_client_that_takes_other_answers_keeps_its_calls() -> None:

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from hopline.transports import http_endpoint as module
-from hopline.transports.http_endpoint import Spinner
+from hopline.turnserve.http1 import listener as module
+from hopline.turnserve.http1.listener import Spinner
 
 pytestmark = pytest.mark.asyncio
 

@@ -16,9 +16,9 @@ import uvloop
 
 from hopline.config.schema import TlsConfig
 from hopline.ingress.certificates import TlsFiles
-from hopline.transports import tls_handshakes
-from hopline.transports.tls_handshakes import TlsHandshakes
-from hopline.transports.turns import TURN_S, Turns
+from hopline.turnserve import tls_handshakes
+from hopline.turnserve.tls_handshakes import TlsHandshakes
+from hopline.turnserve.turns import TURN_S, Turns
 from tests.ingress.certificates import Authority
 
 NUM_CLIENTS = 12

@@ -7,8 +7,8 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Request
 from hopline.transports.proto import message
+from hopline.turnserve.http1.messages import Request
 from tests.transports.grpc_rig import grpc_server
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

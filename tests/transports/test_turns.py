@@ -12,7 +12,7 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.transports.turns import LONG_READ_BYTES, MOST_READS, TURN_S, Turns
+from hopline.turnserve.turns import LONG_READ_BYTES, MOST_READS, TURN_S, Turns
 from hopline.types import Deliver, ScoreRequest, Ticket
 from tests.transports import http_rig
 from tests.transports.grpc_rig import endpoint_of
@@ -244,7 +244,7 @@ async def test_a_burst_of_health_checks_is_answered_in_turns() -> None:
     client = Client(over(GrpcApp(service)))
     numbers = [client.call(f"/{HEALTH}/Check", b"") for _ in range(99)]
     send(client)
-    assert len(client.server._streams) < 10
+    assert len(client.server._input.streams) < 10
     await turns_until(lambda: client.server.idle and client.transport.is_reading)
     client.exchange()
     assert all(client.answers[number].messages == [b"\x08\x01"] for number in numbers)
@@ -257,7 +257,7 @@ async def test_empty_messages_of_a_stream_wait_as_they_came() -> None:
     number = client.call(f"/{INFERENCE}/ModelStreamInfer", end=False)
     client.send(number, framed(b"") * 3_000)
     send(client)
-    (stream,) = client.server._streams.values()
+    (stream,) = client.server._input.streams.values()
     assert 0 < client.transport.written.count(b"no model") < 12
     assert stream.num_arriving > 14_000
     assert other.ask(f"/{INFERENCE}/ModelInfer", infer_request([1]).SerializeToString()).status == 0
@@ -265,7 +265,7 @@ async def test_empty_messages_of_a_stream_wait_as_they_came() -> None:
     await turns_until(lambda: client.exchange() or client.answers[number].ended)
     assert client.answers[number].status == 0
     assert len(client.answers[number].messages) == 3_000
-    assert client.server.held.num_bytes == client.server.held.num_arriving == 0
+    assert client.server.output.held.num_bytes == client.server.output.held.num_arriving == 0
 
 
 async def test_answers_of_a_stream_come_in_order_however_its_turns_fall() -> None:

@@ -33,10 +33,10 @@ import msgspec
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 from hopline.files import check_regular
-from hopline.ingress.certificates import normalized
 from hopline.ingress.permissions import Permissions, globs_of
 from hopline.scheduling.limiter import Rate
 from hopline.toml import TOMLDecodeError, parse_toml
+from hopline.turnserve.peers import normalized
 
 #: Expiry time of what never expires, in seconds since the epoch.
 NEVER = math.inf

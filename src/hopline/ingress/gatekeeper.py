@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress import keys
-from hopline.ingress.certificates import Peer, normalized
 from hopline.ingress.client import Client
 from hopline.ingress.clients_file import (
     CERTIFICATE_PREFIX,
@@ -27,6 +26,7 @@ from hopline.ingress.clients_file import (
 from hopline.ingress.watched import Watched
 from hopline.scheduling.admission import open_limits
 from hopline.scheduling.limiter import Limits, Rate
+from hopline.turnserve.peers import Peer, normalized
 
 if TYPE_CHECKING:
     from hopline.ingress.tokens import TokenVerifier

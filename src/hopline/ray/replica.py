@@ -21,7 +21,7 @@ from hopline.errors import HoplineError
 from hopline.server import open_gate
 from hopline.service import Service
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Pending, Request, Response
+from hopline.turnserve.http1.messages import Pending, Request, Response
 from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 
 from hopline.errors import Overloaded
 from hopline.transports import json_scan, proto_scan
-from hopline.transports.budget import Budget
 from hopline.transports.score_json import SLICE_VALUES, num_values
+from hopline.transports.shares import MEMORY_FULL
+from hopline.turnserve.budget import Budget
 from hopline.types import ScoreResult
 
 Answer = TypeVar("Answer")
@@ -64,7 +65,7 @@ def encode_large(budget: Budget, result: ScoreResult, encode: Callable[[], Answe
     num_bytes = min(_VALUE_BYTES * num_values(result), budget.limit)
     if not budget.take(num_bytes):
         refused: Future[Answer] = loop.create_future()
-        refused.set_exception(Overloaded(Budget.FULL))
+        refused.set_exception(Overloaded(MEMORY_FULL))
         return refused
     encoding = loop.run_in_executor(THREADS, encode)
     encoding.add_done_callback(lambda _: budget.give_back(num_bytes))

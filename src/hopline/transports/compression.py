@@ -1,125 +1,25 @@
-"""Decompression of request bodies, bounded: a few kilobytes must not become gigabytes.
-
-Decompressed bodies store how many bytes were sent, which limits the objects built from them (budget.py).
-"""
+"""Decompression of request bodies, with the errors of Hopline: see `turnserve/compression.py`."""
 
 from __future__ import annotations
 
-import zlib
-from typing import NamedTuple
-
-from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding, quoted
-from hopline.transports.budget import TEXT, Decompressed, share
-
-#: Encodings that `decompress` supports, in the form of the Accept-Encoding header.
-ACCEPTED = "gzip, deflate"
-_GZIP = zlib.MAX_WBITS | 16
-#: Each encoding needs as much time as a whole body.
-_MAX_ENCODINGS = 4
-#: Each member needs a few microseconds, even an empty one. bgzip writes one per 64 KiB.
-_MAX_MEMBERS = 10_000
-#: Bytes passed to zlib at a time: zlib copies the data after the end of a stream.
-_FIRST_BYTES, _MOST_BYTES = 512, 16 * 1024
+from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding
+from hopline.turnserve import compression
 
 
 def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
-    """Undo a Content-Encoding. Deflate data may lack zlib's header, since some clients send it so.
-
-    Args:
-        encoding: the header's value: gzip, x-gzip, deflate or identity, or a list of them in the order in
-            which they were applied (RFC 9110, 8.4).
-        body: as sent; an empty body counts as uncompressed.
-        max_bytes: limit of the result, and of the data between two encodings. A body may also not become
-            larger than its sender's share: 4 MiB for each 64 KiB sent.
+    """Undo a Content-Encoding, as `turnserve.compression.decompress`.
 
     Raises:
         UnsupportedEncoding: an unsupported encoding.
         BadRequest: damaged or truncated data, or bytes after its end.
         RequestTooLarge: more than `max_bytes` once decompressed.
     """
-    names = [name.strip().lower() for name in encoding.split(",")]
-    for name in names:
-        if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise UnsupportedEncoding(
-                f"content-encoding {quoted(encoding)} is not supported; send {ACCEPTED} or identity"
-            )
-    names = [name.removeprefix("x-") for name in names if name not in ("", "identity")]
-    if len(names) > _MAX_ENCODINGS:
-        raise BadRequest(
-            f"content-encoding has {len(names)} encodings; at most {_MAX_ENCODINGS} are supported"
-        )
-    if not body or not names:
-        return body
-    sent = len(body)
-    bound = _Bound(sent, min(max_bytes, share(TEXT, sent)), max_bytes)
-    for name in reversed(names):
-        body = _gunzip(body, bound) if name == "gzip" else _inflate(body, bound)
-    found = Decompressed(body)
-    found.sent_bytes = sent
-    return found
-
-
-class _Bound(NamedTuple):
-    sent: int
-    most: int
-    max_bytes: int
-
-    def exceeded(self) -> RequestTooLarge:
-        if self.most == self.max_bytes:
-            return RequestTooLarge(
-                f"the body is larger than {self.most} bytes once decompressed (server.max_body_bytes)"
-            )
-        return RequestTooLarge(
-            f"the body was {self.sent} bytes compressed and is larger than {self.most} bytes once "
-            "decompressed, which is too high a ratio: send it uncompressed, or in parts"
-        )
-
-
-def _gunzip(body: bytes, bound: _Bound) -> bytes:
-    """Decompress all members of gzip data (RFC 1952, 2.2); trailing zeros are padding, as for gzip(1)."""
-    members: list[bytes] = []
-    view, at, left = memoryview(body), 0, bound.most
-    while at < len(view):
-        if members and view[at] == 0:
-            at += 1
-            continue
-        if len(members) >= _MAX_MEMBERS:
-            raise BadRequest(f"the gzip data has more than {_MAX_MEMBERS} members")
-        data, at = _stream(_GZIP, view, at, left, bound, "gzip")
-        members.append(data)
-        left -= len(data)
-    return b"".join(members)
-
-
-def _inflate(body: bytes, bound: _Bound) -> bytes:
-    # The first byte of a zlib header contains the method, 8, and both bytes together are a multiple of 31.
-    has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
-    window = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
-    data, end = _stream(window, memoryview(body), 0, bound.most, bound, "deflate")
-    if end < len(body):
-        raise BadRequest(f"{len(body) - end} bytes follow the end of the deflate data")
-    return data
-
-
-def _stream(
-    window: int, body: memoryview, start: int, left: int, bound: _Bound, name: str
-) -> tuple[bytes, int]:
-    """Decompress the stream at `start`, up to `left` bytes; return the data and the end of the stream."""
-    stream = zlib.decompressobj(window)
-    pieces: list[bytes] = []
-    at, size = start, _FIRST_BYTES
-    while not stream.eof and at < len(body):
-        piece, size = body[at : at + size], min(2 * size, _MOST_BYTES)
-        try:
-            data = stream.decompress(piece, left + 1)
-        except zlib.error as error:
-            text = f"invalid {name} data at byte {start}" if start else f"the body is not valid {name} data"
-            raise BadRequest(f"{text}: {error}") from None
-        if len(data) > left:
-            raise bound.exceeded()
-        pieces.append(data)
-        left -= len(data)
-        at += len(piece) - len(stream.unused_data)
-    if not stream.eof:
-        raise BadRequest(f"the {name} data of the body is truncated")
-    return b"".join(pieces), at
+    try:
+        return compression.decompress(encoding, body, max_bytes)
+    except compression.UnknownEncoding as error:
+        raise UnsupportedEncoding(str(error)) from None
+    except compression.DecompressedTooLarge as error:
+        setting = " (server.max_body_bytes)" if error.is_limit else ""
+        raise RequestTooLarge(f"{error}{setting}") from None
+    except compression.CompressionError as error:
+        raise BadRequest(str(error)) from None

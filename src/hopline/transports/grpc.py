@@ -23,8 +23,7 @@ from hopline.transports import oip
 from hopline.transports.body_threads import LoopShare, encode_large, load_kernels
 from hopline.transports.failure import as_hopline_error, without_names
 from hopline.transports.grpc_access import GrpcGuard, check_name, check_names, permission_of
-from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
-from hopline.transports.grpc_errors import CallError, StatusCode, grpc_code, trailers_of
+from hopline.transports.grpc_errors import grpc_code, text_of, trailers_of
 from hopline.transports.grpc_reflection import SERVICES as REFLECTIONS
 from hopline.transports.grpc_reflection import Reflection
 from hopline.transports.grpc_request import (
@@ -48,6 +47,8 @@ from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
 from hopline.transports.traces import join_trace
+from hopline.turnserve.grpc.call import Call, Method
+from hopline.turnserve.grpc.status import MAX_QUOTED, CallError, StatusCode
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -124,7 +125,7 @@ class GrpcApp:
         """End a call with an error for the client, and count the error."""
         if isinstance(error, CallError):
             self._count(error.code)
-            call.finish(error.code, public_text(str(error)), trailers_of(error))
+            call.finish(error.code, public_text(text_of(error)), trailers_of(error))
             return
         known = as_hopline_error(error, request_id[:MAX_QUOTED] or "(none)")
         if self._guard is not None:

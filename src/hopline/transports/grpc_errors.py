@@ -2,47 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 
 from hopline import errors
-
-
-class StatusCode(enum.IntEnum):
-    """The 17 status codes of gRPC, by the names and numbers of its specification (doc/statuscodes.md)."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
-
-
-class CallError(Exception):
-    """A failure with a status that no error of Hopline has.
-
-    Attributes:
-        code: the status code.
-        name: the stable code, as over HTTP.
-    """
-
-    def __init__(self, code: StatusCode, text: str, name: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.name = name
-
+from hopline.turnserve.grpc.status import CallError, StatusCode
 
 GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.HoplineError: StatusCode.INTERNAL,
@@ -101,11 +64,21 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
 def trailers_of(error: errors.HoplineError | CallError) -> list[tuple[str, str]]:
     """Return the metadata that every failed call ends with: the stable code, and when a retry may help."""
     if isinstance(error, CallError):
-        return [("hopline-error", error.name)]
-    trailers = [("hopline-error", error.code)]
-    if isinstance(error, _RETRIED):
-        trailers.append(("retry-after-ms", str(int(error.retry_after_s * 1000))))
+        name, retry_after_s = error.name, error.retry_after_s
+    else:
+        name, retry_after_s = error.code, error.retry_after_s if isinstance(error, _RETRIED) else None
+    trailers = [("hopline-error", name)]
+    if retry_after_s is not None:
+        trailers.append(("retry-after-ms", str(int(retry_after_s * 1000))))
     return trailers
+
+
+def text_of(error: CallError) -> str:
+    """Return the text of an error, with the setting of the limit that was reached."""
+    return f"{error} ({_SETTINGS[error.limit]})" if error.limit else str(error)
+
+
+_SETTINGS = {"message_bytes": "server.max_body_bytes", "pending_bytes": "server.max_pending_bytes"}
 
 
 _RETRIED = (errors.Overloaded, errors.Unavailable, errors.ModelNotReady, errors.FeatureStoreUnavailable)

@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hopline.errors import BadRequest, RequestTooLarge, quoted
 from hopline.transports import oip
-from hopline.transports.budget import PIECE_BYTES, Decompressed, check_share, sent_bytes, share
 from hopline.transports.proto import message
 from hopline.transports.proto_scan import Layout, check_message, layout_of
+from hopline.transports.shares import check_share
 from hopline.transports.tensors import (
     Tensor,
     TensorHead,
@@ -27,6 +27,7 @@ from hopline.transports.tensors import (
     encode_raw,
     tensor_head,
 )
+from hopline.turnserve.compression import PIECE_BYTES, Decompressed, sent_bytes, share
 from hopline.types import ScoreResult
 
 OUTER = "hopline.oip.v1.OuterInferRequest"

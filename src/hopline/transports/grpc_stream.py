@@ -17,11 +17,13 @@ import numpy as np
 
 from hopline.errors import HoplineError, Overloaded, Unavailable
 from hopline.transports.failure import as_hopline_error, without_frames
-from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listener
-from hopline.transports.grpc_errors import CallError
-from hopline.transports.outbox import SMALL_ANSWER_BYTES
+from hopline.transports.grpc_errors import text_of
 from hopline.transports.proto import message
-from hopline.transports.turns import TURN_S
+from hopline.turnserve.grpc.call import Call, Listener
+from hopline.turnserve.grpc.incoming import PREFIX_BYTES
+from hopline.turnserve.grpc.status import MAX_QUOTED, CallError
+from hopline.turnserve.outbox import SMALL_ANSWER_BYTES
+from hopline.turnserve.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, TextPart, Ticket
 
 _WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
@@ -295,7 +297,7 @@ class InferStream(Listener):
         """Send an answer. Without room for it, the call ends: no answer may be missing between others."""
         try:
             self.call.write(answer)
-        except Overloaded as error:
+        except CallError as error:
             self._withdraw()
             self._stop(error)
 
@@ -416,7 +418,7 @@ class InferStream(Listener):
             place.num_bytes += num_bytes
             self._num_begun_bytes += num_bytes
         else:
-            place.answer = self._steps.respond(request, self.call.no_room())
+            place.answer = self._steps.respond(request, Overloaded(text_of(self.call.no_room())))
 
     def _fail(self, error: Exception) -> None:
         """End the call with this error when the requests in progress are answered."""

@@ -25,7 +25,6 @@ from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_op
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import LoopShare, load_kernels
-from hopline.transports.budget import PIECE_BYTES, Budget
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
 from hopline.transports.http_access import BrowserRules, Guard, client_of, named_model
 from hopline.transports.http_answers import described, listed
@@ -38,7 +37,6 @@ from hopline.transports.http_bodies import (
     read,
 )
 from hopline.transports.http_errors import encode_json, error_response, plain_error
-from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_operations import Operation, added_routes, operations_of, table_of
 from hopline.transports.http_routes import (
     Handler,
@@ -64,10 +62,15 @@ from hopline.transports.score_json import (
     score_request,
 )
 from hopline.transports.traces import join_trace
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.compression import PIECE_BYTES
+from hopline.turnserve.http1.messages import Pending, Request, Response
 
 _HTML = b"text/html; charset=utf-8"
 #: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.
 _MAX_ROUTES = 1024
+#: Status of a refusal -> the setting of the limit that was reached.
+_SETTINGS = {413: "server.max_body_bytes", 503: "server.max_pending_bytes"}
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _decode_index = msgspec.json.Decoder(IndexBody).decode
 
@@ -163,7 +166,8 @@ class HttpApp:
     def refuse(self, status: int, text: str) -> Response:
         """Return the response to a request that was refused while it was read."""
         self._count(status)
-        return plain_error(status, text)
+        setting = _SETTINGS.get(status)
+        return plain_error(status, text if setting is None else f"{text} ({setting})")
 
     def screen(self, request: Request) -> Response | None:
         """Return a refusal of a large request before its body has arrived; None allows the body."""

@@ -16,11 +16,12 @@ from typing import TypeAlias
 from hopline.errors import RequestTooLarge
 from hopline.transports import json_scan
 from hopline.transports.body_threads import THREADS
-from hopline.transports.budget import PIECE_BYTES, check_share, most_objects, sent_bytes
 from hopline.transports.compression import decompress
-from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.oip import check_count
 from hopline.transports.oip_json import json_part
+from hopline.transports.shares import check_share, most_objects
+from hopline.turnserve.compression import PIECE_BYTES, sent_bytes
+from hopline.turnserve.http1.messages import Pending, Request, Response
 
 #: Cost limit of building a piece of JSON, in units of a small integer: some milliseconds.
 _WEIGHT = 2**17

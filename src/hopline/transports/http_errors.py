@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from hopline import errors
-from hopline.transports.compression import ACCEPTED
-from hopline.transports.http_messages import Response
+from hopline.turnserve.compression import ACCEPTED
+from hopline.turnserve.http1.messages import Response
 
 HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.HoplineError: 500,

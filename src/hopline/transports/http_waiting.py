@@ -5,17 +5,34 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hopline.errors import HoplineError
-from hopline.transports.body_threads import encode_large
-from hopline.transports.http_messages import JSON, Pending, Response
+from hopline.transports.body_threads import LoopShare, encode_large
 from hopline.transports.oip_json import InferBody, encode_infer
 from hopline.transports.score_json import encode_result
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.http1.messages import JSON, Pending, Response
 from hopline.types import ScoreRequest, ScoreResult, Ticket
 
-if TYPE_CHECKING:
-    from hopline.transports.http import HttpApp
+
+class Application(Protocol):
+    """The application of an answer that waits; `HttpApp` is one.
+
+    Attributes:
+        budget: memory for answers while they are encoded.
+        loop_share: what the loop encodes in one turn.
+    """
+
+    budget: Budget
+    loop_share: LoopShare
+
+    def failed(self, error: BaseException, id_line: bytes, *, oip: bool) -> Response:
+        """Return the response of a request that failed, and count it."""
+        ...
+
+    def count_ok(self) -> None:
+        """Count an answer with status 200."""
 
 
 class Scoring(Pending):
@@ -23,7 +40,7 @@ class Scoring(Pending):
 
     __slots__ = ("_app", "_id_line", "_request", "ticket")
 
-    def __init__(self, app: HttpApp, request: ScoreRequest, id_line: bytes) -> None:
+    def __init__(self, app: Application, request: ScoreRequest, id_line: bytes) -> None:
         self.receiver = None
         self.response = None
         self.ticket: Ticket | None = None
@@ -90,7 +107,7 @@ class Working(Pending):
 
     def __init__(
         self,
-        app: HttpApp,
+        app: Application,
         task: asyncio.Future[Any],
         respond: Callable[[Any], Response],
         id_line: bytes,

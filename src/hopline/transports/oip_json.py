@@ -12,9 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from hopline.errors import BadRequest, quoted
-from hopline.transports.budget import PIECE_BYTES, Decompressed, sent_bytes
 from hopline.transports.http_errors import encode_json
-from hopline.transports.http_messages import Response
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
@@ -26,6 +24,8 @@ from hopline.transports.tensors import (
     decode_raw,
     encode_raw,
 )
+from hopline.turnserve.compression import PIECE_BYTES, Decompressed, sent_bytes
+from hopline.turnserve.http1.messages import Response
 from hopline.types import ScoreResult
 
 _Parameters = dict[str, bool | int | float | str]

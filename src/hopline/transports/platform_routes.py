@@ -15,11 +15,11 @@ import msgspec
 
 from hopline.config.schema import ServerConfig
 from hopline.errors import BadRequest, ConfigError
-from hopline.transports.http_messages import JSON, Response
 from hopline.transports.http_waiting import Scoring
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.path_table import ONE_SPELLING, parts_of
 from hopline.transports.score_json import RowsBody, encode_predictions
+from hopline.turnserve.http1.messages import JSON, Response
 from hopline.types import ScoreResult
 
 

@@ -20,8 +20,8 @@ from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.transports.http import HttpApp
-from hopline.transports.http_endpoint import HttpEndpoint
 from hopline.transports.interface import ScoringService
+from hopline.turnserve.http1.endpoint import HttpEndpoint
 from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
 
 #: Seconds: limit for all pre-flight requests, and timeout of one response.

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.kernels.jit import njit
-from hopline.transports.budget import PIECE_BYTES, check_share, most_objects, sent_bytes
+from hopline.transports.shares import check_share, most_objects
+from hopline.turnserve.compression import PIECE_BYTES, sent_bytes
 
 #: Limits per 64 KiB sent: messages inside the message, and values.
 _MESSAGES, _VALUES = 2**13, 2**16

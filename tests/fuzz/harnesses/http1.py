@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hopline.transports.http_endpoint import HttpEndpoint
-from hopline.transports.http_messages import Pending, Request, Response
+from hopline.turnserve.http1.endpoint import HttpEndpoint
+from hopline.turnserve.http1.messages import Pending, Request, Response
 from tests.fuzz.fed import MAX_BODY_BYTES, Alone, Transport, pieces
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")

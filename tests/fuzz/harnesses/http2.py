@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from hpack import Decoder
 
-from hopline.transports.http2_frames import (
+from hopline.turnserve.http2.frames import (
     DATA,
     END_STREAM,
     GOAWAY,

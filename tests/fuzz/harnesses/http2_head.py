@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpack import Decoder, HPACKError
 
-from hopline.transports.http2_head import MAX_HEAD_BYTES, HeadError, HeadReader
+from hopline.turnserve.http2.head import MAX_HEAD_BYTES, HeadError, HeadReader
 from tests.fuzz.fed import check_text
 
 

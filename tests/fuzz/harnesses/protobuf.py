@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 
 from hopline.errors import HoplineError
 from hopline.transports.grpc_request import OUTER, RequestReader
-from hopline.transports.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
-from hopline.transports.http2_head import block_of
 from hopline.transports.proto import message
+from hopline.turnserve.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from hopline.turnserve.http2.head import block_of
 from tests.fuzz.harnesses import http2
 
 _METHODS = (

@@ -17,7 +17,7 @@ from hopline.commands.drift import bar, overview, sparkline, version_screen
 from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.transports.http_messages import Request
+from hopline.turnserve.http1.messages import Request
 from tests.records.drift.streams import SLICE_S, Clock, FakeServed, Traffic, monitor
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hopline.errors import ConfigError
 from hopline.ingress.keys import new_key
-from hopline.transports.http_messages import Pending, Request
+from hopline.turnserve.http1.messages import Pending, Request
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.http import MeshHttp, page_files

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from hopline.errors import BadRequest
 from hopline.transports.http_access import client_of
 from hopline.transports.http_bodies import check_json
-from hopline.transports.http_messages import Pending, Request
 from hopline.transports.http_routes import Handler
 from hopline.transports.score_json import deadline_after
 from hopline.transports.traces import join_trace
+from hopline.turnserve.http1.messages import Pending, Request
 from hopline.types import ScoreRequest
 from hopline_generate.openai.answers import Form
 from hopline_generate.openai.bodies import (
@@ -29,7 +29,7 @@ from hopline_generate.openai.bodies import (
 from hopline_generate.openai.waiting import Generating, Streaming
 
 if TYPE_CHECKING:
-    from hopline.transports.http import HttpApp
+    from hopline.transports.http_waiting import Application
     from hopline.transports.interface import ScoringService
 
 
@@ -43,7 +43,7 @@ class OpenAiRoutes:
         traces: whether requests join the caller's trace.
     """
 
-    def __init__(self, app: HttpApp, service: ScoringService, *, guarded: bool, traces: bool) -> None:
+    def __init__(self, app: Application, service: ScoringService, *, guarded: bool, traces: bool) -> None:
         self._app = app
         self._service: Any = service
         self._guarded = guarded

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopline.errors import HoplineError
-from hopline.transports.http_messages import JSON, BodyStream, Pending, Response, StreamedResponse
+from hopline.turnserve.http1.messages import JSON, BodyStream, Pending, Response, StreamedResponse
 from hopline.types import ScoreResult, Ticket
 from hopline_generate.openai.answers import Form
 from hopline_generate.wire import Part, token_logprobs
 
 if TYPE_CHECKING:
-    from hopline.transports.http import HttpApp
+    from hopline.transports.http_waiting import Application
 
 EVENTS = b"text/event-stream; charset=utf-8"
 #: Proxies that collect answers would delay the tokens.
@@ -36,7 +36,7 @@ class Generating(Pending):
 
     __slots__ = ("_app", "_form", "_id_line", "_per_prompt", "ticket")
 
-    def __init__(self, app: HttpApp, form: Form, per_prompt: int, id_line: bytes) -> None:
+    def __init__(self, app: Application, form: Form, per_prompt: int, id_line: bytes) -> None:
         super().__init__()
         self.ticket: Ticket | None = None
         self._app = app
@@ -96,7 +96,7 @@ class Streaming(Generating):
 
     def __init__(
         self,
-        app: HttpApp,
+        app: Application,
         form: Form,
         per_prompt: int,
         id_line: bytes,

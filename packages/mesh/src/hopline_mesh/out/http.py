@@ -24,8 +24,8 @@ from hopline.observe.exposition import CONTENT_TYPE
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Access, Guard
 from hopline.transports.http_errors import error_response, plain_error
-from hopline.transports.http_messages import JSON, Pending, Request, Response
 from hopline.transports.path_table import PathTable
+from hopline.turnserve.http1.messages import JSON, Pending, Request, Response
 from hopline_mesh import __version__
 from hopline_mesh.out.between import deviations, read_events, take_events
 from hopline_mesh.out.board import Board

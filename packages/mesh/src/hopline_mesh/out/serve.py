@@ -17,8 +17,8 @@ from hopline.ingress.certificates import TlsFiles
 from hopline.ingress.exposure import is_loopback
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.process.listeners import remove_dead_socket, reserve, url_host
-from hopline.transports.http_endpoint import HttpEndpoint
-from hopline.transports.tls_handshakes import TlsHandshakes
+from hopline.turnserve.http1.endpoint import HttpEndpoint
+from hopline.turnserve.tls_handshakes import TlsHandshakes
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import own_text
 from hopline_mesh.out.http import MeshHttp

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import uvloop
 import uvloop.loop
 
-from hopline.transports.turns import Turns
+from hopline.turnserve.turns import Turns
 
 #: Handshakes under way in one listener: about 100 KB each. A further one ends the oldest.
 MAX_UNFINISHED = 512

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 
-from hopline.transports.http2_frames import ErrorCode
+from hopline.turnserve.http2.frames import ErrorCode
 
 Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 

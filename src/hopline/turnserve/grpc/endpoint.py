@@ -1,26 +1,25 @@
-"""The state that the connections of a gRPC listener share: methods, limits, a clock."""
+"""The door of gRPC: methods by path, and the listener's state for their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hopline.transports.budget import Budget
-from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
-from hopline.transports.grpc_errors import CallError, StatusCode
-from hopline.transports.grpc_unpacking import Unpacker
-from hopline.transports.http2_connection import Http2Connection
-from hopline.transports.http2_head import Head, block_of, head_of
-from hopline.transports.http2_stream import Stream
-from hopline.transports.http2_unsent import FREE_BYTES
-from hopline.transports.turns import LowPriorityReads, Turns
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.grpc.call import Call, Method
+from hopline.turnserve.grpc.status import MAX_QUOTED, CallError, StatusCode
+from hopline.turnserve.grpc.unpacking import Unpacker
+from hopline.turnserve.http2.connection import Http2Connection
+from hopline.turnserve.http2.head import Head, block_of, head_of
+from hopline.turnserve.http2.listener import Http2Listener
+from hopline.turnserve.http2.output import FREE_BYTES
+from hopline.turnserve.http2.stream import Stream
+from hopline.turnserve.turns import Turns
 
-#: Jitter: connections that are opened together get different maximum ages.
-_SPREAD = 0.2
 _GRPC = b"application/grpc"
 
 
-class GrpcEndpoint:
-    """The shared state of the connections of one listener.
+class GrpcEndpoint(Http2Listener):
+    """A listener as a factory of protocols.
 
     Args:
         methods: by path.
@@ -33,13 +32,9 @@ class GrpcEndpoint:
         turns: schedules postponed work; None creates it.
 
     Attributes:
-        connections: the open connections.
-        budget: memory for unanswered requests.
+        failed: ends a call with an error.
         max_arriving_bytes: limit of requests that have not begun, for one connection.
-        lane: low-priority reads of connections whose last answer was a refusal.
-        turns: schedules postponed work.
         unpacker: decompresses messages.
-        closing: whether new connections are closed immediately.
     """
 
     def __init__(
@@ -54,19 +49,18 @@ class GrpcEndpoint:
         budget: Budget | None = None,
         turns: Turns | None = None,
     ) -> None:
+        super().__init__(
+            budget or Budget.for_bodies(max_message_bytes),
+            connection_age_s=connection_age_s,
+            read_timeout_s=read_timeout_s,
+            is_pressed=is_pressed,
+            turns=turns,
+        )
         self._methods = methods
         self.failed = fail
         self.max_message_bytes = max_message_bytes
         self.max_arriving_bytes = max_message_bytes + FREE_BYTES
-        self.budget = budget or Budget.for_bodies(max_message_bytes)
         self.unpacker = Unpacker(self.budget)
-        self._connection_age_s = connection_age_s
-        self.read_timeout_s = read_timeout_s
-        self.connections: set[Http2Connection] = set()
-        self.closing = False
-        self.lane = LowPriorityReads(is_pressed)
-        self.turns = turns or Turns()
-        self.now = 0.0
         text = b"this port serves gRPC (HTTP/2 with prior knowledge); use the HTTP port for HTTP/1.1\n"
         self.not_http2 = (
             b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
@@ -105,43 +99,6 @@ class GrpcEndpoint:
             self.failed(call, error)
             return None
         return call
-
-    def age_of(self, connection: Http2Connection) -> float:
-        """Return the maximum age of a connection, seconds, with jitter."""
-        share = hash(connection) // 16 % 64 / 64
-        return self._connection_age_s * (1.0 - _SPREAD / 2 + _SPREAD * share)
-
-    def tick(self, now: float) -> None:
-        """Check all connections, once a second: one coarse clock avoids timers in the request path."""
-        self.now = now
-        for connection in list(self.connections):
-            connection.check_time(now)
-
-    def begin_close(self) -> None:
-        """Ask all clients to reconnect elsewhere; requests that they sent before are still answered."""
-        self.closing = True
-        for connection in list(self.connections):
-            connection.begin_close("the server is shutting down")
-
-    @property
-    def num_unaware(self) -> int:
-        """Number of connections that may still send new calls."""
-        return sum(not connection.is_final for connection in self.connections)
-
-    @property
-    def num_unheard(self) -> int:
-        """Number of connections on which a request is arriving."""
-        return sum(connection.is_reading_requests for connection in self.connections)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of connections with an unanswered call."""
-        return sum(not connection.idle for connection in self.connections)
-
-    def abort(self) -> None:
-        """Close all connections without waiting for answers."""
-        for connection in list(self.connections):
-            connection.abort()
 
 
 def _no_method(call: Call, message: bytes) -> None:

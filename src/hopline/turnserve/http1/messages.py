@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from hopline.ingress.certificates import Peer
+    from hopline.turnserve.peers import Peer
 
 JSON = b"application/json"
 #: Header line of the last message of a connection.

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from hopline.transports.budget import Budget
-from hopline.transports.turns import LARGE_BYTES, Turns
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.turns import LARGE_BYTES, Turns
 
 #: Answers up to this size need no room in the budget.
 SMALL_ANSWER_BYTES: Final = 64 * 1024

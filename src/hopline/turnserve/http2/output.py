@@ -1,4 +1,4 @@
-"""Answers of one HTTP/2 connection that its client has not taken: their order, a limit, their progress.
+"""Output of one HTTP/2 connection: its frames, its window, and answers that its client has not taken.
 
 A client takes as much as its windows and its socket allow. Answers beyond that wait in their streams, and
 count in the memory of the connection (`Held`). While more than a share waits, no further request
@@ -7,15 +7,13 @@ of the connection begins. The connection is still read: its windows are renewed 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from hopline.transports.outbox import Progress, num_buffered
-from hopline.transports.turns import TURN_S, Turns
-
-if TYPE_CHECKING:
-    from hopline.transports.http2_stream import Stream
-
-from hopline.transports.budget import Budget
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.http2.frames import DEFAULT_WINDOW
+from hopline.turnserve.outbox import Progress, num_buffered
+from hopline.turnserve.peers import Peer
+from hopline.turnserve.turns import TURN_S, Turns
 
 #: Bytes of a connection's requests that need not be reserved.
 FREE_BYTES: Final = 64 * 1024
@@ -65,6 +63,19 @@ class Held:
 SHARE_BYTES: Final = 1 << 20
 
 
+class Sender(Protocol):
+    """A stream whose answer, or whose request, waits.
+
+    Attributes:
+        send_window: bytes that the client accepts.
+    """
+
+    send_window: int
+
+    def notify_sent(self) -> None:
+        """Report that all written data were sent, or that a request may begin now."""
+
+
 class Unsent:
     """The waiting answers of one connection; see the module docstring.
 
@@ -97,18 +108,18 @@ class Unsent:
         #: Whether something waited at the last check.
         self._waits = False
         #: Streams with a request that begins when less than the share waits.
-        self._due: dict[Stream, None] = {}
+        self._due: dict[Sender, None] = {}
         self.num_bytes = self.num_sent = self.num_taken = 0
         #: Of the last check that found another number: how many, and its time.
         self._last_taken = (0, now)
-        self.streams: dict[Stream, None] = {}
+        self.streams: dict[Sender, None] = {}
 
     @property
     def is_full(self) -> bool:
         """True if the client has to take some answers before a request begins."""
         return self.num_bytes > SHARE_BYTES
 
-    def may_begin(self, stream: Stream) -> bool:
+    def may_begin(self, stream: Sender) -> bool:
         """Return whether a request of this stream may begin; if not, its receiver is called later."""
         if not self.is_full:
             return True
@@ -130,13 +141,13 @@ class Unsent:
         if self._due and not self.is_full:
             self._turns.wait(self)
 
-    def queue(self, stream: Stream, *, is_through: bool) -> None:
+    def queue(self, stream: Sender, *, is_through: bool) -> None:
         """Move a stream to the end of the queue, if it waits for the connection."""
         self.streams.pop(stream, None)
         if not is_through and stream.send_window > 0:
             self.streams[stream] = None
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Sender) -> None:
         """Remove a stream that has ended."""
         self.streams.pop(stream, None)
         self._due.pop(stream, None)
@@ -147,8 +158,7 @@ class Unsent:
         while self._due and not self.is_full:
             stream = next(iter(self._due))
             del self._due[stream]
-            if stream.receiver is not None:
-                stream.receiver.sent()
+            stream.notify_sent()
             if self._due and self._turns.clock() > until:
                 self._turns.wait(self)
                 return
@@ -157,7 +167,7 @@ class Unsent:
         """Begin no more."""
         self._turns.leave(self)
 
-    def is_due(self, stream: Stream) -> bool:
+    def is_due(self, stream: Sender) -> bool:
         """Return whether a request of this stream waits until the client has taken earlier answers."""
         return stream in self._due
 
@@ -181,3 +191,81 @@ class Unsent:
             self._waits = True
             self._progress.begin(num_taken, now)
         return self._progress.has_stopped(num_taken, now, limit_s)
+
+
+class Output:
+    """What the streams of one connection share.
+
+    Args:
+        budget: memory of the process.
+        turns: schedules postponed work.
+        now: seconds, on the clock of `Unsent.has_stopped`.
+
+    Attributes:
+        held: memory of the connection's requests, and of answers that wait.
+        is_blocked: whether the client does not read.
+        is_late: whether the last answer was a refusal: the next input has low priority.
+        num_resets: streams that were reset within this second.
+        peer: holder of the client's certificate.
+        resize: prefix of the next head, if the client reduced its header table, which we do not use.
+        send_window: bytes that the client accepts, for all streams together.
+        turns: the turns of the listener.
+        unsent: the answers that wait.
+    """
+
+    __slots__ = (
+        "_frames",
+        "_transport",
+        "held",
+        "is_blocked",
+        "is_late",
+        "num_resets",
+        "peer",
+        "resize",
+        "send_window",
+        "turns",
+        "unsent",
+    )
+
+    def __init__(self, budget: Budget, turns: Turns, now: float) -> None:
+        self._transport: Any = None
+        #: Frames that are written while input is read.
+        self._frames: list[bytes] | None = None
+        self.held = Held(budget)
+        self.is_blocked = self.is_late = False
+        self.num_resets = 0
+        self.peer: Peer | None = None
+        self.resize = b""
+        self.send_window = DEFAULT_WINDOW
+        self.turns = turns
+        self.unsent = Unsent(turns, now)
+
+    def open(self, transport: Any, peer: Peer | None) -> None:
+        """Begin to write to a transport."""
+        self._transport, self.peer = transport, peer
+
+    def write(self, data: bytes) -> None:
+        """Send frames."""
+        if self._frames is not None:
+            self._frames.append(data)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    @property
+    def is_reading(self) -> bool:
+        """True if input is read now: what is large is sent after it."""
+        return self._frames is not None
+
+    def collect(self) -> None:
+        """Collect frames while input is read, until `flush`."""
+        self._frames = []
+
+    def flush(self) -> None:
+        """Send the collected frames."""
+        frames, self._frames = self._frames, None
+        if frames:
+            self.write(b"".join(frames))
+
+    def replace(self, data: bytes) -> None:
+        """Send only this of what was collected."""
+        self._frames = [data]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from hopline.transports.http2_frames import (
+from hopline.turnserve.http2.frames import (
     DATA,
     DEFAULT_FRAME_SIZE,
     END_HEADERS,
@@ -17,11 +17,8 @@ from hopline.transports.http2_frames import (
     rst_stream,
     window_update,
 )
-from hopline.transports.http2_unsent import FREE_BYTES
-from hopline.transports.outbox import SMALL_ANSWER_BYTES, Progress
-
-if TYPE_CHECKING:
-    from hopline.transports.http2_connection import Http2Connection
+from hopline.turnserve.http2.output import FREE_BYTES, Output
+from hopline.turnserve.outbox import SMALL_ANSWER_BYTES, Progress
 
 #: Bytes that a stream may send before the window is renewed.
 RECEIVE_WINDOW = 1 << 20
@@ -54,11 +51,19 @@ class Receiver(Protocol):
         """Check time limits; called once a second."""
 
 
+class StreamOwner(Protocol):
+    """The streams of one connection."""
+
+    def forget(self, stream: Stream) -> None:
+        """Remove a stream that has ended."""
+
+
 class Stream:
     """One stream of a connection.
 
     Args:
-        connection: its connection.
+        owner: the streams of the connection.
+        output: of the connection.
         number: stream id.
         send_window: bytes that the client accepts.
 
@@ -75,9 +80,10 @@ class Stream:
     """
 
     __slots__ = (
-        "_connection",
         "_held",
         "_holds",
+        "_output",
+        "_owner",
         "_pending",
         "_progress",
         "_receive_window",
@@ -94,9 +100,10 @@ class Stream:
         "send_window",
     )
 
-    def __init__(self, connection: Http2Connection, number: int, send_window: int) -> None:
-        self._connection = connection
-        self._held = connection.held
+    def __init__(self, owner: StreamOwner, output: Output, number: int, send_window: int) -> None:
+        self._owner = owner
+        self._output = output
+        self._held = output.held
         self.number = number
         self.send_window = send_window
         self.receiver: Receiver | None = None
@@ -115,9 +122,9 @@ class Stream:
         self._progress: Progress | None = None
 
     @property
-    def connection(self) -> Http2Connection:
-        """The connection of the stream."""
-        return self._connection
+    def output(self) -> Output:
+        """The output of the connection."""
+        return self._output
 
     # Input from the client
 
@@ -187,14 +194,14 @@ class Stream:
                 held.shrink()
 
     def _widen(self) -> None:
-        self._connection.write(window_update(self.number, RECEIVE_WINDOW - self._receive_window))
+        self._output.write(window_update(self.number, RECEIVE_WINDOW - self._receive_window))
         self._receive_window = RECEIVE_WINDOW
 
     # Output to the client
 
     def may_begin(self) -> bool:
         """Return whether a request may begin; if not, `Receiver.sent` is called once it may."""
-        return self._connection.unsent.may_begin(self)
+        return self._output.unsent.may_begin(self)
 
     def send(self, headers: bytes, data: bytes, trailers: bytes) -> bool:
         """Send the non-empty parts in order, as the client accepts them; the remaining data follow later.
@@ -208,20 +215,20 @@ class Stream:
         """
         if not self.is_open:
             return True
-        connection = self._connection
+        output = self._output
         size = len(data)
         if (
             self._pending
-            or connection.is_blocked
+            or output.is_blocked
             or size > self.send_window
-            or size > connection.send_window
+            or size > output.send_window
             or size > SMALL_ANSWER_BYTES
         ):
             return self.send_parts(headers, (data,), trailers)
         number = self.number
         parts: list[bytes] = []
-        if connection.resize and (headers or trailers):
-            prefix, connection.resize = connection.resize, b""
+        if output.resize and (headers or trailers):
+            prefix, output.resize = output.resize, b""
             headers, trailers = (prefix + headers, trailers) if headers else (headers, prefix + trailers)
         if headers:
             parts += (HEAD.pack(len(headers) << 8 | HEADERS, END_HEADERS, number), headers)
@@ -232,13 +239,13 @@ class Stream:
                 piece = data[start : start + DEFAULT_FRAME_SIZE]
                 parts += (HEAD.pack(len(piece) << 8 | DATA, 0, number), piece)
         self.send_window -= size
-        connection.send_window -= size
+        output.send_window -= size
         if trailers:
             parts += (
                 HEAD.pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number),
                 trailers,
             )
-        connection.write(b"".join(parts))
+        output.write(b"".join(parts))
         if trailers:
             self._end()
         return True
@@ -253,10 +260,15 @@ class Stream:
         for kind, parts in ((_HEADERS, (headers,)), (_DATA, data), (_TRAILERS, (trailers,))):
             self._pending += ((kind, memoryview(part)) for part in parts if part)
         self.num_pending += size
-        unsent = self._connection.unsent
+        unsent = self._output.unsent
         unsent.add(size)
         unsent.queue(self, is_through=self.pump())
         return True
+
+    def notify_sent(self) -> None:
+        """As `Sender.notify_sent`."""
+        if self.receiver is not None:
+            self.receiver.sent()
 
     @property
     def is_waiting(self) -> bool:
@@ -265,20 +277,20 @@ class Stream:
 
     def pump(self) -> bool:
         """Send waiting data as far as the client accepts them; return whether all were sent."""
-        connection = self._connection
+        output = self._output
         pending = self._pending
         while pending and self.is_open:
-            if connection.is_blocked:
+            if output.is_blocked:
                 return False
             kind, part = pending[0]
             if kind == _DATA:
                 is_large = self.num_pending > DEFAULT_FRAME_SIZE
-                if (is_large and connection.is_reading) or not self._send_piece():
+                if (is_large and output.is_reading) or not self._send_piece():
                     return False
                 continue
-            block, connection.resize = b"".join((connection.resize, part)), b""
+            block, output.resize = b"".join((output.resize, part)), b""
             flags = END_HEADERS | (END_STREAM if kind == _TRAILERS else 0)
-            connection.write(HEAD.pack(len(block) << 8 | HEADERS, flags, self.number) + block)
+            output.write(HEAD.pack(len(block) << 8 | HEADERS, flags, self.number) + block)
             pending.popleft()
             if kind == _TRAILERS:
                 self._end()
@@ -287,8 +299,8 @@ class Stream:
 
     def _send_piece(self) -> bool:
         """Send a piece of the waiting data; return False if a window has no room."""
-        connection, pending = self._connection, self._pending
-        room = min(_PIECE_BYTES, self.send_window, connection.send_window)
+        output, pending = self._output, self._pending
+        room = min(_PIECE_BYTES, self.send_window, output.send_window)
         left, frames = room, list[bytes | memoryview]()
         while left > 0 and pending and pending[0][0] == _DATA:
             part = pending[0][1]
@@ -303,12 +315,12 @@ class Stream:
             return False
         size = room - left
         self.send_window -= size
-        connection.send_window -= size
+        output.send_window -= size
         self.num_pending -= size
         self.num_sent += size
         self.give_back(size)
-        connection.write(b"".join(frames))
-        connection.unsent.sent(size)
+        output.write(b"".join(frames))
+        output.unsent.sent(size)
         return True
 
     def has_stopped(self, now: float, limit_s: float) -> bool:
@@ -330,20 +342,20 @@ class Stream:
 
     def _end(self) -> None:
         """End the stream after all data were sent; a client that still sends may stop."""
-        self._connection.unsent.num_taken += 1
+        self._output.unsent.num_taken += 1
         if not self.is_heard:
-            self._connection.write(rst_stream(self.number, ErrorCode.NO_ERROR))
+            self._output.write(rst_stream(self.number, ErrorCode.NO_ERROR))
         self.close()
 
     def be_late(self) -> None:
         """Read the next input of this connection with low priority."""
-        self._connection.is_late = True
+        self._output.is_late = True
 
     def reset(self, code: ErrorCode) -> None:
         """Reset the stream. It counts as a reset of the client, since its error caused it."""
         if self.is_open:
-            self._connection.num_resets += 1
-            self._connection.write(rst_stream(self.number, code))
+            self._output.num_resets += 1
+            self._output.write(rst_stream(self.number, code))
             self.abandon()
 
     def abandon(self) -> None:
@@ -358,13 +370,13 @@ class Stream:
         self.is_open = False
         self.receiver = None  # break the reference cycle
         if self.num_pending:
-            self._connection.unsent.drop(self.num_pending)
+            self._output.unsent.drop(self.num_pending)
             if self.num_pending > SMALL_ANSWER_BYTES:  # many may be closed together
-                self._connection.drop(self._pending)
+                self._output.turns.drop(self._pending)
                 self._pending = deque()
             self.num_pending = 0
         self._pending.clear()
         if self.num_held:
             self.arrived(self.num_arriving)
             self.give_back(self.num_held)
-        self._connection.forget(self)
+        self._owner.forget(self)

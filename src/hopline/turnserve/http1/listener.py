@@ -1,4 +1,4 @@
-"""The shared state of an HTTP listener's connections: the application, limits, a clock, cached heads."""
+"""The state that HTTP/1.1 connections of a listener share: application, limits, clock, cached heads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from hopline.transports.budget import Budget
-from hopline.transports.http_connection import HttpConnection
-from hopline.transports.http_messages import LAST, CachedRequestHead, Pending, Request, Response
-from hopline.transports.turns import LowPriorityReads, Turns
+from hopline.turnserve.budget import Budget
+from hopline.turnserve.http1.messages import LAST, CachedRequestHead, Pending, Request, Response
+from hopline.turnserve.turns import LowPriorityReads, Turns
 
 #: Most answers between two waits.
 _MOST_SKIPPED = 1023
@@ -102,7 +101,25 @@ class Timeouts:
     read_s: float = 30.0
 
 
-class HttpEndpoint:
+class OpenConnection(Protocol):
+    """The parts of a connection that its listener uses."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no request is being answered and no input waits to be read."""
+        ...
+
+    def check_time(self, now: float) -> None:
+        """Check time limits, once a second."""
+
+    def close_if_idle(self) -> None:
+        """Close between requests."""
+
+    def abort(self) -> None:
+        """Close immediately."""
+
+
+class HttpListener:
     """The shared state of the connections of one listener.
 
     Args:
@@ -134,7 +151,7 @@ class HttpEndpoint:
         self.timeouts = timeouts
         self.screen = screen
         self.budget = budget or Budget.for_bodies(max_body_bytes)
-        self.connections: set[HttpConnection] = set()
+        self.connections: set[OpenConnection] = set()
         self.lane = LowPriorityReads(is_pressed)
         self.turns = Turns()
         self.spinner = Spinner(spin_s)
@@ -144,10 +161,6 @@ class HttpEndpoint:
         self.now = 0.0
         self.date = b""
         self.tick(0.0)
-
-    def __call__(self) -> HttpConnection:
-        """Return a protocol for `loop.create_server`."""
-        return HttpConnection(self)
 
     def tick(self, now: float) -> None:
         """Renew the date header, and check for idle and slow connections; called once a second.
