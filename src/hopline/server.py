@@ -234,8 +234,7 @@ class Server:
 
     async def _open_http(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.http import HttpApp
-        from hopline.turnserve.http1.endpoint import HttpEndpoint
-        from hopline.turnserve.http1.listener import Timeouts
+        from hopline.turnserve.http1.endpoint import HttpEndpoint, Timeouts
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)

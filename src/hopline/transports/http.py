@@ -1,6 +1,6 @@
 """The HTTP application: paths to service calls, errors to statuses.
 
-This file handles paths, headers and bodies; `http_connection.py` handles sockets, and the service scores.
+This file handles paths, headers and bodies; `turnserve` handles sockets, and the service scores.
 The score route answers in the same loop iteration if the service can.
 """
 

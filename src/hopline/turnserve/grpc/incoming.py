@@ -261,7 +261,7 @@ class Incoming:
         return flag, message
 
     def drop(self) -> None:
-        """Drop messages that were not read; the call goes on."""
+        """Drop messages that were not read; the call continues."""
         size = len(self._kept or ())
         self._next = self._kept = None
         self._stream.arrived(size)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from hopline.turnserve.http1.connection import HttpConnection
-from hopline.turnserve.http1.listener import HttpListener
+from hopline.turnserve.http1.listener import HttpListener, Timeouts
+
+__all__ = ["HttpEndpoint", "Timeouts"]
 
 
 class HttpEndpoint(HttpListener):

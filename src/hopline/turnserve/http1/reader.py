@@ -7,12 +7,12 @@ the budget, and is read only from permitted clients.
 from __future__ import annotations
 
 import io
+import re
 from typing import Protocol
 
 import httptools
 
 from hopline.turnserve.budget import Budget
-from hopline.turnserve.http1.head import OpenChunk, head_refusal, origin_form, unknown_method
 from hopline.turnserve.http1.listener import HttpListener
 from hopline.turnserve.http1.messages import LAST, Request, Response
 from hopline.turnserve.peers import Peer
@@ -29,6 +29,60 @@ _KEEP = b"connection: keep-alive\r\n"
 _SMALL_BYTES = 64 * 1024
 #: Headers of an offer to change the protocol, which the header Connection names too.
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
+_VERSIONS = ("1.0", "1.1")
+#: Host = uri-host [ ":" port ] (RFC 9110, 7.2); empty if the target has no authority.
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) [!-~]+ HTTP/1\.[01]\r\n")
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;[^\n]*)?\r?\n")
+
+
+class _OpenChunk:
+    """The open chunk of a chunked body.
+
+    The parser reports where a chunk begins and ends, but not its length. So the line of its size is read
+    again here.
+    """
+
+    __slots__ = ("_begins", "_is_open", "_line", "_num_bytes")
+
+    def __init__(self) -> None:
+        self._is_open = self._begins = False
+        #: Bytes of it that came.
+        self._num_bytes = 0
+        #: The part that came of a line of a size.
+        self._line = b""
+
+    def begin(self) -> None:
+        """Its size was read."""
+        self._is_open = self._begins = True
+        self._num_bytes = 0
+
+    def came(self, num_bytes: int) -> None:
+        """Count its bytes."""
+        self._num_bytes += num_bytes
+
+    def end(self) -> None:
+        """It is whole."""
+        self._is_open = False
+
+    def missing(self, data: bytes) -> int:
+        """Bytes that were announced and have not come, where a chunk began in what the parser just read.
+
+        Args:
+            data: that the parser just read, to its end.
+        """
+        text, self._line = self._line + data, b""
+        if not self._is_open:
+            self._line = text[text.rfind(b"\n") + 1 :]
+            return 0
+        begins, self._begins = self._begins, False
+        if not begins:
+            return 0
+        end = len(text) - self._num_bytes
+        # Behind the last chunk, of size 0, there may be trailers, whose lines are none of sizes.
+        found = _SIZE_LINE.fullmatch(text, text.rfind(b"\n", 0, end - 1) + 1, end)
+        return 0 if found is None else max(0, int(found[1], 16) - self._num_bytes)
 
 
 class RequestTaker(Protocol):
@@ -88,7 +142,7 @@ class RequestReader:
         self._head_bytes: int = 0
         self._body: bytes = b""
         #: The open chunk of a chunked body.
-        self._chunk: OpenChunk | None = None
+        self._chunk: _OpenChunk | None = None
         #: A body of several pieces; its bytes can be read without a copy.
         self._pieces: io.BytesIO | None = None
         self.num_body_bytes: int = 0
@@ -139,7 +193,7 @@ class RequestReader:
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserInvalidMethodError as error:
-            method = unknown_method(data) if starts and self.last is None else ""
+            method = _unknown_method(data) if starts and self.last is None else ""
             if method:
                 self._refuse(501, f"unknown method {method!r}; methods are in capital letters")
             else:
@@ -212,14 +266,14 @@ class RequestReader:
                 return
         if self._is_read_again:
             return
-        self._target = origin_form(self._target)
+        self._target = _origin_form(self._target)
         version = self._parser.get_http_version()
-        refusal = head_refusal(version, headers)
+        refusal = _head_refusal(version, headers)
         if refusal is not None:
             self._refuse(*refusal)
             return
         if b"transfer-encoding" in headers:
-            self._chunk = OpenChunk()
+            self._chunk = _OpenChunk()
         length = headers.get(b"content-length")
         num_bytes = self.num_missing = 0 if length is None else int(length)
         if num_bytes > self._listener.max_body_bytes:
@@ -366,3 +420,49 @@ class RequestReader:
     def _refuse(self, status: int, text: str) -> None:
         if not self.is_deaf:
             self._taker.refuse(self._listener.refusal(status, text))
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return path and query of a target in absolute form, as sent by proxies; other targets unchanged."""
+    authority = _ABSOLUTE.match(target)
+    if authority is None:
+        return target
+    rest = target[authority.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def _head_refusal(version: str, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
+    """Return status and reason if a parsed head must be refused; else None.
+
+    Args:
+        version: protocol version, for example "1.1".
+        headers: lower-case name -> value; values of a repeated name are joined by ", ".
+    """
+    if version not in _VERSIONS:
+        return 505, f"HTTP/{version} is not supported; send HTTP/1.1"
+    host = headers.get(b"host")
+    if host is None:
+        if version == "1.1":
+            return 400, "an HTTP/1.1 request needs the header Host (RFC 9112, 3.2)"
+    elif not _HOST.fullmatch(host):
+        return 400, f"header Host is {host.decode('latin-1')!r}; expected one host, with or without a port"
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None:
+        if version == "1.0":
+            return 400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length"
+        others, _, last = coding.lower().rpartition(b",")
+        shown = f"Transfer-Encoding {coding.decode('latin-1')!r}"
+        if last.strip() != b"chunked":
+            return 400, f"{shown} does not end in chunked, so the end of the body is unknown"
+        if others:
+            return 501, f"{shown} is not supported; send only chunked, and use Content-Encoding for gzip"
+    expected = headers.get(b"expect")
+    if expected is not None and version == "1.1" and expected.lower() != b"100-continue":
+        return 417, f"Expect {expected.decode('latin-1')!r} is not supported; only 100-continue is"
+    return None
+
+
+def _unknown_method(data: bytes) -> str:
+    """Return the method of a request line that the parser refused; "" if the line is not a request line."""
+    line = _REQUEST_LINE.match(data.lstrip(b"\r\n"))
+    return "" if line is None else line[1].decode("latin-1")

@@ -194,7 +194,7 @@ class Unsent:
 
 
 class Output:
-    """What the streams of one connection share.
+    """The windows, memory and frames that the streams of one connection share.
 
     Args:
         budget: memory of the process.
