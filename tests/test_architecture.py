@@ -266,6 +266,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "engine": 5,
     "features": 1,
     "graph": 5,
+    "ingress": 1,
     "isolated": 1,
     "jobs": 4,
     "kernels": 1,
