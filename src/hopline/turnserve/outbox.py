@@ -76,17 +76,6 @@ class Outbox:
         turns: releases large memory.
     """
 
-    __slots__ = (
-        "_budget",
-        "_ends",
-        "_is_paused",
-        "_parts",
-        "_progress",
-        "_reserved",
-        "_transport",
-        "_turns",
-    )
-
     def __init__(self, transport: Any, budget: Budget, turns: Turns) -> None:
         self._transport = transport
         self._budget = budget

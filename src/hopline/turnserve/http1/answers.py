@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from hopline.turnserve.http1.messages import BodyStream, Request
 from hopline.turnserve.outbox import Outbox
@@ -35,8 +35,6 @@ class Backlog:
         unread: received bytes that wait for the parser while other connections have their turn.
         num_started: requests that were started in this turn of the connection.
     """
-
-    __slots__ = ("_clock", "_num_bytes", "_turn_ends", "num_started", "requests", "unread")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -78,29 +76,22 @@ class Backlog:
         return self.num_started >= _MAX_STARTED or now > self._turn_ends
 
 
-class BodyOwner(Protocol):
-    """The connection of a `StreamedBody`."""
-
-    def stream_ended(self, *, is_complete: bool) -> None:
-        """Continue after the last piece; close if the body is incomplete."""
-
-
 class StreamedBody:
     """A body that is sent in pieces: the `Sink` of the application's `BodyStream`.
 
     Args:
         stream: makes the pieces.
         outbox: of the connection.
+        ended: called after the last piece; with False if the body is incomplete.
         is_chunked: the pieces are chunks; otherwise the end of the connection ends the body.
-        owner: the connection.
     """
 
-    __slots__ = ("_is_chunked", "_is_open", "_outbox", "_owner", "_stream")
-
-    def __init__(self, stream: BodyStream, outbox: Outbox, owner: BodyOwner, *, is_chunked: bool) -> None:
+    def __init__(
+        self, stream: BodyStream, outbox: Outbox, ended: Callable[[bool], None], *, is_chunked: bool
+    ) -> None:
         self._stream = stream
         self._outbox = outbox
-        self._owner = owner
+        self._ended = ended
         self._is_chunked = is_chunked
         self._is_open = True
 
@@ -137,13 +128,13 @@ class StreamedBody:
             if self._is_chunked:
                 self._outbox.write(b"0\r\n\r\n")
             self._is_open = False
-            self._owner.stream_ended(is_complete=True)
+            self._ended(True)
 
     def fail(self) -> None:
         """As `Sink.fail`: the connection closes without the end of the chunks."""
         if self._is_open:
             self._is_open = False
-            self._owner.stream_ended(is_complete=False)
+            self._ended(False)
 
 
 #: Every answer begins with these bytes, so they can be sent early.
@@ -162,8 +153,6 @@ class Probes:
     Args:
         transport: of the connection.
     """
-
-    __slots__ = ("_next", "_num_sent", "_transport")
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport

@@ -407,10 +407,12 @@ class HttpConnection(asyncio.Protocol):
             request.connection,
         )
         self._outbox.write(head if self._probes is None else self._probes.rest(head))
-        self._streamed = StreamedBody(response.stream, self._outbox, self, is_chunked=is_chunked)
+        self._streamed = StreamedBody(
+            response.stream, self._outbox, self._stream_ended, is_chunked=is_chunked
+        )
         self._streamed.start()
 
-    def stream_ended(self, *, is_complete: bool) -> None:
+    def _stream_ended(self, is_complete: bool) -> None:
         """Continue with the next request after a streamed answer; close after an incomplete one."""
         request = self._current
         assert request is not None

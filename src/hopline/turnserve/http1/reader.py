@@ -44,8 +44,6 @@ class _OpenChunk:
     again here.
     """
 
-    __slots__ = ("_begins", "_is_open", "_line", "_num_bytes")
-
     def __init__(self) -> None:
         self._is_open = self._begins = False
         #: Bytes of it that came.

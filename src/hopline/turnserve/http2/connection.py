@@ -61,7 +61,7 @@ class Http2Connection(asyncio.Protocol):
     def __init__(self, listener: Http2Listener) -> None:
         self._listener = listener
         self.output = Output(listener.budget, listener.turns, listener.now)
-        self._input = Input(listener, self.output, self)
+        self._input = Input(listener, self.output, self._confirmed, self._finish)
         self._transport: Any = None
         self._buffer = b""
         self._greeted = False
@@ -246,18 +246,12 @@ class Http2Connection(asyncio.Protocol):
                     break
         return position
 
-    # Called by the input
-
-    def confirmed(self, payload: bytes) -> None:
+    def _confirmed(self, payload: bytes) -> None:
         """Make the end final that the client confirms."""
         if payload == _END_PING and self._ending_since is not None:
             self._has_confirmed = True
             if not self._input.is_final:
                 self._make_final()
-
-    def emptied(self) -> None:
-        """Close after all answers."""
-        self._finish()
 
     # Time and closing
 

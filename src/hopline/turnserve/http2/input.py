@@ -7,7 +7,7 @@ by the windows.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from hopline.turnserve.http2.frames import (
     ACK,
@@ -82,23 +82,14 @@ class Http2Error(Exception):
         self.code = code
 
 
-class InputOwner(Protocol):
-    """The connection of an `Input`."""
-
-    def confirmed(self, payload: bytes) -> None:
-        """Handle the confirmation of a ping."""
-
-    def emptied(self) -> None:
-        """Handle that no stream is open any more."""
-
-
 class Input:
     """The frames of one connection's client, and its open streams.
 
     Args:
         listener: opens streams.
         output: of the connection.
-        owner: the connection.
+        confirmed: called with the payload of a ping that the client confirms.
+        emptied: called after the last stream of a connection that ends.
 
     Attributes:
         closed: the stream ids that were used.
@@ -106,10 +97,16 @@ class Input:
         streams: the open ones, by id.
     """
 
-    def __init__(self, listener: Http2Listener, output: Output, owner: InputOwner) -> None:
+    def __init__(
+        self,
+        listener: Http2Listener,
+        output: Output,
+        confirmed: Callable[[bytes], None],
+        emptied: Callable[[], None],
+    ) -> None:
         self._listener = listener
         self._output = output
-        self._owner = owner
+        self._confirmed, self._emptied = confirmed, emptied
         self._heads = HeadReader()
         self.streams: dict[int, Stream] = {}
         self.closed = ClosedStreams()
@@ -147,7 +144,7 @@ class Input:
         """Close all streams of a client that is gone."""
         self.is_final = True
         self.abandon()
-        del self._owner  # break the reference cycle
+        del self._confirmed, self._emptied  # break the reference cycle
 
     def forget(self, stream: Stream) -> None:
         """Remove a stream that has ended."""
@@ -157,7 +154,7 @@ class Input:
             self.closed.discard(stream.number)
         self._output.unsent.forget(stream)
         if self.is_final and not self.streams and not self._output.is_reading:
-            self._owner.emptied()
+            self._emptied()
 
     def pump(self) -> None:
         """Send more of the streams that wait for the connection."""
@@ -365,7 +362,7 @@ class Input:
         if not flags & ACK:
             self._output.write(frame(PING, ACK, 0, payload))
         else:
-            self._owner.confirmed(payload)
+            self._confirmed(payload)
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
         """Check the frame; the client opens no more streams, and closes after its answers."""

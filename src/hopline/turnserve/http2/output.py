@@ -34,8 +34,6 @@ class Held:
             directly.
     """
 
-    __slots__ = ("_budget", "num_allowed", "num_arriving", "num_bytes")
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.num_allowed = FREE_BYTES
@@ -89,18 +87,6 @@ class Unsent:
         num_taken: answers that were sent to their end.
         streams: streams that wait for the connection's window or its socket, in their order.
     """
-
-    __slots__ = (
-        "_due",
-        "_last_taken",
-        "_progress",
-        "_turns",
-        "_waits",
-        "num_bytes",
-        "num_sent",
-        "num_taken",
-        "streams",
-    )
 
     def __init__(self, turns: Turns, now: float) -> None:
         self._turns = turns
@@ -212,20 +198,6 @@ class Output:
         turns: the turns of the listener.
         unsent: the answers that wait.
     """
-
-    __slots__ = (
-        "_frames",
-        "_transport",
-        "held",
-        "is_blocked",
-        "is_late",
-        "num_resets",
-        "peer",
-        "resize",
-        "send_window",
-        "turns",
-        "unsent",
-    )
 
     def __init__(self, budget: Budget, turns: Turns, now: float) -> None:
         self._transport: Any = None
