@@ -69,8 +69,6 @@ from hopline.turnserve.http1.messages import Pending, Request, Response
 _HTML = b"text/html; charset=utf-8"
 #: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.
 _MAX_ROUTES = 1024
-#: Status of a refusal -> the setting of the limit that was reached.
-_SETTINGS = {413: "server.max_body_bytes", 503: "server.max_pending_bytes"}
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _decode_index = msgspec.json.Decoder(IndexBody).decode
 
@@ -166,8 +164,7 @@ class HttpApp:
     def refuse(self, status: int, text: str) -> Response:
         """Return the response to a request that was refused while it was read."""
         self._count(status)
-        setting = _SETTINGS.get(status)
-        return plain_error(status, text if setting is None else f"{text} ({setting})")
+        return limit_error(status, text)
 
     def screen(self, request: Request) -> Response | None:
         """Return a refusal of a large request before its body has arrived; None allows the body."""

@@ -163,6 +163,15 @@ def plain_error(status: int, text: str, headers: bytes = b"", *, oip: bool = Fal
     return Response(encode_json({"error": body}), status, headers=headers)
 
 
+#: Status of a refusal of a connection -> the setting of the limit that was reached.
+_SETTINGS = {413: "server.max_body_bytes", 503: "server.max_pending_bytes"}
+
+
+def limit_error(status: int, text: str) -> Response:
+    """Return the response to a request that its connection refused, with the name of the limit."""
+    return plain_error(status, f"{text} ({_SETTINGS[status]})" if status in _SETTINGS else text)
+
+
 def encode_json(value: Any) -> bytes:
     """Encode compact JSON; supports NumPy arrays and integers beyond 64 bits."""
     return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY)
