@@ -117,7 +117,7 @@ BUDGET: dict[str, int] = {
     "features": 6864,
     "graph": 12307,
     "graph_store": 1283,
-    "ingress": 1715,
+    "ingress": 1639,
     "isolated": 1748,
     "jobs": 10522,
     "kernels": 651,
@@ -138,7 +138,8 @@ BUDGET: dict[str, int] = {
     "slo": 562,
     "snapshots": 1258,
     "testing": 2765,
-    "transports": 12280,
+    "transports": 7635,
+    "turnserve": 5447,
 }
 
 
@@ -276,7 +277,8 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "ray": 3,
     "scheduling": 1,
     "snapshots": 2,
-    "transports": 4,
+    "transports": 3,
+    "turnserve": 1,
 }
 
 

@@ -36,7 +36,7 @@ from hopline.transports.http_bodies import (
     is_small,
     read,
 )
-from hopline.transports.http_errors import encode_json, error_response, plain_error
+from hopline.transports.http_errors import encode_json, error_response, limit_error, plain_error
 from hopline.transports.http_operations import Operation, added_routes, operations_of, table_of
 from hopline.transports.http_routes import (
     Handler,
