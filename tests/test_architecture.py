@@ -138,7 +138,7 @@ BUDGET: dict[str, int] = {
     "slo": 562,
     "snapshots": 1258,
     "testing": 2765,
-    "transports": 7635,
+    "transports": 7623,
     "turnserve": 5447,
 }
 

@@ -28,14 +28,7 @@ from hopline.transports.body_threads import LoopShare, load_kernels
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
 from hopline.transports.http_access import BrowserRules, Guard, client_of, named_model
 from hopline.transports.http_answers import described, listed
-from hopline.transports.http_bodies import (
-    Reading,
-    check_change,
-    check_json,
-    check_score,
-    is_small,
-    read,
-)
+from hopline.transports.http_bodies import Reading, check_change, check_json, check_score, is_small, read
 from hopline.transports.http_errors import encode_json, error_response, limit_error, plain_error
 from hopline.transports.http_operations import Operation, added_routes, operations_of, table_of
 from hopline.transports.http_routes import (
@@ -55,12 +48,7 @@ from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
 from hopline.transports.path_table import ONE_SPELLING, Match, parts_of
 from hopline.transports.platform_routes import Predicting, only_model, score_body
-from hopline.transports.score_json import (
-    deadline_after,
-    decode_score,
-    may_name_version,
-    score_request,
-)
+from hopline.transports.score_json import deadline_after, decode_score, may_name_version, score_request
 from hopline.transports.traces import join_trace
 from hopline.turnserve.budget import Budget
 from hopline.turnserve.compression import PIECE_BYTES
