@@ -213,7 +213,7 @@ class Http2Connection(asyncio.Protocol):
         if not data.startswith(PREFACE):
             self._closed = True
             if b"HTTP/1" in data[:8192]:
-                self.output.replace(self._listener.not_http2)
+                self.output.send_only(self._listener.not_http2)
             return len(data)
         self._greeted = True
         self.output.write(HELLO)  # only now: clients of other protocols could not read it

@@ -238,6 +238,6 @@ class Output:
         if frames:
             self.write(b"".join(frames))
 
-    def replace(self, data: bytes) -> None:
+    def send_only(self, data: bytes) -> None:
         """Send only this of what was collected."""
         self._frames = [data]
