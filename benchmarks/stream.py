@@ -1,6 +1,6 @@
 """A graph that changes: 169,343 nodes, 1.2 M edges, GraphSAGE 128 → 128 → 64; 70 % of updates add an edge.
 
-    rates     edge updates a second on one core, durable: rows computed on demand, and all rows eagerly; PyG
+    rates     edge updates a second on one core, durable, rows computed on demand; PyG
               computing them again, in the same run
     exact     after any mix of updates: online = batch = a fresh build, bit for bit
     serving   a server of two workers while updates arrive through a broker: latency, freshness, whether the
@@ -30,13 +30,13 @@ from benchmarks import workload
 from benchmarks.machine import machine
 from benchmarks.phases import PhaseReport
 from benchmarks.stream_phases import worker
-from benchmarks.stream_phases.place import HUBS, MAIN, SMALL, SMALL_HUBS, Place
+from benchmarks.stream_phases.place import MAIN, SMALL, Place
 
 FIGURES = (
-    *("updates_per_s_lazy", "updates_per_s_eager", "exact", "serving_p99_ratio", "freshness_p99_ms"),
+    *("updates_per_s", "exact", "serving_p99_ratio", "freshness_p99_ms"),
     *("workers_agree", "crash"),
 )
-GOAL_LAZY, GOAL_EAGER, GOAL_RATIO, GOAL_FRESHNESS_MS = 200_000, 56_000, 2.0, 100.0
+GOAL_RATE, GOAL_RATIO, GOAL_FRESHNESS_MS = 200_000, 2.0, 100.0
 _HEADLINE = "10000"
 
 
@@ -79,43 +79,24 @@ class Bench:
 
     report: Report
     place: Place
-    hubs: Place
     scratch: Path
     effort: Effort
 
     def rates(self) -> None:
-        """updates_per_s_lazy, updates_per_s_eager and the other rates."""
+        """updates_per_s and the other rates."""
         report, orders = self.report, {"scratch": str(self.scratch), "seconds": self.effort.seconds}
-        ours = worker.run(
-            "rates", place=self.place.ensure().name, kinds=["lazy", "sampled", "whole"], **orders
-        )
-        hubs = worker.run("rates", place=self.hubs.ensure().name, kinds=["sampled", "whole"], **orders)
+        ours = worker.run("rates", place=self.place.ensure().name, **orders)
         pyg = worker.run("naive", place=self.place.name, sizes=[1_000, 10_000], batches=2)
-        titles = {
-            "lazy": "rows on demand",
-            "sampled": "all rows, [10, 5]",
-            "whole": "all rows, all neighbours",
-        }
-        for kind, sizes in ours.items():
-            for size, found in sizes.items():
-                goal = f"goal {GOAL_LAZY if kind == 'lazy' else GOAL_EAGER:,}" if size == _HEADLINE else ""
-                report.line(
-                    f"{titles[kind]}, batches of {int(size):,}: updates/s", found["updates_per_s"], goal
-                )
-                report.line("  of processor time", found["updates_per_s_cpu"])
-        for kind, sizes in hubs.items():
-            report.line(f"{titles[kind]}, graph of hubs", sizes[_HEADLINE]["updates_per_s"])
-        best = {size: max(pyg[way][size]["updates_per_s"] for way in pyg) for size in ours["whole"]}
-        for size, rate in best.items():
-            report.line(f"PyG, all neighbours, batches of {int(size):,}", rate)
-        factor = ours["whole"][_HEADLINE]["updates_per_s"] / best[_HEADLINE]
-        report.line("  all rows, all neighbours, against it", factor)
+        for size, found in ours.items():
+            goal = f"goal {GOAL_RATE:,}" if size == _HEADLINE else ""
+            report.line(f"batches of {int(size):,}: updates/s", found["updates_per_s"], goal)
+            report.line("  of processor time", found["updates_per_s_cpu"])
+            best = max(pyg[way][size]["updates_per_s"] for way in pyg)
+            report.line("  PyG, all rows, all neighbours", best)
         report.figures |= {
-            "updates_per_s_lazy": ours["lazy"][_HEADLINE]["updates_per_s"],
-            "updates_per_s_eager": ours["sampled"][_HEADLINE]["updates_per_s"],
-            "headline": "batches of 10,000, fanouts [10, 5], one core, wall clock, durable",
-            "eager_over_pyg": round(factor, 1),
-            "rates": {"stream": ours, "hubs": hubs, "pyg": pyg},
+            "updates_per_s": ours[_HEADLINE]["updates_per_s"],
+            "headline": "batches of 10,000, rows on demand, one core, wall clock, durable",
+            "rates": {"stream": ours, "pyg": pyg},
         }
 
     def exact(self) -> None:
@@ -185,11 +166,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     at_start = machine()
     report = Report(FIGURES)
-    place, hubs = (SMALL, SMALL_HUBS) if args.small else (MAIN, HUBS)
+    place = SMALL if args.small else MAIN
     workload.cache_dir().mkdir(parents=True, exist_ok=True)
     # Next to the graph, not in /tmp, which may be memory: what is durable must be on a disk.
     with tempfile.TemporaryDirectory(prefix="stream-run-", dir=workload.cache_dir()) as scratch:
-        known = phases(Bench(report, place, hubs, Path(scratch), QUICK if args.quick else FULL))
+        known = phases(Bench(report, place, Path(scratch), QUICK if args.quick else FULL))
         wanted = [name for name in args.phases.split(",") if name] or list(known)
         if unknown := set(wanted) - set(known):
             parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(known)}")

@@ -12,6 +12,7 @@ A generated table stands between `<!-- name:start -->` and `<!-- name:end -->`. 
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import sys
 import tomllib
@@ -447,6 +448,17 @@ def check_links(texts: dict[str, str]) -> Iterator[str]:
                 yield f"{page}: link to {target}: there is no such heading"
 
 
+def check_pictures(texts: dict[str, str]) -> Iterator[str]:
+    """Every drawing is of its text as it is now, and is on a page."""
+    for text in sorted((ROOT / "docs/pictures").glob("*.dot")):
+        picture = text.with_suffix(".svg")
+        wanted = hashlib.sha256(text.read_bytes()).hexdigest()
+        if not picture.exists() or wanted not in picture.read_text():
+            yield f"docs/pictures/{text.name}: the drawing is of another text: run scripts/pictures"
+        if not any(f"pictures/{picture.name}" in page for page in texts.values()):
+            yield f"docs/pictures/{picture.name}: it is on no page"
+
+
 def check_reachable(texts: dict[str, str]) -> Iterator[str]:
     """Every page of a folder of pages is linked from its index."""
     for folder, index in INDEXES.items():
@@ -534,6 +546,7 @@ def problems(*, write: bool = False) -> list[str]:
         check_convolutions,
         check_files,
         check_links,
+        check_pictures,
         check_reachable,
         check_nav,
         check_blocks,

@@ -1,4 +1,4 @@
-"""After any mix of updates: online answers, rows updated eagerly, a batch run, a fresh build: the same.
+"""After any mix of updates: online answers, a batch run, a fresh build: the same.
 
 Edges come and go, features are set, nodes are added, in batches of any size; requests are answered in
 between, so that caches hold rows which must not be used any more. The fresh build is of a plain list of
@@ -21,7 +21,6 @@ from benchmarks.stream_phases.updates import Updates
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, StateCachePlan
-from hopline.engine.refresh import Refresher
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.jobs.batch.npy import NpyFolder
@@ -38,7 +37,7 @@ _TOLERANCE = 1e-4
 
 
 class Kept:
-    """A model on the live graph, in both ways: rows on demand, and all rows eagerly."""
+    """A model on the live graph."""
 
     def __init__(self, place: Place, name: str, live: Live) -> None:
         self.folder = place.model(name)
@@ -47,8 +46,6 @@ class Kept:
         plan = StateCachePlan(self.spec, self._view, _TABLE_BYTES, final=True)
         tables = plan.build(Arena(plan.num_bytes))
         self._online = Answerer(Model(self.folder, self.spec, self._view, tables), ("embedding",), 1)
-        self.refresher = Refresher(self.folder, self.spec, live.view())
-        self.refresher.build()
 
     def ask(self, ids: IdArray) -> FloatArray:
         """Online answers, by caller's ids."""
@@ -108,7 +105,6 @@ def run(place: Place, scratch: Path, num_updates: int) -> dict[str, Any]:
     updates = Updates(place, live.graph, seed=3)
     rng = np.random.default_rng(4)
     kept = {name: Kept(place, name, live) for name in MODELS}
-    live.writer.watch()
     sent = batches = num_applied = 0
     rejected: dict[str, int] = {}
     while sent < num_updates:
@@ -116,10 +112,8 @@ def run(place: Place, scratch: Path, num_updates: int) -> dict[str, Any]:
         (applied,) = live.keeper.apply([updates.mixed(size)])
         for wrong in applied.rejected:
             rejected[wrong.code] = rejected.get(wrong.code, 0) + 1
-        affected = live.writer.take_affected()
         sent, batches, num_applied = sent + size, batches + 1, num_applied + applied.num_applied
         for each in kept.values():
-            each.refresher.refresh(affected)
             each.ask(rng.integers(0, place.num_nodes, _REQUEST))
     fresh = updates.final()
     with live.view() as view:
@@ -132,11 +126,9 @@ def run(place: Place, scratch: Path, num_updates: int) -> dict[str, Any]:
     differences = {}
     for name, each in kept.items():
         online = each.ask(np.asarray(ids)[some])
-        rows = each.refresher.rows(NODE, np.arange(count))
         table = batch(each.folder, scratch / "snapshot", scratch)
         checks[f"{name}: online = fresh build"] = same(online, each.fresh(fresh, np.asarray(ids)[some]))
         checks[f"{name}: online = batch"] = same(online, table[some])
-        checks[f"{name}: eager rows = batch"] = same(rows, table)
         differences[name] = float(np.abs(online - table[some]).max())
     from benchmarks.stream_phases.naive import forward
 
@@ -145,8 +137,10 @@ def run(place: Place, scratch: Path, num_updates: int) -> dict[str, Any]:
     theirs = forward(
         place, np.array(fresh.nodes[NODE].features), (np.asarray(edges.indices, np.int64), dst)
     )
-    differences["pyg"] = float(np.abs(theirs - kept["whole"].refresher.rows(NODE, np.arange(count))).max())
-    checks["whole: eager rows = PyG"] = differences["pyg"] <= _TOLERANCE
+    differences["pyg"] = float(
+        np.abs(theirs - batch(kept["whole"].folder, scratch / "snapshot", scratch)).max()
+    )
+    checks["whole: batch = PyG"] = differences["pyg"] <= _TOLERANCE
     live.close()
     return {
         "exact": all(checks.values()),

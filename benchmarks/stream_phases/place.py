@@ -1,9 +1,8 @@
 """The graph that the phases change, the models that are asked, and a live folder to write.
 
 169,343 nodes and 1.2 M edges (the size of ogbn-arxiv), 128 features, each end of an edge drawn from a power
-law. There are two graphs: in one a popular destination is not for that a popular source, as with papers
-that are cited; in the other it is (`hubs`), so that a change soon reaches all nodes. GraphSAGE 128 → 128 →
-64 twice: with fanouts [10, 5], and with all neighbours. Built once, by a separate process that needs
+law. A popular destination is not for that a popular source, as with papers that are cited. GraphSAGE 128 →
+128 → 64 twice: with fanouts [10, 5], and with all neighbours. Built once, by a separate process that needs
 torch, and stored next to the other benchmarks' workloads.
 """
 
@@ -45,14 +44,12 @@ class Place:
     """Folders of the setup.
 
     Attributes:
-        hubs: popular destinations are popular sources.
         num_isolated: nodes that no edge comes to; their answers change with their own features alone.
     """
 
     name: str
     num_nodes: int
     num_edges: int
-    hubs: bool = False
     num_isolated: int = 64
 
     @property
@@ -93,10 +90,8 @@ class Place:
 
 
 MAIN = Place("stream", 169_343, 1_200_000)
-HUBS = Place("stream-hubs", 169_343, 1_200_000, hubs=True)
 SMALL = Place("stream-small", 5_000, 35_000)
-SMALL_HUBS = Place("stream-small-hubs", 5_000, 35_000, hubs=True)
-PLACES = {place.name: place for place in (MAIN, HUBS, SMALL, SMALL_HUBS)}
+PLACES = {place.name: place for place in (MAIN, SMALL)}
 
 
 def draw_edges(rng: np.random.Generator, ranks: IdArray, size: int) -> tuple[IdArray, IdArray]:
@@ -151,9 +146,7 @@ def build(place: Place, folder: Path) -> None:
     from hopline import package
 
     rng = np.random.default_rng(_SEED)
-    ranks = np.stack([rng.permutation(place.num_nodes)] * 2)
-    if not place.hubs:
-        ranks[1] = rng.permutation(place.num_nodes)
+    ranks = np.stack([rng.permutation(place.num_nodes), rng.permutation(place.num_nodes)])
     ranks[1][ranks[1] >= place.num_nodes - place.num_isolated] = -1
     edges = draw_edges(rng, ranks, place.num_edges)
     features = rng.standard_normal((place.num_nodes, NUM_FEATURES), np.float32)

@@ -1,4 +1,4 @@
-"""Edge updates that one core makes durable in a second: rows computed on demand, or all rows eagerly.
+"""Edge updates that one core makes durable in a second; rows are computed on demand.
 
 A separate process, pinned to one processor:
 
@@ -49,7 +49,7 @@ class Stopwatch:
         }
 
 
-def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any]:
+def measured(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any]:
     """Batches through the keeper, and requests in between, which compute what they need again."""
     from hopline.artifact import read_spec
     from hopline.engine.answer import Answerer
@@ -90,53 +90,12 @@ def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any
     }
 
 
-def eager(place: Place, folder: Path, size: int, name: str, seconds: float) -> dict[str, Any]:
-    """Batches through the keeper, all rows of all levels updated after each."""
-    from hopline.artifact import read_spec
-    from hopline.engine.refresh import Refresher
-
-    live = Live(place, folder)
-    updates = Updates(place, live.graph, seed=1)
-    refresher = Refresher(place.model(name), read_spec(place.model(name)), live.view())
-    with Stopwatch() as built:
-        refresher.build()
-    live.writer.watch()
-    watch, count, batches, touched = Stopwatch(), 0, 0, 0
-
-    def step(apart: Stopwatch) -> int:
-        changes = updates.edges(size)
-        with apart:
-            (applied,) = live.keeper.apply([changes])
-            affected = live.writer.take_affected()
-            refresher.refresh(affected)
-        assert applied.num_applied == size, applied
-        return sum(len(ids) for level in affected.values() for ids in level.values())
-
-    step(Stopwatch())
-    before = refresher.num_computed
-    while watch.wall_s < seconds:
-        touched += step(watch)
-        count, batches = count + size, batches + 1
-    computed = refresher.num_computed - before
-    live.close()
-    return {
-        **watch.rates(count),
-        "affected_rows_per_batch": round(touched / batches),
-        "computed_rows_per_batch": round(computed / batches),
-        "build_s": round(built.wall_s, 2),
-    }
-
-
-def run(place: Place, scratch: Path, kinds: list[str], seconds: float) -> dict[str, Any]:
-    """All kinds ("lazy", or a model whose rows are all kept up to date) with all sizes, in this process."""
-    found: dict[str, Any] = {kind: {} for kind in kinds}
+def run(place: Place, scratch: Path, seconds: float) -> dict[str, Any]:
+    """All sizes, in this process."""
+    found: dict[str, Any] = {}
     for size in BATCHES:
-        for kind in kinds:
-            with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                if kind == "lazy":
-                    found[kind][size] = lazy(place, Path(folder), size, seconds)
-                else:
-                    found[kind][size] = eager(place, Path(folder), size, kind, seconds)
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            found[str(size)] = measured(place, Path(folder), size, seconds)
     return found
 
 
@@ -144,7 +103,7 @@ def main() -> None:
     """Entry of the process."""
     wanted = worker.orders()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    worker.tell(run(PLACES[wanted["place"]], Path(wanted["scratch"]), wanted["kinds"], wanted["seconds"]))
+    worker.tell(run(PLACES[wanted["place"]], Path(wanted["scratch"]), wanted["seconds"]))
 
 
 if __name__ == "__main__":

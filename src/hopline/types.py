@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 IdArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
+StampArray = NDArray[np.float64]
 AnyArray = NDArray[Any]
 
-#: Errors of decoding JSON or MessagePack. For invalid UTF-8 and for deep nesting, msgspec raises Python's
-#: own errors.
+#: Errors of decoding JSON or MessagePack; msgspec raises Python's own for invalid UTF-8 and deep nesting.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 ExternalId = int | str

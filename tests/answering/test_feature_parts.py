@@ -42,7 +42,7 @@ def held(fetched_rows, count):
     out = np.full((count, 2), np.nan, np.float32)
     left = np.arange(count)
     for rows in fetched_rows:
-        left = rows.take(np.arange(count), left, out)
+        left = rows.take(np.arange(count), left, out, np.empty(count))
     here = np.setdiff1d(np.arange(count), left)
     assert (out[here] == here[:, None]).all()
     return here

@@ -1,5 +1,7 @@
 """scripts/check_docs.py passes, and would notice."""
 
+import hashlib
+
 import pytest
 
 
@@ -104,6 +106,18 @@ def test_a_page_that_is_not_in_the_navigation_is_named(check_docs):
     assert found == ["zensical.toml: docs/guides/new.md is not in nav"]
     del texts["docs/log.md"]
     assert list(check_docs.check_nav(texts)) == ["zensical.toml: nav has docs/log.md, which is not there"]
+
+
+def test_a_picture_of_an_older_text_and_one_on_no_page_are_named(check_docs, tmp_path, monkeypatch):
+    folder = tmp_path / "docs" / "pictures"
+    folder.mkdir(parents=True)
+    (folder / "a.dot").write_text("digraph { a }")
+    monkeypatch.setattr(check_docs, "ROOT", tmp_path)
+    wrong = "docs/pictures/a.dot: the drawing is of another text: run scripts/pictures"
+    assert list(check_docs.check_pictures({"p.md": "![a](pictures/a.svg)"})) == [wrong]
+    (folder / "a.svg").write_text(hashlib.sha256(b"digraph { a }").hexdigest())
+    assert list(check_docs.check_pictures({"p.md": ""})) == ["docs/pictures/a.svg: it is on no page"]
+    assert list(check_docs.check_pictures({"p.md": "![a](pictures/a.svg)"})) == []
 
 
 def test_an_empty_default_is_none(check_docs):

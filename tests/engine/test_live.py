@@ -11,7 +11,6 @@ import pytest
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, StateCachePlan
-from hopline.engine.refresh import Refresher
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -176,11 +175,10 @@ def test_rows_that_did_not_change_are_not_computed_again(cases):
         quiet = int(np.flatnonzero(edges.degree(ids) == 0)[0])
     name = live.ids["node"].external(np.array([quiet]))
     changes = NodeChanges(name, np.array([False]), np.ones((1, 6), np.float32), np.array([0]))
-    live.writer.watch()
     live.writer.apply(Changes({}, {"node": changes}, 1))
-    affected = live.writer.take_affected()[model.spec.num_layers]["node"]
     scores(model, ids)
-    assert top.num_misses == len(affected) < len(ids)
+    affected = live.view.nodes["node"].changed_at[model.spec.num_layers][ids] == 1
+    assert top.num_misses == np.count_nonzero(affected) < len(ids)
 
 
 def test_a_graph_without_account_of_degrees_keeps_no_rows_of_models_that_read_them(cases):
@@ -242,27 +240,6 @@ def test_two_processes_share_rows_while_a_third_changes_the_graph(cases, tmp_pat
                 np.testing.assert_array_equal(found, versions[version][some])
                 seen.add(version)
     assert len(seen) > 3
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_that_are_kept_up_to_date_are_those_of_a_fresh_build(cases, name):
-    live = Live(cases[name], seed=17)
-    spec = read_spec(cases[name].folder)
-    refresher = Refresher(cases[name].folder, spec, live.view.another())
-    refresher.build()
-    live.writer.watch()
-    head = spec.head.node_type
-    for round_ in range(6):
-        before = refresher.num_computed
-        ids = everyone(live)
-        wanted = scores(live.fresh(), ids)
-        np.testing.assert_array_equal(refresher.rows(head, ids), wanted)
-        live.change(1 + 3 * round_)
-        changed = refresher.refresh(live.writer.take_affected())
-        after = scores(live.fresh(), ids)
-        different = np.flatnonzero((wanted != after).any(axis=1))
-        assert np.isin(different, changed.get(head, ())).all()
-        assert refresher.num_computed > before
 
 
 def test_whoever_answers_pins_a_version(cases):

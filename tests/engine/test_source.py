@@ -13,6 +13,7 @@ from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, FetchedRows, drop_edges
 from hopline.errors import FeatureStoreUnavailable
 from hopline.memory.arena import Arena
+from hopline.sampling.keyed import NO_CUT
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 from tests.engine import zoo
 from tests.engine.test_answers import ALL, count_of, request
@@ -27,6 +28,7 @@ class Rows:
         self.values = np.array(values, np.float32)
         self.near = np.ones(len(values), bool)
         self.stale = np.zeros(len(values), bool)
+        self.stamps = np.zeros(len(values))
 
     ttl_s = 10.0
 
@@ -34,7 +36,7 @@ class Rows:
         here = self.near[ids] | (self.stale[ids] if stale else False)
         out[here] = self.values[ids[here]]
         out[~here] = np.nan  # what is not filled must not be read
-        return np.flatnonzero(~here), 0.0 if here.any() else math.inf
+        return np.flatnonzero(~here), np.where(here, self.stamps[ids], math.inf)
 
     def age_s(self, stamp):
         return self.ttl_s / 2 - stamp
@@ -45,7 +47,7 @@ class Rows:
 
 def remote(case, caches=True):
     spec = read_spec(case.folder)
-    plan = StateCachePlan(spec, case.graph, 2**26 if caches else 0)
+    plan = StateCachePlan(spec, case.graph, 2**26 if caches else 0, ages=True)
     sources = {name: Rows(nodes.features) for name, nodes in case.graph.nodes.items()}
     model = Model(case.folder, spec, case.graph, plan.build(Arena(plan.num_bytes)), sources=sources)
     return Answerer(model, default_outputs(spec.task), 1000), sources
@@ -75,6 +77,29 @@ def test_rows_that_are_near_give_the_same_bits(cases, name):
         for outcome, expected in zip(found, local.answer(asked), strict=True):
             assert (logits(outcome) == logits(expected)).all()
             assert outcome.degraded == ()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_cached_state_expires_with_the_oldest_row_that_it_was_computed_from(cases, name):
+    case = cases[name]
+    (answerer, sources), rng = remote(case), np.random.default_rng(0)
+    for rows in sources.values():
+        rows.stamps = rng.uniform(0, rows.ttl_s / 2, len(rows.stamps))
+    answerer.answer_supplied([request(case, [3, 17, 40])], [FetchedInputs()])
+    bare = remote(case, caches=False)[0].model
+    num_states = 0
+    for (level, node_type), cache in answerer.model.state_caches.items():
+        ids = np.arange(case.graph.nodes[node_type].num_nodes)
+        out, stamps = np.empty((len(ids), cache.dim), np.float32), np.empty(len(ids))
+        cached = np.setdiff1d(ids, cache.read(ids, out, -math.inf, stamps))
+        num_states += len(cached)
+        for v in cached:
+            reads = bare._plan(level, {node_type: np.array([v])}, NO_CUT).reads
+            each = [sources[read.reader.node_type].stamps[read.ids] for read in reads]
+            oldest = np.concatenate(each).min(initial=math.inf)
+            assert stamps[v] == oldest
+            assert v in cache.read(ids, out, oldest, stamps.copy())
+    assert num_states > 0
 
 
 @pytest.mark.parametrize("caches", [False, True])

@@ -69,6 +69,21 @@ def test_visited_rows_outlive_rows_that_nobody_asked_for():
     assert missing == set(range(10)) - {3, 4}
 
 
+def test_rows_expire_and_are_replaced_by_younger_ones():
+    t = StateCache(Arena(StateCache.num_bytes(N, DIM, N, 1, ages=True)), N, DIM, N, ages=True)
+    ids, out, stamps = np.array([3, 7]), np.empty((2, DIM), np.float32), np.empty(2)
+    t.write(ids, TRUTH[ids], np.array([10.0, 20.0]))
+    assert t.read(ids, out, 9.9, stamps).tolist() == []
+    assert stamps.tolist() == [10.0, 20.0]
+    assert t.read(ids, out, 10.0, stamps).tolist() == [0]
+    assert (out[1] == TRUTH[7]).all()
+    t.write(ids, TRUTH[ids + 1], np.array([30.0, 15.0]))  # the second was computed from older rows
+    assert t.read(ids, out, 0.0, stamps).tolist() == []
+    assert stamps.tolist() == [30.0, 20.0]
+    assert (out == TRUTH[[4, 7]]).all()
+    assert t.num_rows == 2
+
+
 def test_forgotten_rows_are_missing():
     t = state_cache(N)
     keep(t, np.arange(N))

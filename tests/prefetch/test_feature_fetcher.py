@@ -71,7 +71,7 @@ async def test_rows_of_a_later_round_are_held(parts):
     fetched_rows = {}
     assert await feature_fetcher.fetch(absent(3, 4), fetched_rows, 1.0) == {}
     out = np.empty((2, 2), np.float32)
-    left = fetched_rows["node"][0].take(np.array([4, 3]), np.arange(2), out)
+    left = fetched_rows["node"][0].take(np.array([4, 3]), np.arange(2), out, np.empty(2))
     assert left.tolist() == []
     assert (out == VALUES[[4, 3]]).all()
     assert store.num_rows == 0
@@ -84,7 +84,7 @@ async def test_what_was_displaced_meanwhile_is_fetched_by_the_worker(parts):
     assert await feature_fetcher.fetch(absent(3, 4), fetched_rows, 1.0, hold=False) == {}
     assert store.num_rows == 1
     out = np.empty((1, 2), np.float32)
-    assert fetched_rows["node"][0].take(np.array([4]), np.arange(1), out).tolist() == []
+    assert fetched_rows["node"][0].take(np.array([4]), np.arange(1), out, np.empty(1)).tolist() == []
 
 
 async def test_what_cannot_be_had_is_believed(parts):

@@ -271,11 +271,11 @@ class FeatureFetcher:
                 lost = l1_rows.probe(ids)
             else:
                 rows = np.empty((ids.shape[0], l1_rows.group.dim), np.float32)
-                lost, oldest = l1_rows.read(ids, rows)
-                here = np.ones(ids.shape[0], np.bool_)
-                here[lost] = False
+                lost, stamps = l1_rows.read(ids, rows)
+                here = stamps < np.inf
                 if here.any():
-                    brought.setdefault(name, []).append(FetchResult(ids[here], rows[here], {}, oldest))
+                    found = FetchResult(ids[here], rows[here], {}, float(stamps.min()))
+                    brought.setdefault(name, []).append(found)
             if lost.shape[0]:
                 gone = ids[lost]
                 if told.lacking is not None:

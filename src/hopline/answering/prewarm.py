@@ -1,4 +1,4 @@
-"""Fills L1, or the state caches where no store has features, before the first request."""
+"""Fills L1 and the state caches before the first request, with the nodes that requests read most."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class StateCacheConfig:
 
     memory_bytes: int = setting(
         256 * 2**20,
-        "memory of the state cache; 0 turns it off; unused with features.store",
+        "memory of the state cache; 0 turns it off",
         minimum=0,
         memory_share=1 / 8,
     )

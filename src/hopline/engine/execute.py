@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from hopline.engine.kernels import reduce_oldest
 from hopline.engine.level import Level, Relation
 from hopline.engine.level_plan import LevelPlan
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.plan import Plan
+from hopline.engine.state_cache import NO_STAMPS
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, StampArray
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
@@ -36,7 +38,7 @@ def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> di
                 if guard.rows > guard.few_rows:
                     guard.look()
                 _compute(need, features, plan, keep)
-            need.level.state = need.out
+            need.level.state, need.level.stamps = need.out, need.stamps
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
@@ -47,7 +49,7 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
     raw: Matrix = features.get(level.node_type, _NO_ROWS)
     raw_rows = need.compute
     if need.raw is not None:
-        raw, raw_rows = need.raw, np.arange(num_rows)
+        raw, raw_rows = need.raw.out, np.arange(num_rows)
     elif level.own_slots is not None:
         raw_rows = level.own_slots.slots(need.compute)
     own = raw if level.own_below is None else level.own_below.state
@@ -69,12 +71,30 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
             structure = level.structure.rows(need.compute, raw, raw_rows)
         look = plan.guard.look
         level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out, structure, look)
+    stamps = _stamps(need) if need.stamps.shape[0] else NO_STAMPS
     if need.missing is None:
         need.out = out
     else:
         need.out[need.missing] = out
+        if stamps.shape[0]:
+            need.stamps[need.missing] = stamps
     if keep and level.state_cache is not None and as_of == NO_CUT:
-        level.state_cache.write(need.compute, out)
+        level.state_cache.write(need.compute, out, stamps)
+
+
+def _stamps(need: LevelPlan) -> StampArray:
+    """The stamp of the oldest feature row that each row of `compute` was computed from, float64 [m]."""
+    level = need.level
+    out = need.stamps if need.missing is None else np.empty(need.compute.shape[0])
+    oldest = NO_STAMPS if need.raw is None else need.raw.stamps
+    own = NO_STAMPS if level.own_below is None else level.own_below.stamps
+    for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
+        base = NO_STAMPS if below is None else below.stamps
+        reduce_oldest(oldest, own, need.own_rows, base, rows, block.offsets, out)
+        oldest, own = out, NO_STAMPS
+    if oldest is not out:  # it reads no edges
+        reduce_oldest(oldest, own, need.own_rows, NO_STAMPS, need.own_rows, need.own_rows, out)
+    return out
 
 
 def _base(

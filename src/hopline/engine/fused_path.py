@@ -106,13 +106,14 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _state_cache(f):  # type: ignore[no-untyped-def]
-    """The arrays (index, tags, visited, rows, computed_at, changed_at) of the state cache of a level."""
+    """The arrays of the state cache of a level (`StateCache.arrays`); its rows do not expire."""
     total = f[NUM_SLOTS]
     return (
         carray(pointer(f[INDEX_AT]), (f[NUM_NODES],), np.int32),
         _ints(f[TAGS_AT], total),
         carray(pointer(f[VISITED_AT]), (total,), np.uint8),
         _matrix(f[KEPT_AT], total, f[STATE_DIM]),
+        carray(pointer(f[KEPT_AT]), (0,), np.float64),
         _ints(f[COMPUTED_AT_ARRAY], f[NUM_COMPUTED_AT]),
         _ints(f[CHANGED_AT_ARRAY], f[NUM_CHANGED_AT]),
     )
@@ -129,10 +130,13 @@ def _look_up(f, use_caches):  # type: ignore[no-untyped-def]
         for i in range(n):
             compute[i] = ids[i]
         return
-    index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
+    index, tags, visited, kept, stamps, computed_at, changed_at = _state_cache(f)
     missing = _ints(f[MISSING_AT], n)
     out = _matrix(f[OUT_AT], n, f[STATE_DIM])
-    absent = read_rows(index, tags, visited, kept, computed_at, changed_at, f[VERSION], ids, out, missing)
+    absent = read_rows(
+        index, tags, visited, kept, stamps, computed_at, changed_at, f[VERSION], 0.0, ids, out, stamps,
+        missing,
+    )  # fmt: skip
     f[NUM_COMPUTE] = absent
     for i in range(absent):
         compute[i] = ids[missing[i]]
@@ -200,13 +204,13 @@ def _store(f, a, b, use_caches):  # type: ignore[no-untyped-def]
         for c in range(dim):
             target[c] = source[c]
     if use_caches and f[HAS_CACHE]:
-        index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
+        index, tags, visited, kept, stamps, computed_at, changed_at = _state_cache(f)
         compute = _ints(f[COMPUTE_AT], f[NUM_COMPUTE])
         links = carray(pointer(f[LINKS_AT]), (2, f[NUM_OWN_SLOTS]), np.int32)
         queue = _ints(f[QUEUE_AT], QUEUE_WORDS)
         _write(
-            index, tags, visited, kept, computed_at, changed_at, f[VERSION], compute[a:b], computed,
-            f[FIRST_SLOT], queue, links,
+            index, tags, visited, kept, stamps, computed_at, changed_at, f[VERSION], compute[a:b], computed,
+            stamps, f[FIRST_SLOT], queue, links,
         )  # fmt: skip
 
 
@@ -422,7 +426,7 @@ class FusedPath:
             }  # fmt: skip
         if level.state_cache is not None:
             cache = level.state_cache
-            index, tags, visited, kept, computed_at, changed_at = cache.arrays
+            index, tags, visited, kept, _, computed_at, changed_at = cache.arrays
             queue, links = cache.queue_arrays
             values |= {
                 HAS_CACHE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,

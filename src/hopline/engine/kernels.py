@@ -189,6 +189,21 @@ def add_scaled(base, rows, scale, column, w, out, out_column):  # type: ignore[n
 
 
 @njit(nogil=True, cache=True)
+def reduce_oldest(raw, own, own_rows, base, rows, offsets, out):  # type: ignore[no-untyped-def]
+    """out[i] = the oldest of raw[i], own[own_rows[i]], and base[rows[e]] of its edges e; inf for none.
+
+    Float64 stamps; raw, own and base may be [0].
+    """
+    for i in range(out.shape[0]):
+        oldest = raw[i] if raw.shape[0] else np.inf
+        if own.shape[0]:
+            oldest = min(oldest, own[own_rows[i]])
+        for e in range(offsets[i], offsets[i + 1] if base.shape[0] else offsets[i]):
+            oldest = min(oldest, base[rows[e]])
+        out[i] = oldest
+
+
+@njit(nogil=True, cache=True)
 def take(values, rows, out):  # type: ignore[no-untyped-def]
     """out[i] = values[rows[i]], for one-dimensional arrays."""
     for i in range(rows.shape[0]):

@@ -12,7 +12,7 @@ from hopline.engine.kernels import gcn_coefficients, loop_weights, self_loops, t
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
-from hopline.engine.state_cache import StateCache
+from hopline.engine.state_cache import NO_STAMPS, StateCache
 from hopline.engine.structure import Structure
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import ArtifactError
@@ -21,7 +21,7 @@ from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
 from hopline.sampling import Block, BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import KEPT_ROWS, NO_CUT, frozen, roomy
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray, StampArray
 
 _NO_TIMES = frozen(np.empty(0, np.int64))
 _NO_WEIGHTS, _NO_CUMWEIGHTS = frozen(NO_FLOATS), frozen(np.empty(0, np.float64))
@@ -233,7 +233,7 @@ class Level:
         is_simple: whether the level reads one edge type, of bounded fanout, and reads its own rows (if any)
             from the level that computes that type's sources.
         links: for each relation, where its sources' states come from; None means raw features.
-        state: float32 [n, d], rows of the present batch while it is executed.
+        state: float32 [n, d], rows of the present batch while it is executed. stamps: as in `LevelPlan`.
         num_pending: ids that the present plan is about to intern, with repetitions.
     """
 
@@ -266,6 +266,7 @@ class Level:
         self.structure: Structure | None = None
         self._out = np.empty((64, stage.state_dim), np.float32)
         self.state: FloatArray = self._out
+        self.stamps = self._stamps = NO_STAMPS
         self._computed = np.empty((64, stage.state_dim), np.float32)
         self._raw = np.empty((0, 0), np.float32)
         self._nodes = graph.nodes[node_type]
@@ -333,12 +334,19 @@ class Level:
         self.state = self._out = _shrunk(self._out)
         self._computed = _shrunk(self._computed)
         self._raw = _shrunk(self._raw)
+        self.stamps = self._stamps = NO_STAMPS
 
     def out(self, num_rows: int) -> FloatArray:
         """A reused float32 [num_rows, state_dim] for all requested rows."""
         if num_rows > self._out.shape[0]:
             self._out = np.empty((roomy(num_rows), self.stage.state_dim), np.float32)
         return self._out[:num_rows]
+
+    def stamps_out(self, num_rows: int) -> StampArray:
+        """A reused float64 [num_rows] for the stamps of all requested rows."""
+        if num_rows > self._stamps.shape[0]:
+            self._stamps = np.empty(roomy(num_rows))
+        return self._stamps[:num_rows]
 
     def computed(self, num_rows: int) -> FloatArray:
         """A second reused array, for the rows that are not in the state cache."""

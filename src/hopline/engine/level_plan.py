@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopline.engine.state_cache import NO_STAMPS
 from hopline.sampling import Block
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, StampArray
 
 if TYPE_CHECKING:
     from hopline.engine.level import Level
+    from hopline.engine.source import RawRead
 
 
 class LevelPlan:
@@ -23,13 +25,20 @@ class LevelPlan:
         own_rows: int64 [>= m] rows of `compute` one level below (global ids where that level is raw).
         blocks, rows: for each of the level's links, the sampled edges and their sources' rows one
             level below, int64 [>= edges] (global ids where that level is raw).
-        raw: float32 [>= m, dim], raw rows of `compute` where they come from a source, else None.
+        raw: the raw rows of `compute` where they come from a source, else None.
+        stamps: float64 [n] of the rows in `out`; [0] where rows do not age.
     """
 
-    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "raw", "rows")
+    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "raw", "rows", "stamps")
 
     def __init__(
-        self, level: Level, ids: IdArray, out: FloatArray, missing: IdArray | None, compute: IdArray
+        self,
+        level: Level,
+        ids: IdArray,
+        out: FloatArray,
+        missing: IdArray | None,
+        compute: IdArray,
+        stamps: StampArray = NO_STAMPS,
     ) -> None:
         self.level = level
         self.ids = ids
@@ -39,4 +48,5 @@ class LevelPlan:
         self.own_rows = compute
         self.blocks: list[Block] = []
         self.rows: list[IdArray] = []
-        self.raw: FloatArray | None = None
+        self.raw: RawRead | None = None
+        self.stamps = stamps

@@ -6,6 +6,7 @@ Not safe for concurrent calls, because buffers are reused. The service runs one 
 from __future__ import annotations
 
 import logging
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,6 @@ from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
 from hopline.errors import ArtifactError
 from hopline.graph import Graph
-from hopline.graph.extent import STILL
 from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
 from hopline.memory.arena import Arena
@@ -63,6 +63,7 @@ class StateCachePlan:
         memory_bytes: for all state caches and all workers together; 0 means no state caches.
         num_workers: partitions.
         final: also cache the last level's rows (precomputed serving).
+        ages: features come from a store, and expire.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class StateCachePlan:
         num_workers: int = 1,
         *,
         final: bool = False,
+        ages: bool = False,
     ) -> None:
         self.num_workers = num_workers
+        self._ages = ages
         #: (level, node type) -> (num_nodes, dim, slots of each worker)
         self.caches: dict[tuple[int, str], tuple[int, int, int]] = {}
         self._graph = graph if isinstance(graph, LiveView) else None
@@ -100,7 +103,7 @@ class StateCachePlan:
 
     def _divide(self, kept: list[tuple[int, str, int, int]], memory_bytes: int) -> int:
         """Give all caches of `kept` the same share of their rows; returns the bytes that are left."""
-        full = sum(n * StateCache.row_bytes(dim) for _, _, n, dim in kept) * self.num_workers
+        full = sum(n * StateCache.row_bytes(dim, self._ages) for _, _, n, dim in kept) * self.num_workers
         index = sum(n * 4 for _, _, n, _ in kept)
         if memory_bytes <= index or not full:
             return memory_bytes
@@ -115,7 +118,9 @@ class StateCachePlan:
     def num_bytes(self) -> int:
         """Bytes of the arena that holds these state caches."""
         return sum(
-            StateCache.num_bytes(num_nodes, dim, slots, self.num_workers, self._graph is not None)
+            StateCache.num_bytes(
+                num_nodes, dim, slots, self.num_workers, self._graph is not None, self._ages
+            )
             for num_nodes, dim, slots in self.caches.values()
         )
 
@@ -130,8 +135,10 @@ class StateCachePlan:
                 slots,
                 worker,
                 self.num_workers,
-                None if live is None else live.nodes[node_type].changed_at[level + self._further],
-                STILL if live is None else live.clock,
+                None
+                if live is None
+                else (live.nodes[node_type].changed_at[level + self._further], live.clock),
+                ages=self._ages,
             )
             for (level, node_type), (num_nodes, dim, slots) in self.caches.items()
         }
@@ -343,7 +350,10 @@ class Model:
         return {key: tuple(sorted(names)) for key, names in found.items()}
 
     def _plan(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> Plan:
-        return make_plan(self.levels, level, wanted, as_of, self.guard, self._fetched_edges)
+        since = -math.inf
+        for source in self.sources.values():
+            since = max(since, source.age_s(0.0) - source.ttl_s)
+        return make_plan(self.levels, level, wanted, as_of, self.guard, self._fetched_edges, since)
 
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
         plan = self._plan(level, wanted, as_of)
@@ -359,10 +369,12 @@ class Model:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
                 keep = False  # state caches hold rows that any request would compute
-            for read in plan.reads:
-                self.ages.add(read.source, read.oldest)
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
+        if plan.since > -math.inf:
+            source = next(iter(self.sources.values()))
+            for need in plan.needs[0] if plan.needs else ():
+                self.ages.add(source, need.stamps)
         self.watch.computed()
         return found
 

@@ -16,6 +16,7 @@ from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.level import Level, Relation
 from hopline.engine.level_plan import LevelPlan
 from hopline.engine.source import FetchedEdgesByType, RawRead, RowsAbsent
+from hopline.engine.state_cache import NO_STAMPS
 from hopline.graph.store_columns import StoreIds
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
@@ -35,6 +36,7 @@ class Plan:
         guard: called before each step.
         reads: raw rows that come from sources; see `source.complete`.
         fetched_edges: edges that were fetched from a graph store for this batch.
+        since: rows with this stamp or an older one have expired; -inf where rows do not age.
         num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
     """
@@ -42,6 +44,7 @@ class Plan:
     needs: list[list[LevelPlan]]
     as_of: int
     guard: Guard
+    since: float = -np.inf
     num_computed: int = 0
     num_edges: int = 0
     reads: list[RawRead] = field(default_factory=list)
@@ -55,6 +58,7 @@ def make_plan(
     as_of: int = NO_CUT,
     guard: Guard | None = None,
     fetched_edges: FetchedEdgesByType | None = None,
+    since: float = -np.inf,
 ) -> Plan:
     """Plan the states of `wanted` (node type -> int64 [n] distinct ids) at level `top`.
 
@@ -66,7 +70,7 @@ def make_plan(
     if guard is None:
         guard = Guard()
     guard.num_bytes = 0
-    plan = Plan([], as_of, guard, fetched_edges=fetched_edges or {})
+    plan = Plan([], as_of, guard, since, fetched_edges=fetched_edges or {})
     stages = levels[top]
     needs = [_look_up(plan, stages[node_type], ids) for node_type, ids in wanted.items()]
     needs = [need for need in needs if need.level.runner is not None or need.level.source is not None]
@@ -91,22 +95,24 @@ def _reserve(plan: Plan, num_rows: int, num_edges: int, below: Level | None) -> 
 def _look_up(plan: Plan, level: Level, ids: IdArray) -> LevelPlan:
     out = level.out(ids.shape[0])
     if level.source is not None:
-        plan.reads.append(RawRead(level, level.source, ids, out))
-        return LevelPlan(level, ids, out, None, _NO_IDS)
+        read = RawRead(level, level.source, ids, out)
+        plan.reads.append(read)
+        return LevelPlan(level, ids, out, None, _NO_IDS, read.stamps)
+    stamps = level.stamps_out(ids.shape[0]) if plan.since > -np.inf else NO_STAMPS
     if level.state_cache is None or plan.as_of != NO_CUT:
-        return LevelPlan(level, ids, out, None, ids)
-    missing = level.state_cache.read(ids, out)
+        return LevelPlan(level, ids, out, None, ids, stamps)
+    missing = level.state_cache.read(ids, out, plan.since, stamps)
     if missing.shape[0] == ids.shape[0]:
-        return LevelPlan(level, ids, out, None, ids)
-    return LevelPlan(level, ids, out, missing, ids[missing])
+        return LevelPlan(level, ids, out, None, ids, stamps)
+    return LevelPlan(level, ids, out, missing, ids[missing], stamps)
 
 
 def _read_raw(plan: Plan, need: LevelPlan) -> None:
     """Read the raw rows for the `features` input of the nodes that a level computes."""
     level = need.level
     assert level.port is not None
-    need.raw = level.raw(need.compute.shape[0])
-    plan.reads.append(RawRead(level, level.port, need.compute, need.raw))
+    need.raw = RawRead(level, level.port, need.compute, level.raw(need.compute.shape[0]))
+    plan.reads.append(need.raw)
 
 
 def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:

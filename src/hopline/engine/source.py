@@ -19,12 +19,16 @@ from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATUR
 from hopline.errors import HoplineError
 from hopline.graph.store_columns import FetchedEdges
 from hopline.kernels.jit import njit
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, StampArray
 
 if TYPE_CHECKING:
     from hopline.engine.level import Level
     from hopline.engine.level_plan import LevelPlan
     from hopline.engine.plan import Plan
+
+
+#: Of rows, or one for all of them.
+Stamps = StampArray | float
 
 
 class RowSource(Protocol):
@@ -36,7 +40,7 @@ class RowSource(Protocol):
 
     ttl_s: float
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, Stamps]:
         """Copy rows.
 
         Args:
@@ -45,8 +49,8 @@ class RowSource(Protocol):
             stale: rows that are too old count as available.
 
         Returns: int64 [m] positions in `ids` that are not available, valid until the next call; and the
-            stamp of the oldest copied row: when its store had this value at the latest, seconds of
-            time.monotonic(). inf for no rows, and for rows that do not age.
+            stamps of the copied rows, float64 [n] or one for all: when the store had these values at the
+            latest, seconds of time.monotonic(). inf for missing rows, and for rows that do not age.
         """
         ...
 
@@ -64,7 +68,7 @@ class FetchedRows:
 
     Args:
         ids: int64 [n]. values: float32 [n, dim]; neither may be changed afterwards.
-        oldest: the stamp of the oldest row, as in `RowSource.read`. The rows age while a request waits.
+        oldest: the stamp of the oldest row. The rows age while a request waits.
     """
 
     def __init__(self, ids: IdArray, values: FloatArray, oldest: float = math.inf) -> None:
@@ -75,14 +79,15 @@ class FetchedRows:
         self._ids = ids
         self._values = values
 
-    def take(self, ids: IdArray, positions: IdArray, out: FloatArray) -> IdArray:
-        """Fill out[positions] where ids[positions] was fetched; returns the other positions."""
+    def take(self, ids: IdArray, positions: IdArray, out: FloatArray, stamps: StampArray) -> IdArray:
+        """Fill out and stamps at the positions whose ids were fetched; returns the other positions."""
         if not self._ids.shape[0] or not positions.shape[0]:
             return positions
         wanted = ids[positions]
         at = np.minimum(np.searchsorted(self._ids, wanted), self._ids.shape[0] - 1)
         here = self._ids[at] == wanted
         out[positions[here]] = self._values[at[here]]
+        stamps[positions[here]] = self.oldest
         left: IdArray = positions[~here]
         return left
 
@@ -147,26 +152,25 @@ class RowRead:
         source: of the rows.
         ids: int64 [n]. out: float32 [n, dim], filled except for `missing`.
         missing: int64 [m] positions that are still absent.
-        oldest: the stamp of the oldest row in `out`, as in `RowSource.read`.
+        stamps: float64 [n] of the rows in `out`, as in `RowSource.read`.
     """
 
-    __slots__ = ("ids", "missing", "oldest", "out", "source")
+    __slots__ = ("ids", "missing", "out", "source", "stamps")
 
     def __init__(self, source: RowSource, ids: IdArray, out: FloatArray) -> None:
         self.source = source
         self.ids = ids
         self.out = out
-        missing, self.oldest = source.read(ids, out)
+        missing, stamps = source.read(ids, out)
         self.missing: IdArray = missing.copy()
+        self.stamps: StampArray = stamps if isinstance(stamps, np.ndarray) else np.full(len(ids), stamps)
 
     def take(self, fetched_rows: Sequence[FetchedRows], *, stale: bool = False) -> bool:
         """Fill in fetched rows, those that are too old only if `stale`; returns whether there were any."""
         before = int(self.missing.shape[0])
         for fetched in reversed(fetched_rows):  # the newest first
             if stale or self.source.age_s(fetched.oldest) < self.source.ttl_s:
-                left = fetched.take(self.ids, self.missing, self.out)
-                if left.shape[0] < self.missing.shape[0]:
-                    self.missing, self.oldest = left, min(self.oldest, fetched.oldest)
+                self.missing = fetched.take(self.ids, self.missing, self.out, self.stamps)
         return int(self.missing.shape[0]) < before
 
     def take_stale(self, fetched_rows: Sequence[FetchedRows]) -> bool:
@@ -179,12 +183,12 @@ class RowRead:
             return is_stale
         wanted = self.ids[self.missing]
         rows = np.empty((wanted.shape[0], self.out.shape[1]), np.float32)
-        absent, oldest = self.source.read(wanted, rows, stale=True)
+        absent, stamps = self.source.read(wanted, rows, stale=True)
         found = np.ones(wanted.shape[0], np.bool_)
         found[absent] = False
         if found.any():
             is_stale = True
-            self.oldest = min(self.oldest, oldest)
+            self.stamps[self.missing] = stamps
             self.out[self.missing[found]] = rows[found]
             self.missing = self.missing[~found]
         if self.missing.shape[0]:
@@ -220,8 +224,9 @@ class Ages:
         self.oldest_ms = -1
         self.until = math.inf
 
-    def add(self, source: RowSource, oldest: float) -> None:
-        """Add the oldest row that was read from a source, by its stamp."""
+    def add(self, source: RowSource, stamps: StampArray) -> None:
+        """Add rows that were read from a source, or states that were computed from them."""
+        oldest = float(stamps.min()) if stamps.shape[0] else math.inf
         if oldest < math.inf:
             self.oldest_ms = max(self.oldest_ms, math.ceil(1e3 * source.age_s(oldest)), 0)
             self.until = min(self.until, oldest + source.ttl_s)

@@ -60,7 +60,7 @@ def by_student(
     is_stale = read.take_stale(fetched)
     if read.missing.shape[0] == own.shape[0]:
         return None
-    model.ages.add(source, read.oldest)
+    model.ages.add(source, read.stamps)
     used.add(STUDENT)
     if is_stale:
         used.add(STALE_FEATURES)

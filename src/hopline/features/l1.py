@@ -29,7 +29,7 @@ from hopline.kernels.intrinsics import acquire_fence, borrowed, compare_exchange
 from hopline.kernels.jit import njit
 from hopline.memory import row_cache, sieve
 from hopline.memory.arena import Arena, array_bytes
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, StampArray
 
 #: Names of the counters, in the order of the kernels' `counts`: rows requested by `read`, rows requested by
 #: `probe`, and changes.
@@ -39,8 +39,6 @@ COUNTS = (
 _HITS, _MISSES, _EXPIRED, _PROBES, _WRITES, _EVICTIONS = 0, 1, 2, 3, 6, 7
 
 _TAG, _STAMP = 0, 1
-#: The stamp of no row.
-_NEVER = np.int64(np.iinfo(np.int64).max)
 #: Words of a partition's queue in the arena: one cache line, so that writers do not share lines.
 _QUEUE_WORDS = 8
 
@@ -61,13 +59,11 @@ def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing, counts):  # type: ignore[no-untyped-def]
-    """Copy rows to out[i]; list the positions of missing rows in `missing`.
-
-    Returns (number of missing rows, the oldest stamp of the copied rows or `_NEVER`).
-    """
+def _read(  # type: ignore[no-untyped-def]
+    index, heads, visited, rows, ids, out, stamps, now, ttl, expired_too, missing, counts
+):
+    """Copy rows to out[i], stamps to stamps[i] (inf: missing); list missing positions; return how many."""
     n, d = ids.shape[0], rows.shape[1]
-    oldest = _NEVER
     absent = expired = served_old = 0
     places, tags, flat = borrowed(index), borrowed(heads.reshape(-1)), borrowed(rows.reshape(-1))
     wanted = borrowed(ids)
@@ -96,16 +92,17 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
                         if expired_too:
                             served_old += 1
         if present:
-            oldest = min(oldest, stamp)
+            stamps[i] = 1e-3 * stamp
             if visited[slot] == 0:  # an unneeded store would invalidate the cache line of other readers
                 visited[slot] = 1
         else:
+            stamps[i] = np.inf
             missing[absent] = i
             absent += 1
     counts[_HITS] += n - absent - served_old
     counts[_MISSES] += absent - (expired - served_old)
     counts[_EXPIRED] += expired
-    return absent, oldest
+    return absent
 
 
 @njit(nogil=True, cache=True)
@@ -283,7 +280,7 @@ class L1FeatureCache:
 
     def read(
         self, ids: IdArray, out: FloatArray, now: float, allow_expired: bool = False
-    ) -> tuple[IdArray, float]:
+    ) -> tuple[IdArray, StampArray]:
         """Copy the cached rows.
 
         Args:
@@ -293,24 +290,25 @@ class L1FeatureCache:
             allow_expired: also return rows older than the TTL.
 
         Returns:
-            int64 [m], positions in `ids` of missing or expired rows, ascending; and the oldest stamp of the
-            copied rows, inf for none.
+            int64 [m], positions in `ids` of missing or expired rows, ascending; and float64 [n], the stamps
+            of the copied rows, inf for the others.
         """
-        missing = np.empty(ids.shape[0], np.int64)
-        absent, oldest = _read(
+        missing, stamps = np.empty(ids.shape[0], np.int64), np.empty(ids.shape[0])
+        absent = _read(
             self._index,
             self._heads,
             self._visited,
             self._rows,
             ids,
             out,
+            stamps,
             _rounded_up(now),
             self._ttl,
             allow_expired,
             missing,
             self._counts,
         )
-        return missing[:absent], math.inf if oldest == _NEVER else oldest * 1e-3
+        return missing[:absent], stamps
 
     def probe(self, ids: IdArray, now: float) -> IdArray:
         """Return the positions that `read` returns, without copying; present rows count as visited."""

@@ -17,7 +17,7 @@ import numpy as np
 from hopline.features.base import FeatureGroup
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import L1FeatureCache
-from hopline.types import ExternalIds, FloatArray, IdArray
+from hopline.types import ExternalIds, FloatArray, IdArray, StampArray
 
 #: Seconds between checks for rows of another process: the first and the longest pause.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.0003, 0.002
@@ -99,10 +99,10 @@ class L1Rows:
         """Size of a row in its store."""
         return self.group.row_bytes
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, StampArray]:
         """See `RowSource.read`."""
         now = self._clock()
-        missing, oldest = self.cache.read(ids, out, now, stale)
+        found = self.cache.read(ids, out, now, stale)
         self._until_aged -= 1
         if self._until_aged == 0:
             self._until_aged = _AGED_EVERY
@@ -110,7 +110,7 @@ class L1Rows:
                 for age in self.cache.ages(ids[:64], now):
                     if age == age:  # not NaN: the row is present
                         self._ages.observe(float(age))
-        return missing, oldest
+        return found
 
     def probe(self, ids: IdArray) -> IdArray:
         """Positions of the rows that `read` would not find, int64 [m]."""

@@ -69,10 +69,10 @@ def _computer(
     check_schema(spec, graph)  # before anything reads what the graph may not have
     config, regions, populator = tools.config, tools.regions, tools.populator
     key = _region_key(load, spec, graph)
-    # A state would outlive the feature rows of a store that it was computed from.
-    share = tools.share if inputs.sources is None else 0
+    # A state expires with the feature rows of a store that it was computed from.
+    ages = inputs.sources is not None
     plan, arena = regions.take(
-        key, share, lambda share: StateCachePlan(spec, graph, share, config.worker.count)
+        key, tools.share, lambda share: StateCachePlan(spec, graph, share, config.worker.count, ages=ages)
     )
     load.hold(lambda: regions.give_back(key))
     populator.add(arena.mapping)

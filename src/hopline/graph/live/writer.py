@@ -149,8 +149,6 @@ class LiveWriter:
     Attributes:
         sequence: of the newest version that was prepared.
         offset: place in the stream of the newest version that was published.
-        affected: level -> node type -> nodes whose states the last published batches may have changed;
-            the reader empties it. None until `watch` is called.
     """
 
     def __init__(
@@ -180,7 +178,6 @@ class LiveWriter:
         self._published = 0
         self.sequence = plan.sequence
         self.offset = NO_OFFSET
-        self.affected: dict[int, dict[str, list[IdArray]]] | None = None
 
     def fill(
         self,
@@ -304,22 +301,6 @@ class LiveWriter:
         self.publish([prepared])
         return prepared.applied
 
-    def watch(self) -> None:
-        """Record `affected` from now on."""
-        self.affected = {}
-
-    def take_affected(self) -> dict[int, dict[str, IdArray]]:
-        """Level -> node type -> distinct nodes whose changed_at was set since the last call."""
-        found = self.affected or {}
-        self.affected = {}
-        return {
-            level: {
-                name: np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
-                for name, parts in types.items()
-            }
-            for level, types in found.items()
-        }
-
     def _counter(self, name: str) -> Callable[[], int]:
         return lambda: self._counts[name]
 
@@ -404,8 +385,6 @@ class LiveWriter:
                             out = self._out_neighbors(key)
                             count = out.mark(below[room.src], changed_at, version, frontier, count)
                 marked[name] = frontier[:count]
-                if self.affected is not None and count:
-                    self.affected.setdefault(level, {}).setdefault(name, []).append(frontier[:count].copy())
             below = marked
 
     def _out_neighbors(self, key: str) -> OutNeighbors:
