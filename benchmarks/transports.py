@@ -38,8 +38,8 @@ def serve_hopline(port: int) -> None:
     from hopline.config.schema import Config
     from hopline.testing.service import FakeService
     from hopline.transports.http import HttpApp
-    from hopline.turnserve.http1.endpoint import HttpEndpoint
     from hopline.types import ScoreRequest
+    from turnserve.http1.endpoint import HttpEndpoint
 
     async def main() -> None:
         config = Config()

@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = {
     package.name.replace("_", "-"): package
     for source in (ROOT / "src", *sorted(ROOT.glob("packages/*/src")))
-    for package in source.glob("hopline*")
+    for package in sorted(source.iterdir())
+    if (package / "__init__.py").exists()
 }
 #: Arguments of a function; more of them take a value object.
 WIDE = 8

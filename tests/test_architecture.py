@@ -85,7 +85,7 @@ def test_the_server_needs_no_grpcio():
     code = """
 import sys
 sys.modules["grpc"] = None
-import hopline.server, hopline.client, hopline.transports.grpc, hopline.turnserve.grpc.endpoint
+import hopline.server, hopline.client, hopline.transports.grpc, turnserve.grpc.endpoint
 """
     assert python(code) == ""
 
@@ -139,7 +139,6 @@ BUDGET: dict[str, int] = {
     "snapshots": 1258,
     "testing": 2765,
     "transports": 7623,
-    "turnserve": 5447,
 }
 
 
@@ -278,7 +277,6 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "scheduling": 1,
     "snapshots": 2,
     "transports": 3,
-    "turnserve": 1,
 }
 
 

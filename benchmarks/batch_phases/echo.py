@@ -11,8 +11,8 @@ import asyncio
 import sys
 
 from hopline.config.schema import ServerConfig
-from hopline.turnserve.http1.endpoint import HttpEndpoint
-from hopline.turnserve.http1.messages import Request, Response
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.http1.messages import Request, Response
 
 #: As Hopline's own default is.
 SPIN_S = ServerConfig().spin_us * 1e-6

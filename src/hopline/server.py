@@ -32,15 +32,15 @@ from hopline.process.listeners import (
 )
 from hopline.process.open_files import OpenFiles
 from hopline.process.time_slice import SHORT_S, want_slices
-from hopline.turnserve.budget import Budget
+from turnserve.budget import Budget
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
     from hopline.transports.grpc import GrpcApp
     from hopline.transports.http import HttpApp
     from hopline.transports.queue import QueueServer
-    from hopline.turnserve.grpc.endpoint import GrpcEndpoint
-    from hopline.turnserve.http1.endpoint import HttpEndpoint
+    from turnserve.grpc.endpoint import GrpcEndpoint
+    from turnserve.http1.endpoint import HttpEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Server:
 
     async def _open_http(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.http import HttpApp
-        from hopline.turnserve.http1.endpoint import HttpEndpoint, Timeouts
+        from turnserve.http1.endpoint import HttpEndpoint, Timeouts
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)
@@ -257,7 +257,7 @@ class Server:
 
     async def _open_grpc(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.grpc import GrpcApp
-        from hopline.turnserve.grpc.endpoint import GrpcEndpoint
+        from turnserve.grpc.endpoint import GrpcEndpoint
 
         settings = self.config.server
         self._grpc_app = GrpcApp(
@@ -284,7 +284,7 @@ class Server:
     async def _listen(self, endpoint: Any, bound: socket.socket, tls: Any) -> Listener:
         settings = self.config.server
         if tls is not None:
-            from hopline.turnserve.tls_handshakes import TlsHandshakes
+            from turnserve.tls_handshakes import TlsHandshakes
 
             endpoint = TlsHandshakes(endpoint, tls, settings.read_timeout_s)
         return await listen(endpoint, bound, settings.backlog)

@@ -14,8 +14,8 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import MAX_REASON, MAX_STEPS, RolloutRequest, begin
 from hopline.rollout.state import ModelState
 from hopline.transports.http import HttpApp
-from hopline.turnserve.http1.messages import Request
 from tests import loaded_units_rig as rig
+from turnserve.http1.messages import Request
 
 WITH_STORE = load_config(overrides={"features.store": "memory:"})
 WITHOUT = load_config(overrides={})

@@ -16,9 +16,9 @@ from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_errors import http_status
-from hopline.turnserve.http1.messages import Pending, Request, Response
-from hopline.turnserve.turns import Turns, Waiting
 from hopline.types import ScoreRequest, ScoreResult
+from turnserve.http1.messages import Pending, Request, Response
+from turnserve.turns import Turns, Waiting
 
 #: Models of the fake service that fail or wait on purpose.
 _ON_PURPOSE = ("slow", "broken", "busy", "loading")

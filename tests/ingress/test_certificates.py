@@ -22,9 +22,9 @@ from hopline.ingress.clients_file import parse_clients
 from hopline.ingress.exposure import check_exposure
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.watched import Watched
-from hopline.turnserve.peers import Peer, peer_of
 from tests.ingress.certificates import Authority
 from tests.ingress.clocks import Clock
+from turnserve.peers import Peer, peer_of
 
 END = "Nov 26 08:00:00 2036 GMT"
 UNTIL = ssl.cert_time_to_seconds(END)

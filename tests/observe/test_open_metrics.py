@@ -18,8 +18,8 @@ from hopline.observe.exposition import Exemplar, wants_open_metrics
 from hopline.observe.metrics import Metrics
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.turnserve.http1.messages import Request
 from tests.prometheus_server import prometheus
+from turnserve.http1.messages import Request
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 #: What Prometheus 2.42 sends.

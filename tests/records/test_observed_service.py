@@ -21,9 +21,9 @@ from hopline.records.tracing import TraceRecorder
 from hopline.service import Service
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message
-from hopline.turnserve.http1.messages import Request
 from tests.engine import zoo
 from tests.records.test_tracing import receiver
+from turnserve.http1.messages import Request
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01".encode()

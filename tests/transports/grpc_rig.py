@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from hopline.transports.grpc import GrpcApp
-from hopline.turnserve.grpc.endpoint import GrpcEndpoint
-from hopline.turnserve.turns import Turns
+from turnserve.grpc.endpoint import GrpcEndpoint
+from turnserve.turns import Turns
 
 
 def endpoint_of(app: GrpcApp, **settings: Any) -> GrpcEndpoint:

@@ -12,8 +12,8 @@ from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.http import HttpApp
-from hopline.turnserve.http1.endpoint import HttpEndpoint
-from hopline.turnserve.http1.listener import Timeouts
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.http1.listener import Timeouts
 
 SCORE = b'{"nodes":[1]}'
 SLOW = b'{"nodes":[1],"as_of":60000}'

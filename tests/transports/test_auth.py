@@ -24,9 +24,9 @@ from hopline.ingress.keys import new_key
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message, methods
-from hopline.turnserve.http1.messages import Request
 from tests.ingress.issuers import AUDIENCE, issuing
 from tests.servers import RunningServer, running, spawn
+from turnserve.http1.messages import Request
 
 SECRET = "a secret of thirty-two bytes or more"
 

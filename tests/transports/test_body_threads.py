@@ -19,13 +19,13 @@ from hopline.transports.body_threads import LoopShare, encode_large
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.score_json import SLICE_VALUES
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.http1.messages import Pending, Request, Response
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.http_rig import SCORE, eventually
 from tests.transports.test_grpc_call import infer_request
+from turnserve.budget import Budget
+from turnserve.http1.messages import Pending, Request, Response
 
 _SCORE = "/v1/models/sage/score"
 _NUM_VALUES = 100_000

@@ -15,7 +15,7 @@ from hopline.errors import BadRequest, PermissionDenied
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_access import OPEN, BrowserRules
-from hopline.turnserve.http1.messages import Request, Response
+from turnserve.http1.messages import Request, Response
 
 SCORE = b"/v1/models/sage/score"
 JSON = "application/json"

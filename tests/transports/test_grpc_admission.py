@@ -16,13 +16,13 @@ from hopline.ingress.keys import new_key
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.grpc import call as grpc_call
-from hopline.turnserve.grpc import unpacking as grpc_unpacking
-from hopline.turnserve.grpc.status import StatusCode as Code
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.test_grpc_call import eventually, failed, framed, infer_request
+from turnserve.budget import Budget
+from turnserve.grpc import call as grpc_call
+from turnserve.grpc import unpacking as grpc_unpacking
+from turnserve.grpc.status import StatusCode as Code
 
 INFER, STREAM = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ModelStreamInfer"
 BOMB = framed(gzip.compress(bytes(900_000)), 1)

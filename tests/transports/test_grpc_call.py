@@ -18,11 +18,11 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.grpc.status import StatusCode
-from hopline.turnserve.http2.output import SHARE_BYTES
 from tests.transports.grpc_rig import endpoint_of, grpc_server
 from tests.transports.http2_rig import Alone, Answer, Client, Served
+from turnserve.budget import Budget
+from turnserve.grpc.status import StatusCode
+from turnserve.http2.output import SHARE_BYTES
 
 Code = StatusCode
 

@@ -18,17 +18,17 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.grpc_stream import InferStream, _Place
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.grpc.call import Call
-from hopline.turnserve.grpc.unpacking import Unpacking
-from hopline.turnserve.http2.connection import Http2Connection
-from hopline.turnserve.http2.frames import ErrorCode, rst_stream
-from hopline.turnserve.http2.head import Head, HeadReader
-from hopline.turnserve.http2.stream import Stream
-from tests.transports import raw_http2
+from packages.turnserve.tests import raw_http2
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.test_grpc_call import eventually, framed, infer_request
+from turnserve.budget import Budget
+from turnserve.grpc.call import Call
+from turnserve.grpc.unpacking import Unpacking
+from turnserve.http2.connection import Http2Connection
+from turnserve.http2.frames import ErrorCode, rst_stream
+from turnserve.http2.head import Head, HeadReader
+from turnserve.http2.stream import Stream
 
 KINDS = (Http2Connection, Stream, Call, InferStream, _Place, Unpacking, Head, HeadReader)
 INFER, STREAM = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ModelStreamInfer"

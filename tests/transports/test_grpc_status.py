@@ -2,7 +2,7 @@
 
 import grpc
 
-from hopline.turnserve.grpc.status import StatusCode
+from turnserve.grpc.status import StatusCode
 
 
 def test_names_and_numbers_are_those_of_grpc():

@@ -19,7 +19,10 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.turnserve.http2.frames import (
+from hopline.types import Deliver, ScoreRequest, Ticket
+from tests.transports.grpc_rig import grpc_server
+from tests.transports.http2_rig import Client, Served, frames_of
+from turnserve.http2.frames import (
     ACK,
     DEFAULT_WINDOW,
     RST_STREAM,
@@ -29,9 +32,6 @@ from hopline.turnserve.http2.frames import (
     frame,
     window_update,
 )
-from hopline.types import Deliver, ScoreRequest, Ticket
-from tests.transports.grpc_rig import grpc_server
-from tests.transports.http2_rig import Client, Served, frames_of
 
 SettingCodes = h2.settings.SettingCodes
 Request = message("inference.ModelInferRequest")

@@ -27,11 +27,11 @@ from hopline.transports.compression import decompress
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_bodies import Reading
-from hopline.turnserve.grpc.status import StatusCode
-from hopline.turnserve.http1.messages import Pending, Request, Response
 from hopline.types import Deliver, ScoreRequest
 from tests.transports import hostile
 from tests.transports.hostile import Hostile
+from turnserve.grpc.status import StatusCode
+from turnserve.http1.messages import Pending, Request, Response
 
 #: Processor time of the loop's thread, in times of the reference. The worst of 8,000 requests took 5; one
 #: disturbed measurement was 8.

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.http1.messages import Pending, Request, Response
-from hopline.turnserve.turns import TURN_S, Waiting
 from tests.transports.http_rig import SCORE, Host, eventually, listening, post
+from turnserve.budget import Budget
+from turnserve.http1.messages import Pending, Request, Response
+from turnserve.turns import TURN_S, Waiting
 
 WAITING = b'{"nodes":[1],"as_of":100000}'
 CHUNKED = b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"

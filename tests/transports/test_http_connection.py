@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from hopline.turnserve.http1.reader import MAX_HEAD_BYTES
 from tests.transports.http_rig import SCORE, SLOW, Connection, Host, eventually, gone, post
+from turnserve.http1.reader import MAX_HEAD_BYTES
 
 
 async def test_a_connection_is_kept_for_further_requests(host: Host) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hopline.turnserve.http1.reader import MAX_HEAD_BYTES
 from tests.transports.http_rig import SCORE, Host, post
+from turnserve.http1.reader import MAX_HEAD_BYTES
 
 PATH = b"/v1/models/sage/score"
 CHUNKED = b"d\r\n" + SCORE + b"\r\n0\r\n\r\n"

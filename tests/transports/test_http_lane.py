@@ -11,9 +11,9 @@ from hopline.config.reader import load_config
 from hopline.errors import RateLimited
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.turnserve.http1.messages import Pending, Request, Response
-from hopline.turnserve.turns import LowPriorityReads
 from tests.transports.http_rig import SCORE, SLOW, Host, eventually, gone, post
+from turnserve.http1.messages import Pending, Request, Response
+from turnserve.turns import LowPriorityReads
 
 
 class Limited(FakeService):

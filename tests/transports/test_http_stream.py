@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hopline.turnserve.http1.endpoint import HttpEndpoint
-from hopline.turnserve.http1.listener import Timeouts
-from hopline.turnserve.http1.messages import BodyStream, Pending, Request, Response, StreamedResponse
 from tests.transports.http_rig import eventually
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.http1.listener import Timeouts
+from turnserve.http1.messages import BodyStream, Pending, Request, Response, StreamedResponse
 
 GET = b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -181,3 +181,14 @@ async def test_client_that_accepts_nothing_is_cut_off_after_a_while(rig: Rig) ->
     with contextlib.suppress(ConnectionError):
         await reader.read()
     writer.close()
+
+
+async def test_a_body_that_fails_is_no_longer_pending(rig: Rig) -> None:
+    """The loop waits awake for requests only while none is pending: a count below zero would end that."""
+    reader, _, body = await rig.begin()
+    await head_of(reader)
+    assert body.sink is not None
+    body.sink.fail()
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    await eventually(lambda: not rig.endpoint.connections)
+    assert rig.endpoint.spinner.num_pending == 0

@@ -28,8 +28,8 @@ from hopline.transports.http_errors import error_response
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.tensors import decode_json, decode_raw, tensor_head
-from hopline.turnserve.compression import sent_bytes
 from tests.transports.http_rig import Host, eventually, gone, post
+from turnserve.compression import sent_bytes
 
 PADDING = b" " * 70_000
 INFER = b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[2],"data":[1,2]}]}'

@@ -12,7 +12,7 @@ from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_operations import all_operations, operations_of
 from hopline.transports.openapi import describe
-from hopline.turnserve.http1.messages import Request
+from turnserve.http1.messages import Request
 
 SECURED = {"auth.jwt_key_file": "x", "auth.jwt_issuer": "i", "auth.jwt_audience": "a"}
 

@@ -15,19 +15,19 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.grpc.endpoint import GrpcEndpoint
-from hopline.turnserve.http1.endpoint import HttpEndpoint
-from hopline.turnserve.http1.listener import Timeouts
-from hopline.turnserve.http1.messages import Pending, Request, Response
-from hopline.turnserve.http2.output import SHARE_BYTES
-from hopline.turnserve.outbox import LEAST_TAKEN_BYTES, Progress
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
-from tests.transports import raw_http2 as raw
+from packages.turnserve.tests import raw_http2 as raw
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.http_rig import SCORE, eventually, post
 from tests.transports.test_grpc_call import framed, infer_request
+from turnserve.budget import Budget
+from turnserve.grpc.endpoint import GrpcEndpoint
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.http1.listener import Timeouts
+from turnserve.http1.messages import Pending, Request, Response
+from turnserve.http2.output import SHARE_BYTES
+from turnserve.outbox import LEAST_TAKEN_BYTES, Progress
 
 MIB = 1 << 20
 _READ_S = 5.0

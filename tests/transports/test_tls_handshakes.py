@@ -16,10 +16,10 @@ import uvloop
 
 from hopline.config.schema import TlsConfig
 from hopline.ingress.certificates import TlsFiles
-from hopline.turnserve import tls_handshakes
-from hopline.turnserve.tls_handshakes import TlsHandshakes
-from hopline.turnserve.turns import TURN_S, Turns
 from tests.ingress.certificates import Authority
+from turnserve import tls_handshakes
+from turnserve.tls_handshakes import TlsHandshakes
+from turnserve.turns import TURN_S, Turns
 
 NUM_CLIENTS = 12
 

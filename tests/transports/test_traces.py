@@ -8,8 +8,8 @@ from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message
-from hopline.turnserve.http1.messages import Request
 from tests.transports.grpc_rig import grpc_server
+from turnserve.http1.messages import Request
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 INFER = b'{"inputs": [{"name": "node_ids", "shape": [1], "datatype": "INT64", "data": [1]}]}'

@@ -12,12 +12,12 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.turnserve.turns import LONG_READ_BYTES, MOST_READS, TURN_S, Turns
 from hopline.types import Deliver, ScoreRequest, Ticket
 from tests.transports import http_rig
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served, Transport
 from tests.transports.test_grpc_call import framed, infer_request
+from turnserve.turns import LONG_READ_BYTES, MOST_READS, TURN_S, Turns
 
 
 class Clock:

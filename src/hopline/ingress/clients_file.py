@@ -36,7 +36,7 @@ from hopline.files import check_regular
 from hopline.ingress.permissions import Permissions, globs_of
 from hopline.scheduling.limiter import Rate
 from hopline.toml import TOMLDecodeError, parse_toml
-from hopline.turnserve.peers import normalized
+from turnserve.peers import normalized
 
 #: Expiry time of what never expires, in seconds since the epoch.
 NEVER = math.inf

@@ -26,7 +26,7 @@ from hopline.ingress.clients_file import (
 from hopline.ingress.watched import Watched
 from hopline.scheduling.admission import open_limits
 from hopline.scheduling.limiter import Limits, Rate
-from hopline.turnserve.peers import Peer, normalized
+from turnserve.peers import Peer, normalized
 
 if TYPE_CHECKING:
     from hopline.ingress.tokens import TokenVerifier

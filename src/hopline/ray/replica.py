@@ -21,8 +21,8 @@ from hopline.errors import HoplineError
 from hopline.server import open_gate
 from hopline.service import Service
 from hopline.transports.http import HttpApp
-from hopline.turnserve.http1.messages import Pending, Request, Response
 from hopline.types import ScoreRequest, ScoreResult
+from turnserve.http1.messages import Pending, Request, Response
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from hopline.models.version_folder import in_order, is_name
 from hopline.serverless.known import KnownModel
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
-from hopline.turnserve.http1.messages import Response
+from turnserve.http1.messages import Response
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

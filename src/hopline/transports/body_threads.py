@@ -14,8 +14,8 @@ from hopline.errors import Overloaded
 from hopline.transports import json_scan, proto_scan
 from hopline.transports.score_json import SLICE_VALUES, num_values
 from hopline.transports.shares import MEMORY_FULL
-from hopline.turnserve.budget import Budget
 from hopline.types import ScoreResult
+from turnserve.budget import Budget
 
 Answer = TypeVar("Answer")
 #: Few, since they take CPU time from the event loop.

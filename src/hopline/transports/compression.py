@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding
-from hopline.turnserve import compression
+from turnserve import compression
 
 
 def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:

@@ -47,9 +47,9 @@ from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
 from hopline.transports.traces import join_trace
-from hopline.turnserve.grpc.call import Call, Method
-from hopline.turnserve.grpc.status import MAX_QUOTED, CallError, StatusCode
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
+from turnserve.grpc.call import Call, Method
+from turnserve.grpc.status import MAX_QUOTED, CallError, StatusCode
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

@@ -10,7 +10,7 @@ from hopline.errors import BadRequest
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
-from hopline.turnserve.peers import Peer
+from turnserve.peers import Peer
 
 #: Characters of a name; file systems allow few more, and error texts quote it.
 MAX_NAME_LENGTH = 200

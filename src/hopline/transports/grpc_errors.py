@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hopline import errors
-from hopline.turnserve.grpc.status import CallError, StatusCode
+from turnserve.grpc.status import CallError, StatusCode
 
 GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.HoplineError: StatusCode.INTERNAL,

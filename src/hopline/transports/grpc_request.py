@@ -27,8 +27,8 @@ from hopline.transports.tensors import (
     encode_raw,
     tensor_head,
 )
-from hopline.turnserve.compression import PIECE_BYTES, Decompressed, sent_bytes, share
 from hopline.types import ScoreResult
+from turnserve.compression import PIECE_BYTES, Decompressed, sent_bytes, share
 
 OUTER = "hopline.oip.v1.OuterInferRequest"
 _CONTENTS = {

@@ -19,12 +19,12 @@ from hopline.errors import HoplineError, Overloaded, Unavailable
 from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.grpc_errors import text_of
 from hopline.transports.proto import message
-from hopline.turnserve.grpc.call import Call, Listener
-from hopline.turnserve.grpc.incoming import PREFIX_BYTES
-from hopline.turnserve.grpc.status import MAX_QUOTED, CallError
-from hopline.turnserve.outbox import SMALL_ANSWER_BYTES
-from hopline.turnserve.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, TextPart, Ticket
+from turnserve.grpc.call import Call, Listener
+from turnserve.grpc.incoming import PREFIX_BYTES
+from turnserve.grpc.status import MAX_QUOTED, CallError
+from turnserve.outbox import SMALL_ANSWER_BYTES
+from turnserve.turns import TURN_S
 
 _WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
 _TEXT = "text"

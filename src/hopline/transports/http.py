@@ -50,9 +50,9 @@ from hopline.transports.path_table import ONE_SPELLING, Match, parts_of
 from hopline.transports.platform_routes import Predicting, only_model, score_body
 from hopline.transports.score_json import deadline_after, decode_score, may_name_version, score_request
 from hopline.transports.traces import join_trace
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.compression import PIECE_BYTES
-from hopline.turnserve.http1.messages import Pending, Request, Response
+from turnserve.budget import Budget
+from turnserve.compression import PIECE_BYTES
+from turnserve.http1.messages import Pending, Request, Response
 
 _HTML = b"text/html; charset=utf-8"
 #: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.

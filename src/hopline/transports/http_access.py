@@ -23,7 +23,7 @@ from hopline.errors import (
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
-from hopline.turnserve.http1.messages import Request
+from turnserve.http1.messages import Request
 
 #: Limit of cached Host headers; a full cache is cleared.
 _MAX_KNOWN = 1024

@@ -20,8 +20,8 @@ from hopline.transports.compression import decompress
 from hopline.transports.oip import check_count
 from hopline.transports.oip_json import json_part
 from hopline.transports.shares import check_share, most_objects
-from hopline.turnserve.compression import PIECE_BYTES, sent_bytes
-from hopline.turnserve.http1.messages import Pending, Request, Response
+from turnserve.compression import PIECE_BYTES, sent_bytes
+from turnserve.http1.messages import Pending, Request, Response
 
 #: Cost limit of building a piece of JSON, in units of a small integer: some milliseconds.
 _WEIGHT = 2**17

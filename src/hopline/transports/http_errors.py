@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from hopline import errors
-from hopline.turnserve.compression import ACCEPTED
-from hopline.turnserve.http1.messages import Response
+from turnserve.compression import ACCEPTED
+from turnserve.http1.messages import Response
 
 HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.HoplineError: 500,

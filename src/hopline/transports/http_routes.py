@@ -17,7 +17,7 @@ from hopline.transports.http_errors import plain_error
 from hopline.transports.http_operations import Operation
 from hopline.transports.path_table import Match
 from hopline.transports.score_json import ScoreBody
-from hopline.turnserve.http1.messages import Pending, Request, Response
+from turnserve.http1.messages import Pending, Request, Response
 
 #: Fields of bodies. In a query string they would be ignored, which no client intends.
 _BODY_FIELDS = frozenset(

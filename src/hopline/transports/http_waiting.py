@@ -11,9 +11,9 @@ from hopline.errors import HoplineError
 from hopline.transports.body_threads import LoopShare, encode_large
 from hopline.transports.oip_json import InferBody, encode_infer
 from hopline.transports.score_json import encode_result
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.http1.messages import JSON, Pending, Response
 from hopline.types import ScoreRequest, ScoreResult, Ticket
+from turnserve.budget import Budget
+from turnserve.http1.messages import JSON, Pending, Response
 
 
 class Application(Protocol):

@@ -19,7 +19,7 @@ import msgspec
 from hopline.errors import MAX_QUOTED, BadRequest, quoted
 from hopline.json_faults import syntax
 from hopline.repeated_names import may_repeat
-from hopline.turnserve.compression import PIECE_BYTES
+from turnserve.compression import PIECE_BYTES
 
 BodyT = TypeVar("BodyT")
 

@@ -24,9 +24,9 @@ from hopline.transports.tensors import (
     decode_raw,
     encode_raw,
 )
-from hopline.turnserve.compression import PIECE_BYTES, Decompressed, sent_bytes
-from hopline.turnserve.http1.messages import Response
 from hopline.types import ScoreResult
+from turnserve.compression import PIECE_BYTES, Decompressed, sent_bytes
+from turnserve.http1.messages import Response
 
 _Parameters = dict[str, bool | int | float | str]
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

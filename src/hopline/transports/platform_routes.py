@@ -19,8 +19,8 @@ from hopline.transports.http_waiting import Scoring
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.path_table import ONE_SPELLING, parts_of
 from hopline.transports.score_json import RowsBody, encode_predictions
-from hopline.turnserve.http1.messages import JSON, Response
 from hopline.types import ScoreResult
+from turnserve.http1.messages import JSON, Response
 
 
 class InstancesBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -21,8 +21,8 @@ from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.transports.http import HttpApp
 from hopline.transports.interface import ScoringService
-from hopline.turnserve.http1.endpoint import HttpEndpoint
 from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
+from turnserve.http1.endpoint import HttpEndpoint
 
 #: Seconds: limit for all pre-flight requests, and timeout of one response.
 _LONGEST_S, _PATIENCE_S = 0.1, 2.0

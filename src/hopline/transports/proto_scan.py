@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hopline.kernels.jit import njit
 from hopline.transports.shares import check_share, most_objects
-from hopline.turnserve.compression import PIECE_BYTES, sent_bytes
+from turnserve.compression import PIECE_BYTES, sent_bytes
 
 #: Limits per 64 KiB sent: messages inside the message, and values.
 _MESSAGES, _VALUES = 2**13, 2**16

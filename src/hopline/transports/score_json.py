@@ -22,8 +22,8 @@ from hopline.errors import BadRequest, quoted
 from hopline.request_fields import FIELDS
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, named_place, read_as_of, time_limit_of
-from hopline.turnserve.compression import PIECE_BYTES
 from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
+from turnserve.compression import PIECE_BYTES
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str

@@ -11,8 +11,8 @@ byte sent.
 from __future__ import annotations
 
 from hopline.errors import RequestTooLarge
-from hopline.turnserve.budget import Budget
-from hopline.turnserve.compression import share
+from turnserve.budget import Budget
+from turnserve.compression import share
 
 #: Values per piece: numbers that are read in place; strings and other numbers.
 NUMBERS, STRINGS = 2**20, 2**14

@@ -22,8 +22,8 @@ import numpy as np
 from hopline.errors import BadRequest, quoted
 from hopline.json_faults import syntax
 from hopline.transports.shares import NUMBERS, STRINGS, check_share, most_objects
-from hopline.turnserve.compression import PIECE_BYTES, share
 from hopline.types import AnyArray, IdArray
+from turnserve.compression import PIECE_BYTES, share
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),

@@ -12,7 +12,7 @@ COMPILED = ("hopline.transports.json_scan", "hopline.transports.proto_scan")
 HARNESSES: dict[str, tuple[str, ...]] = {
     "http1": ("hopline.transports",),
     "http2": ("hopline.transports",),
-    "http2_head": ("hopline.turnserve.http2.head", "hpack"),
+    "http2_head": ("turnserve.http2.head", "hpack"),
     "routes": ("hopline.transports",),
     "score_json": ("hopline.transports", "hopline.repeated_names"),
     "oip_json": ("hopline.transports", "hopline.repeated_names"),

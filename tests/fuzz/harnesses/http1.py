@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hopline.turnserve.http1.endpoint import HttpEndpoint
-from hopline.turnserve.http1.messages import Pending, Request, Response
 from tests.fuzz.fed import MAX_BODY_BYTES, Alone, Transport, pieces
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.http1.messages import Pending, Request, Response
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 

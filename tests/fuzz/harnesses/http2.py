@@ -8,7 +8,9 @@ from urllib.parse import unquote
 
 from hpack import Decoder
 
-from hopline.turnserve.http2.frames import (
+from tests.fuzz.fed import GRPC_APP, Transport, assert_no_failure, check_text, pieces, runner
+from tests.transports.grpc_rig import endpoint_of
+from turnserve.http2.frames import (
     DATA,
     END_STREAM,
     GOAWAY,
@@ -19,8 +21,6 @@ from hopline.turnserve.http2.frames import (
     ErrorCode,
     frame,
 )
-from tests.fuzz.fed import GRPC_APP, Transport, assert_no_failure, check_text, pieces, runner
-from tests.transports.grpc_rig import endpoint_of
 
 #: Failures of the server; what is compressed against the call's head is INTERNAL by gRPC's own rule.
 _UNKNOWN, _INTERNAL = b"2", b"13"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hpack import Decoder, HPACKError
 
-from hopline.turnserve.http2.head import MAX_HEAD_BYTES, HeadError, HeadReader
 from tests.fuzz.fed import check_text
+from turnserve.http2.head import MAX_HEAD_BYTES, HeadError, HeadReader
 
 
 def check(data: bytes) -> None:

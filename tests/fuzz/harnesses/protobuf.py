@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 from hopline.errors import HoplineError
 from hopline.transports.grpc_request import OUTER, RequestReader
 from hopline.transports.proto import message
-from hopline.turnserve.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
-from hopline.turnserve.http2.head import block_of
 from tests.fuzz.harnesses import http2
+from turnserve.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from turnserve.http2.head import block_of
 
 _METHODS = (
     b"/inference.GRPCInferenceService/ModelInfer",

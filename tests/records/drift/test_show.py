@@ -17,8 +17,8 @@ from hopline.commands.drift import bar, overview, sparkline, version_screen
 from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.turnserve.http1.messages import Request
 from tests.records.drift.streams import SLICE_S, Clock, FakeServed, Traffic, monitor
+from turnserve.http1.messages import Request
 
 
 @pytest.fixture

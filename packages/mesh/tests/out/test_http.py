@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hopline.errors import ConfigError
 from hopline.ingress.keys import new_key
-from hopline.turnserve.http1.messages import Pending, Request
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.http import MeshHttp, page_files
 from packages.mesh.tests.out.drawn import incident, snapshot, verdict
 from packages.mesh.tests.out.serving import Served, serving
+from turnserve.http1.messages import Pending, Request
 
 
 @pytest.fixture(scope="module")

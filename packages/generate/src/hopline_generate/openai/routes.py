@@ -12,7 +12,6 @@ from hopline.transports.http_bodies import check_json
 from hopline.transports.http_routes import Handler
 from hopline.transports.score_json import deadline_after
 from hopline.transports.traces import join_trace
-from hopline.turnserve.http1.messages import Pending, Request
 from hopline.types import ScoreRequest
 from hopline_generate.openai.answers import Form
 from hopline_generate.openai.bodies import (
@@ -27,6 +26,7 @@ from hopline_generate.openai.bodies import (
     generate_request,
 )
 from hopline_generate.openai.waiting import Generating, Streaming
+from turnserve.http1.messages import Pending, Request
 
 if TYPE_CHECKING:
     from hopline.transports.http_waiting import Application

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopline.errors import HoplineError
-from hopline.turnserve.http1.messages import JSON, BodyStream, Pending, Response, StreamedResponse
 from hopline.types import ScoreResult, Ticket
 from hopline_generate.openai.answers import Form
 from hopline_generate.wire import Part, token_logprobs
+from turnserve.http1.messages import JSON, BodyStream, Pending, Response, StreamedResponse
 
 if TYPE_CHECKING:
     from hopline.transports.http_waiting import Application

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hopline.errors import HoplineError
 from hopline.transports.grpc_errors import GRPC_CODE as _GRPC_CODE
 from hopline.transports.http_errors import HTTP_STATUS as _HTTP_STATUS
-from hopline.turnserve.grpc.status import StatusCode
 from hopline_mesh import errors
+from turnserve.grpc.status import StatusCode
 
 _OWN = {
     errors.MeshError: (500, StatusCode.INTERNAL),

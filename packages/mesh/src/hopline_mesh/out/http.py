@@ -25,7 +25,6 @@ from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Access, Guard
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.path_table import PathTable
-from hopline.turnserve.http1.messages import JSON, Pending, Request, Response
 from hopline_mesh import __version__
 from hopline_mesh.out.between import deviations, read_events, take_events
 from hopline_mesh.out.board import Board
@@ -34,6 +33,7 @@ from hopline_mesh.out.links import origin_of
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline_mesh.out.record import Record, read_mark
 from hopline_mesh.out.wire import encode_json, shown
+from turnserve.http1.messages import JSON, Pending, Request, Response
 
 #: The page loads nothing from other hosts, runs only its own script files, and cannot be framed.
 _POLICY = (

@@ -17,12 +17,12 @@ from hopline.ingress.certificates import TlsFiles
 from hopline.ingress.exposure import is_loopback
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.process.listeners import remove_dead_socket, reserve, url_host
-from hopline.turnserve.http1.endpoint import HttpEndpoint
-from hopline.turnserve.tls_handshakes import TlsHandshakes
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import own_text
 from hopline_mesh.out.http import MeshHttp
 from hopline_mesh.settings import ServeSettings
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.tls_handshakes import TlsHandshakes
 
 logger = logging.getLogger(__name__)
 
