@@ -185,10 +185,11 @@ async def test_client_that_accepts_nothing_is_cut_off_after_a_while(rig: Rig) ->
 
 async def test_a_body_that_fails_is_no_longer_pending(rig: Rig) -> None:
     """The loop waits awake for requests only while none is pending: a count below zero would end that."""
-    reader, _, body = await rig.begin()
+    reader, writer, body = await rig.begin()
     await head_of(reader)
     assert body.sink is not None
     body.sink.fail()
     assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
     await eventually(lambda: not rig.endpoint.connections)
     assert rig.endpoint.spinner.num_pending == 0
