@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
 from hopline.config.schema import Config
@@ -18,6 +20,9 @@ from hopline.testing.broker_servers import RedisServer, broker_server
 from tests.graph.live.keepers import numbered
 from tests.jobs.stream.test_process import BAD, Process, edges, payload
 from tests.server.start_rig import Started, until
+
+# servers of several processes are awaited for half a minute
+pytestmark = pytest.mark.quiet
 
 
 def written_by(folder: Path, pid: int) -> Callable[[], bool]:

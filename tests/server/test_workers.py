@@ -10,8 +10,12 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.servers import RunningServer, running, spawn
+
+# servers of several processes are awaited for half a minute
+pytestmark = pytest.mark.quiet
 
 
 def children(server: RunningServer) -> list[int]:

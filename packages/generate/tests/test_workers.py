@@ -16,6 +16,9 @@ import pytest
 from packages.generate.tests.models import naive_version
 from tests.servers import running
 
+# servers of several processes are awaited for half a minute
+pytestmark = pytest.mark.quiet
+
 
 def engines(socket_folder: Path) -> list[int]:
     """Processes of generative models that listen in this folder."""
