@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,7 +136,8 @@ async def test_requests_of_one_turn_are_computed_together_and_told_to_recorders(
         assert counted["execution_count"] == len(rig.ears.heard)
 
 
-async def test_requests_with_a_time_cut_are_counted_in_their_batch():
+async def test_requests_with_a_time_cut_are_counted_in_their_batch(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     async with running(factory="tests.isolated.fork_entries:open_with_times") as rig:
         as_of, slow = datetime(2020, 1, 1, tzinfo=UTC), {"spin_ms": 20}
         request = ScoreRequest("m", columns={"x": [1.0]}, as_of=as_of, attributes=slow)
