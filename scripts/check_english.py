@@ -4,7 +4,7 @@
 Checked: words and phrases of `WORDS`, docstrings that begin with a section such as `Args:` or with a
 clause (Whether, What, Who …), and sentences of pages that are longer than `LONGEST` words. Python texts are
 docstrings, comments and string literals that have blanks in them. Not checked: code fences, code in
-backticks, link targets, generated tables, and docs/log.md, which is a dated journal.
+backticks, link targets, and generated tables.
 
     scripts/check_english.py [--count] [FILE or FOLDER ...]
 
@@ -30,7 +30,7 @@ PAGES += tuple(
     f"{each}/{name}" for each in DISTRIBUTIONS for name in PAGES if (ROOT / each / name).exists()
 )
 SOURCES = ("src", *(f"{each}/src" for each in DISTRIBUTIONS), "benchmarks", "examples")
-EXEMPT = ("docs/log.md", "src/hopline/transports/proto", "packages/mesh/src/hopline_mesh/proto")
+EXEMPT = ("src/hopline/transports/proto", "packages/mesh/src/hopline_mesh/proto")
 #: Words of the longest sentence of a page; code in backticks counts as one word.
 LONGEST = 35
 

@@ -104,8 +104,10 @@ def test_a_page_that_is_not_in_the_navigation_is_named(check_docs):
     assert list(check_docs.check_nav(texts)) == []
     found = list(check_docs.check_nav(texts | {"docs/guides/new.md": "# New\n"}))
     assert found == ["zensical.toml: docs/guides/new.md is not in nav"]
-    del texts["docs/log.md"]
-    assert list(check_docs.check_nav(texts)) == ["zensical.toml: nav has docs/log.md, which is not there"]
+    del texts["docs/glossary.md"]
+    assert list(check_docs.check_nav(texts)) == [
+        "zensical.toml: nav has docs/glossary.md, which is not there"
+    ]
 
 
 def test_a_picture_of_an_older_text_and_one_on_no_page_are_named(check_docs, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ A model has a fused path when each level reads one edge type, of bounded fanout,
 and a plain sum or mean (`StageRunner.pair`): GraphSAGE, GIN, GraphConv. Planning from the seeds down to raw
 features is then one call. Going up is one call per level: store the rows that the runtime has computed, and
 gather the inputs of its next call. `plan.py` and `execute.py` do the same for every model and every size,
-with the same kernels. For one seed their calls cost more than their work (docs/log.md).
+with the same kernels. For one seed their calls cost more than their work (log/).
 
 Arguments would cost as much as calls (0.1 µs for each array), so the kernels read *frames*: an int64 row
 of addresses and sizes for each level. Python keeps the arrays behind the addresses alive.

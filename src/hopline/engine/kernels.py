@@ -16,7 +16,7 @@ from hopline.kernels.intrinsics import LINE_BYTES, prefetch
 from hopline.kernels.jit import njit
 
 #: Minimum number of rows between prefetching a row and reading it; measured flat from 4 to 16 for rows of 8
-#: cache lines (docs/log.md). Of shorter rows more are prefetched, so that as many lines are in flight.
+#: cache lines (log/). Of shorter rows more are prefetched, so that as many lines are in flight.
 _AHEAD = 6
 _LINES_AHEAD = 48
 

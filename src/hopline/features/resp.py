@@ -1,7 +1,7 @@
 """RESP 2, the protocol of Redis and Valkey: commands for many keys together, and their replies.
 
 Compiled, since here is the cost of a fetch: redis-py needs 1.2 ms for an MGET of 421 rows of 512 bytes, of
-which 0.3 are for building the command and 0.1 for a bytes object per row (docs/log.md). The protocol:
+which 0.3 are for building the command and 0.1 for a bytes object per row (log/). The protocol:
 https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
 

@@ -3,7 +3,7 @@
 Hashes prove that a graph is as it was written, not that its numbers lie inside its arrays: a neighbour
 outside the graph would make kernels read other memory. Checked are bounds of lists, neighbours and their
 order, packed blocks, running sums of weights, id tables, and what graph.json says of them. 10 M edges of
-1 M nodes take 70 ms (docs/log.md).
+1 M nodes take 70 ms (log/).
 
 A large graph is noted once it was checked, in the user's cache folder, and not read again while its files
 are the same ones and the machine has not restarted.

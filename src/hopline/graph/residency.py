@@ -58,7 +58,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
     """The same graph with features and adjacency copied into huge pages of this process.
 
     Random rows over 4 KiB pages are bound by address translation: reading 512-byte rows went 1.5 times
-    as fast from 2 MiB pages (docs/log.md). Files and shared memory rarely get them, so the copy is
+    as fast from 2 MiB pages (log/). Files and shared memory rarely get them, so the copy is
     private, which suits a server of one worker.
 
     Args:

@@ -5,7 +5,7 @@
            ◄── pid, code ───────────────────
 
 A fresh start takes half a second of a processor, nearly all of it imports; a fork takes some milliseconds
-(docs/log.md). Only a process with one thread may fork and continue: what other threads hold locked stays
+(log/). Only a process with one thread may fork and continue: what other threads hold locked stays
 locked in the copy for ever. So ONNX Runtime, which starts a thread when it is imported, is left to the
 copies, and should there be a second thread all the same, processes are started by exec.
 

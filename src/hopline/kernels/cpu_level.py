@@ -8,7 +8,7 @@ x86-64 psABI, into a folder of the installed package:
                              x86-64-v4/…
 
 Where that folder exists, a process compiles and loads for the best of its levels that the CPU has. Kernels
-for a level gave the same bits as those for the CPU's own model, at the same speed (docs/log.md).
+for a level gave the same bits as those for the CPU's own model, at the same speed (log/).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Processor instructions that Numba has no name for: prefetch, number formats, compare-and-swap, fences.
 
 Knows LLVM, nothing of graphs. Random rows of a large matrix are bound by memory latency: asking for
-a row a few iterations before it is read raised one core's rate from 3.4 to 5.5 GB/s (docs/log.md).
+a row a few iterations before it is read raised one core's rate from 3.4 to 5.5 GB/s (log/).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numba's `njit`, with kernels that load from its cache five times faster.
 
 Before Numba loads machine code that it compiled earlier, it fills its tables of everything that it could
-compile: 0.45 s in a new process, most of them for imports of SciPy (measured; see docs/log.md). Code that
+compile: 0.45 s in a new process, most of them for imports of SciPy (measured; see log/). Code that
 is there already needs none of them, only the runtime that it calls. Where something does have to be
 compiled, Numba fills the tables then, as ever.
 

@@ -3,7 +3,7 @@
 A map would fault: the reader waits for the disk, and on an event loop all requests wait with it. `preadv2`
 with RWF_NOWAIT copies what is in the page cache and refuses what is not. On a thread, all reads are started
 (`posix_fadvise`, WILLNEED) before the first one is waited for: 12 µs for each cold entry in place of 143
-(docs/log.md). Both run compiled, without the GIL.
+(log/). Both run compiled, without the GIL.
 """
 
 from __future__ import annotations

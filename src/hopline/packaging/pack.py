@@ -1,7 +1,7 @@
 """Merges the Gemms of a row stage: sum_k x_k W_k becomes [x_1 | x_2 | …] [W_1; W_2; …].
 
 A call of ONNX Runtime costs about 2 µs for each operator, which is most of a single request; one Gemm
-over adjacent inputs also does the same flops in fewer passes (docs/log.md).
+over adjacent inputs also does the same flops in fewer passes (log/).
 """
 
 from __future__ import annotations

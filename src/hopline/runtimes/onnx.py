@@ -2,7 +2,7 @@
 
 A stage whose inputs have one row for each destination runs over *bound buffers*: the engine writes
 inputs into them and the session writes the result next to them, so that a call neither allocates nor
-converts anything (6 instead of 14 µs for one row, docs/log.md). Rows beyond a buffer go in chunks,
+converts anything (6 instead of 14 µs for one row, log/). Rows beyond a buffer go in chunks,
 which also keeps the working set in the L2 cache. On a GPU the buffers are not bound: ONNX Runtime copies a
 bound input to the GPU when it is bound, and never again, so that later calls would compute with old inputs.
 

@@ -1,7 +1,7 @@
 """A tabular model in ONNX Runtime: columns of many requests in, arrays of outputs out.
 
 The file has two inputs at most, a matrix of numbers and one of strings, whatever the number of columns:
-each input of a session costs its share of a microsecond, and a matrix is filled in one step (docs/log.md).
+each input of a session costs its share of a microsecond, and a matrix is filled in one step (log/).
 """
 
 from __future__ import annotations

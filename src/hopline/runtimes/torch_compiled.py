@@ -3,7 +3,7 @@
 The file holds machine code, built by `hopline.packaging.compile` with the compiler's `-march=native`
 against one version of torch. Another torch has other internals, and another processor may lack an
 instruction, which kills the process. So a record is stored next to the file, and checked before any of the
-file is loaded. Imports torch only in `CompiledProgram`, and never its compiler (3 s; docs/log.md).
+file is loaded. Imports torch only in `CompiledProgram`, and never its compiler (3 s; log/).
 """
 
 from __future__ import annotations

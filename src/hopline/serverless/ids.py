@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 class PlainHashTable:
     """The look-ups of `graph.hash_table`, in Python.
 
-    Those kernels themselves, run as Python over NumPy's scalars, take nine times as long (docs/log.md).
+    Those kernels themselves, run as Python over NumPy's scalars, take nine times as long (log/).
     """
 
     @staticmethod
