@@ -26,7 +26,7 @@ BUDGET = {
     "hopline-generate": 4637,
     "hopline-mesh": 22761,
     "hopline-pipelines": 3797,
-    "turnserve": 5449,
+    "turnserve": 5448,
 }
 
 

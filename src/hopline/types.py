@@ -219,7 +219,7 @@ class ModelInfo:
     version: str
     state: str
     reason: str
-    kind: Literal["node", "link", "tabular", "generative", "pipeline"]
+    kind: str
     id_kind: Literal["int", "string", "none"]
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]

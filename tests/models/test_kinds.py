@@ -43,6 +43,26 @@ def test_the_kind_is_in_the_folder(tmp_path, file, text, kind):
     assert kind_of(version(tmp_path, "m", file, text)) == kind
 
 
+def test_a_model_json_decides_though_another_marker_lies_beside_it(tmp_path):
+    folder = version(tmp_path, "m", "model.json", '{"kind": "tabular"}')
+    (folder / "pipeline.toml").write_text("")
+    assert kind_of(folder) == "tabular"
+
+
+def test_a_package_that_names_something_else_than_a_kind_is_named(tmp_path, monkeypatch):
+    class Point:
+        name = "forest"
+
+        def load(self):
+            return ModelKind
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Point()])
+    with pytest.raises(
+        ArtifactError, match=r"m/1: the package of kind 'forest' names .*ModelKind.*, not a"
+    ):
+        find_kind(version(tmp_path, "m", "model.json", '{"kind": "forest"}'))
+
+
 def test_every_kind_of_this_environment_is_one():
     assert {"graph", "tabular", "generative", "pipeline"} <= set(MODEL_KINDS.names())
     assert all(isinstance(MODEL_KINDS.find(name), ModelKind) for name in MODEL_KINDS.names())

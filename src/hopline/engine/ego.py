@@ -14,7 +14,7 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.guard import EDGE_BYTES, Guard
-from hopline.engine.inline import InlineNodes
+from hopline.engine.inline_features import InlineNodes
 from hopline.engine.interner import Interner
 from hopline.engine.lap import LapWatch
 from hopline.engine.schema import check_schema

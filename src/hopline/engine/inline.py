@@ -8,13 +8,12 @@ nodes of the same request. Known nodes never see an inline node, so no cached ro
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from hopline.artifact import LOOPS, ONE_WAY, REPEATED, ModelSpec
-from hopline.engine.inline_features import as_float32, feature_rows
+from hopline.engine.inline_features import InlineEdges, InlineNodes, as_float32, feature_rows
 from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
 from hopline.engine.narrow_kernels import Matrix
@@ -29,37 +28,6 @@ from hopline.sampling import BlockBuffers, Sampler
 from hopline.types import ExternalId, FloatArray, IdArray, InlineNode
 
 States: TypeAlias = Callable[[int, str, IdArray], FloatArray]
-
-
-@dataclass(slots=True)
-class InlineEdges:
-    """In-neighbours of all inline nodes along one edge type, in request order.
-
-    Attributes:
-        offsets: int64 [n+1].
-        neighbors: int64 [E]; global id of a known node, or -1 - i for inline node i.
-        weight: float32 [E] or [0]. attr: float32 [E, d_e] or None.
-    """
-
-    offsets: IdArray
-    neighbors: IdArray
-    weight: FloatArray = field(default_factory=lambda: NO_FLOATS)
-    attr: FloatArray | None = None
-
-
-@dataclass(slots=True)
-class InlineNodes:
-    """Checked inline nodes of one request.
-
-    Attributes:
-        node_type: of all of them.
-        features: float32 [n, d].
-        edges: edge type key -> in-neighbours.
-    """
-
-    node_type: str
-    features: FloatArray
-    edges: dict[str, InlineEdges]
 
 
 def parse_inline(

@@ -1,8 +1,9 @@
-"""Features of inline nodes as float32, for the server and for serverless functions."""
+"""Inline nodes that were checked, and their features as float32."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,38 @@ import numpy as np
 from hopline.errors import BadRequest
 from hopline.float32 import EXACT, changed, refusal
 from hopline.graph.schema import NodeTypeSchema
-from hopline.types import AnyArray, FloatArray, InlineNode
+from hopline.types import AnyArray, FloatArray, IdArray, InlineNode
+
+
+@dataclass(slots=True)
+class InlineEdges:
+    """In-neighbours of all inline nodes along one edge type, in request order.
+
+    Attributes:
+        offsets: int64 [n+1].
+        neighbors: int64 [E]; global id of a known node, or -1 - i for inline node i.
+        weight: float32 [E] or [0]. attr: float32 [E, d_e] or None.
+    """
+
+    offsets: IdArray
+    neighbors: IdArray
+    weight: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    attr: FloatArray | None = None
+
+
+@dataclass(slots=True)
+class InlineNodes:
+    """Checked inline nodes of one request.
+
+    Attributes:
+        node_type: of all of them.
+        features: float32 [n, d].
+        edges: edge type key -> in-neighbours.
+    """
+
+    node_type: str
+    features: FloatArray
+    edges: dict[str, InlineEdges]
 
 
 def feature_rows(nodes: Sequence[InlineNode], node_type: str, schema: NodeTypeSchema) -> FloatArray:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hopline.engine.level import Level
+from hopline.engine.source import RowRead, RowSource
 from hopline.engine.state_cache import NO_STAMPS
 from hopline.sampling import Block
 from hopline.types import FloatArray, IdArray, StampArray
-
-if TYPE_CHECKING:
-    from hopline.engine.level import Level
-    from hopline.engine.source import RawRead
 
 
 class LevelPlan:
@@ -50,3 +46,17 @@ class LevelPlan:
         self.rows: list[IdArray] = []
         self.raw: RawRead | None = None
         self.stamps = stamps
+
+
+class RawRead(RowRead):
+    """Raw rows that a plan reads from a source.
+
+    Attributes:
+        reader: the level whose state the rows are (a raw level), or whose `features` input they fill.
+    """
+
+    __slots__ = ("reader",)
+
+    def __init__(self, reader: Level, source: RowSource, ids: IdArray, out: FloatArray) -> None:
+        super().__init__(source, ids, out)
+        self.reader = reader

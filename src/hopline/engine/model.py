@@ -20,11 +20,12 @@ from hopline.engine.execute import execute
 from hopline.engine.flat import Flat
 from hopline.engine.fused_path import FusedPath
 from hopline.engine.guard import Guard
-from hopline.engine.inline import InlineNodes, inline_states
+from hopline.engine.inline import inline_states
+from hopline.engine.inline_features import InlineNodes
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
-from hopline.engine.plan import Plan, make_plan
+from hopline.engine.plan import Plan, complete, do_without, make_plan, share_there
 from hopline.engine.schema import check_edges, check_schema
 from hopline.engine.source import (
     Ages,
@@ -32,9 +33,6 @@ from hopline.engine.source import (
     FetchedRowsByType,
     RowsAbsent,
     RowSource,
-    complete,
-    do_without,
-    share_there,
 )
 from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of

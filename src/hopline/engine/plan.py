@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
 from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.level import Level, Relation
-from hopline.engine.level_plan import LevelPlan
-from hopline.engine.source import FetchedEdgesByType, RawRead, RowsAbsent
+from hopline.engine.level_plan import LevelPlan, RawRead
+from hopline.engine.source import FetchedEdgesByType, FetchedRowsByType, RowsAbsent
 from hopline.engine.state_cache import NO_STAMPS
 from hopline.graph.store_columns import StoreIds
+from hopline.kernels.jit import njit
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
@@ -34,7 +37,7 @@ class Plan:
     Attributes:
         needs: for each level from the top down, the needs of its node types.
         guard: called before each step.
-        reads: raw rows that come from sources; see `source.complete`.
+        reads: raw rows that come from sources; see `complete`.
         fetched_edges: edges that were fetched from a graph store for this batch.
         since: rows with this stamp or an older one have expired; -inf where rows do not age.
         num_computed: rows to compute, over all levels.
@@ -193,3 +196,84 @@ def _number(need: LevelPlan) -> None:
         need.own_rows = own.interner.add(compute)
     for (_, below), block in zip(level.links, need.blocks, strict=True):
         need.rows.append(block.neighbors if below is None else below.interner.add(block.neighbors))
+
+
+def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
+    """Fill in fetched rows; returns node type -> int64 ids that are still absent (distinct, sorted)."""
+    absent: dict[str, list[IdArray]] = {}
+    for read in plan.reads:
+        read.take(fetched_rows.get(read.reader.node_type, ()))
+        if read.missing.shape[0]:
+            absent.setdefault(read.reader.node_type, []).append(read.ids[read.missing])
+    return {node_type: np.unique(np.concatenate(ids)) for node_type, ids in absent.items()}
+
+
+def do_without(plan: Plan, fetched_rows: FetchedRowsByType) -> set[str]:
+    """Make a plan with absent rows computable; returns the fallbacks that this used.
+
+    Args:
+        fetched_rows: as for `complete`; here also those that are too old.
+    """
+    used: set[str] = set()
+    for read in plan.reads:
+        if read.take_stale(fetched_rows.get(read.reader.node_type, ())):
+            used.add(STALE_FEATURES)
+    lost = {id(read.reader): read for read in plan.reads if read.missing.shape[0]}
+    for needs in plan.needs if lost else ():
+        for need in needs:
+            if need.compute.shape[0]:
+                used |= _compute_without(need, lost)
+    return used
+
+
+def share_there(plan: Plan) -> float:
+    """The share of the rows that a plan reads from sources which is available after `do_without`."""
+    total = sum(read.ids.shape[0] for read in plan.reads)
+    lost = sum(read.missing.shape[0] for read in plan.reads)
+    return 1.0 - lost / total if total else 1.0
+
+
+def _compute_without(need: LevelPlan, lost: Mapping[int, RawRead]) -> set[str]:
+    """Drop edges to absent rows; returns the fallbacks for these and for absent own rows."""
+    used: set[str] = set()
+    level = need.level
+    for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
+        read = lost.get(id(below))
+        if read is not None:
+            if block.columns:  # aligned with the edges that stay
+                stays = ~_lost_rows(read)[rows[: block.num_edges]]
+                block.columns = {name: c[: block.num_edges][stays] for name, c in block.columns.items()}
+            left = drop_edges(_lost_rows(read), rows, block.offsets, block.neighbors, block.positions)
+            if left < block.num_edges:
+                used.add(SMALLER_FANOUT)
+                block.num_edges = left
+    own = lost.get(id(level.own_below))
+    if own is not None and _lost_rows(own)[need.own_rows[: need.compute.shape[0]]].any():
+        used.add(MEAN_FEATURES)
+    if id(level) in lost:  # a `features` input
+        used.add(MEAN_FEATURES)
+    return used
+
+
+def _lost_rows(read: RawRead) -> NDArray[np.bool_]:
+    lost = np.zeros(read.ids.shape[0], np.bool_)
+    lost[read.missing] = True
+    return lost
+
+
+@njit(nogil=True, cache=True)
+def drop_edges(lost, rows, offsets, neighbors, positions):  # type: ignore[no-untyped-def]
+    """Remove, in place, the edges whose source row is lost; returns the number of remaining edges."""
+    left = 0
+    first = offsets[0]
+    for i in range(offsets.shape[0] - 1):
+        last = offsets[i + 1]
+        for e in range(first, last):
+            if not lost[rows[e]]:
+                rows[left] = rows[e]
+                neighbors[left] = neighbors[e]
+                positions[left] = positions[e]
+                left += 1
+        first = last
+        offsets[i + 1] = left
+    return left

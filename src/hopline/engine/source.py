@@ -10,22 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
 from hopline.errors import HoplineError
 from hopline.graph.store_columns import FetchedEdges
-from hopline.kernels.jit import njit
 from hopline.types import FloatArray, IdArray, StampArray
-
-if TYPE_CHECKING:
-    from hopline.engine.level import Level
-    from hopline.engine.level_plan import LevelPlan
-    from hopline.engine.plan import Plan
-
 
 #: Of rows, or one for all of them.
 Stamps = StampArray | float
@@ -196,20 +187,6 @@ class RowRead:
         return is_stale
 
 
-class RawRead(RowRead):
-    """Raw rows that a plan reads from a source.
-
-    Attributes:
-        reader: the level whose state the rows are (a raw level), or whose `features` input they fill.
-    """
-
-    __slots__ = ("reader",)
-
-    def __init__(self, reader: Level, source: RowSource, ids: IdArray, out: FloatArray) -> None:
-        super().__init__(source, ids, out)
-        self.reader = reader
-
-
 class Ages:
     """Age of the rows that a model has read for a batch.
 
@@ -230,84 +207,3 @@ class Ages:
         if oldest < math.inf:
             self.oldest_ms = max(self.oldest_ms, math.ceil(1e3 * source.age_s(oldest)), 0)
             self.until = min(self.until, oldest + source.ttl_s)
-
-
-def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
-    """Fill in fetched rows; returns node type -> int64 ids that are still absent (distinct, sorted)."""
-    absent: dict[str, list[IdArray]] = {}
-    for read in plan.reads:
-        read.take(fetched_rows.get(read.reader.node_type, ()))
-        if read.missing.shape[0]:
-            absent.setdefault(read.reader.node_type, []).append(read.ids[read.missing])
-    return {node_type: np.unique(np.concatenate(ids)) for node_type, ids in absent.items()}
-
-
-def do_without(plan: Plan, fetched_rows: FetchedRowsByType) -> set[str]:
-    """Make a plan with absent rows computable; returns the fallbacks that this used.
-
-    Args:
-        fetched_rows: as for `complete`; here also those that are too old.
-    """
-    used: set[str] = set()
-    for read in plan.reads:
-        if read.take_stale(fetched_rows.get(read.reader.node_type, ())):
-            used.add(STALE_FEATURES)
-    lost = {id(read.reader): read for read in plan.reads if read.missing.shape[0]}
-    for needs in plan.needs if lost else ():
-        for need in needs:
-            if need.compute.shape[0]:
-                used |= _compute_without(need, lost)
-    return used
-
-
-def share_there(plan: Plan) -> float:
-    """The share of the rows that a plan reads from sources which is available after `do_without`."""
-    total = sum(read.ids.shape[0] for read in plan.reads)
-    lost = sum(read.missing.shape[0] for read in plan.reads)
-    return 1.0 - lost / total if total else 1.0
-
-
-def _compute_without(need: LevelPlan, lost: Mapping[int, RawRead]) -> set[str]:
-    """Drop edges to absent rows; returns the fallbacks for these and for absent own rows."""
-    used: set[str] = set()
-    level = need.level
-    for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
-        read = lost.get(id(below))
-        if read is not None:
-            if block.columns:  # aligned with the edges that stay
-                stays = ~_lost_rows(read)[rows[: block.num_edges]]
-                block.columns = {name: c[: block.num_edges][stays] for name, c in block.columns.items()}
-            left = drop_edges(_lost_rows(read), rows, block.offsets, block.neighbors, block.positions)
-            if left < block.num_edges:
-                used.add(SMALLER_FANOUT)
-                block.num_edges = left
-    own = lost.get(id(level.own_below))
-    if own is not None and _lost_rows(own)[need.own_rows[: need.compute.shape[0]]].any():
-        used.add(MEAN_FEATURES)
-    if id(level) in lost:  # a `features` input
-        used.add(MEAN_FEATURES)
-    return used
-
-
-def _lost_rows(read: RawRead) -> NDArray[np.bool_]:
-    lost = np.zeros(read.ids.shape[0], np.bool_)
-    lost[read.missing] = True
-    return lost
-
-
-@njit(nogil=True, cache=True)
-def drop_edges(lost, rows, offsets, neighbors, positions):  # type: ignore[no-untyped-def]
-    """Remove, in place, the edges whose source row is lost; returns the number of remaining edges."""
-    left = 0
-    first = offsets[0]
-    for i in range(offsets.shape[0] - 1):
-        last = offsets[i + 1]
-        for e in range(first, last):
-            if not lost[rows[e]]:
-                rows[left] = rows[e]
-                neighbors[left] = neighbors[e]
-                positions[left] = positions[e]
-                left += 1
-        first = last
-        offsets[i + 1] = left
-    return left

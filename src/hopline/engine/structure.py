@@ -30,7 +30,7 @@ from hopline.sampling.keyed import frozen
 from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
-    from hopline.engine.inline import InlineNodes
+    from hopline.engine.inline_features import InlineNodes
     from hopline.engine.narrow_kernels import Matrix
 
 

@@ -20,7 +20,7 @@ _DATATYPES = {"float": "FP64", "int": "INT64", "string": "BYTES"}
 
 
 def describe_artifact(spec: ModelSpec | TabularSpec) -> ModelInfo:
-    """The inputs and outputs of a loaded version of this artifact."""
+    """The inputs and outputs of a version of this artifact, which is not loaded."""
     if isinstance(spec, TabularSpec):
         wide = (-1, spec.output_dim)
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -1,7 +1,6 @@
 """Kinds of models: the folder of a version says of which kind it is, and a door has the code of each kind.
 
-Graph and tabular models are Hopline's own. Packages add kinds as entry points of the group
-`hopline.model_kinds`: name = a `ModelKind`. `docs/extending.md` shows how.
+Graph and tabular models are Hopline's own; packages add kinds (`docs/extending.md` shows how).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import msgspec
 from hopline.config.setting import did_you_mean
 from hopline.doors import Door
 from hopline.errors import ArtifactError, HoplineError
+from hopline.models.version_folder import MARKED, MARKERS
 from hopline.types import UNREADABLE, ModelInfo
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 #: Model name and version (None is the newest) -> its inputs and outputs.
 Describe: TypeAlias = Callable[[str, str | None], ModelInfo]
-
-#: File that marks a version -> its kind; the other kinds are named in model.json.
-MARKED = {"pipeline.toml": "pipeline"}
 
 MODEL_KINDS = Door(
     "hopline.model_kinds",
@@ -62,8 +59,8 @@ class ModelKind(ABC):
 
         Args:
             load: names the model and its unit, and owns what is opened for it.
-            folder: of the version; every file is as model.json says.
-            limits: of the model's serving.toml.
+            folder: of the version; every file that its model.json lists is as listed.
+            limits: of the model's serving.toml. tools: what versions of all kinds share.
 
         Raises: HoplineError: it cannot be loaded; the message says why.
         """
@@ -92,11 +89,10 @@ class _Kind(msgspec.Struct):
 
 def kind_of(folder: Path) -> str:
     """The kind of a version; "graph" for one that cannot be read: loading it says why."""
-    for name, kind in MARKED.items():
-        if (folder / name).is_file():
-            return kind
     try:
-        return msgspec.json.decode((folder / "model.json").read_bytes(), type=_Kind).kind
+        return msgspec.json.decode((folder / MARKERS[0]).read_bytes(), type=_Kind).kind
+    except FileNotFoundError:
+        return next((kind for name, kind in MARKED.items() if (folder / name).is_file()), "graph")
     except (OSError, *UNREADABLE):
         return "graph"
 
@@ -111,6 +107,8 @@ def find_kind(folder: Path) -> ModelKind:
     if isinstance(kind, ModelKind):
         return kind
     shown = f"{folder.parent.name}/{folder.name}"
+    if kind is not None:
+        raise ArtifactError(f"{shown}: the package of kind {name!r} names {kind!r}, not a ModelKind object")
     if install := MODEL_KINDS.how_to_install(name):
         raise ArtifactError(f"{shown} is a {name} model, which needs a package: {install}")
     known = MODEL_KINDS.names()

@@ -16,8 +16,10 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
 from hopline.files import check_regular
 from hopline.types import UNREADABLE
 
+#: File that makes a folder without a model.json a version -> its kind.
+MARKED = {"pipeline.toml": "pipeline"}
 #: A folder that holds one of these is a version; the first one found says what it is.
-MARKERS = ("model.json", "pipeline.toml")
+MARKERS = ("model.json", *MARKED)
 
 _LONGEST_NAME = 255
 _DIGITS = re.compile(r"(\d+)")

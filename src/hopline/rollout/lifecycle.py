@@ -93,15 +93,16 @@ class Lifecycle:
         self._clock = clock or fleet.now
         self._rollouts = RolloutJudge(metrics, recorders, fleet, self._state.is_confirmed)
         self._recent = RecentRequests(recorders)
+        self.loaded = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
         self._watch: SnapshotWatch | None = None
         if config.snapshots.poll_s:
             fleet.wants_lead = True
+            calls = lambda: self.loaded.state.models, self.begin, self.unload
             self._watch = SnapshotWatch(
-                config, self, loader.tools.inputs.snapshots, fleet.leads, metrics, self._clock
+                config, *calls, loader.tools.inputs.snapshots, fleet.leads, metrics, self._clock
             )
         self._watching: asyncio.Task[None] | None = None
         self._limit = LoadLimit(MAX_LOADS)
-        self.loaded = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
 
     # Life
 

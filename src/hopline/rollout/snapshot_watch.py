@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -31,9 +30,6 @@ from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import ModelState
 from hopline.snapshots.manifest import Pointer, SnapshotManifest
 
-if TYPE_CHECKING:
-    from hopline.rollout.lifecycle import Lifecycle
-
 log = logging.getLogger(__name__)
 
 #: Seconds between tries of a snapshot that cannot be loaded, at most.
@@ -45,7 +41,7 @@ class SnapshotWatch:
 
     Args:
         config: `snapshots`.
-        lifecycle: begins rollouts and unloads.
+        models: the state of each model. begin, unload: as in `Lifecycle`.
         snapshots: of the server's own address.
         leads: whether this worker decides for all.
         metrics: of the server.
@@ -57,7 +53,9 @@ class SnapshotWatch:
     def __init__(
         self,
         config: Config,
-        lifecycle: Lifecycle,
+        models: Callable[[], Mapping[str, ModelState]],
+        begin: Callable[[RolloutRequest], Awaitable[object]],
+        unload: Callable[[str, str], Awaitable[None]],
         snapshots: HostSnapshots,
         leads: Callable[[], bool],
         metrics: Metrics,
@@ -65,7 +63,7 @@ class SnapshotWatch:
     ) -> None:
         self._settings = config.snapshots
         self._reads_store = bool(config.features.store)
-        self._lifecycle = lifecycle
+        self._models, self._begin, self._unload = models, begin, unload
         self._snapshots = snapshots
         self._leads = leads
         self._clock = clock
@@ -93,7 +91,7 @@ class SnapshotWatch:
 
     async def look(self) -> None:
         """Read the pointer once, and begin what is due."""
-        models = self._lifecycle.loaded.state.models
+        models = self._models()
         if not self._leads():
             for name in models:
                 self._behind(name).set(0)
@@ -125,7 +123,7 @@ class SnapshotWatch:
                 return
             await self._make_room(name, state, serving, unit)
             log.info("%s: rolling out snapshot %s %s", name, pointer.snapshot, manifest.name)
-            await self._lifecycle.begin(self._request(name, unit))
+            await self._begin(self._request(name, unit))
             self._followed[name, unit.id] = pointer.published
         except (Conflict, StoreUnavailable):
             return  # a person was faster, or nothing can be changed now
@@ -168,7 +166,7 @@ class SnapshotWatch:
         for unit in state.units:
             if is_on(unit, self._snapshots.base) and unit.graph not in (serving.graph, candidate.graph):
                 log.info("%s: unloading %s, which is on an older snapshot", name, unit.id)
-                await self._lifecycle.unload(name, unit.id)
+                await self._unload(name, unit.id)
 
     def _is_decided(self, name: str, state: ModelState, unit: Unit, pointer: Pointer) -> bool:
         """True if a rollout of this snapshot has ended, and the pointer did not move since."""

@@ -1,8 +1,8 @@
 """Answers of one connection that its client has not taken: counted, sent in pieces, limited in time.
 
         answer ──▸ outbox ── a piece at a time ──▸ transport ──▸ client
-                    │ counts in server.max_pending_bytes
-                    └ closed if the client takes too little within server.read_timeout_s
+                    │ counts in the budget
+                    └ closed if the client takes too little within the time limit
 
 An event loop's transport accepts any number of bytes. Over TLS it encrypts them immediately, and hides
 how many the socket still holds. So a large answer stays here, and the transport gets pieces.

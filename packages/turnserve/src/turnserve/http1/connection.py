@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection on the event loop: reads requests, calls the application, writes responses.
 
-A handler returns a response or a `Pending`. Closing the connection cancels a `Pending`. This replaces
-uvicorn's ASGI cycle: that cycle alone (a scope, a task and two awaited sends per request) costs more than a
-lookup, see `benchmarks/transports.py`.
+A handler returns a response or a `Pending`. Closing the connection cancels a `Pending`. There is no
+ASGI cycle: a scope, a task and two awaited sends per request cost more than a look-up.
 
     bytes ──▸ RequestReader ──▸ Backlog ──▸ handler ──▸ Outbox ──▸ bytes
               parses, limits    in order,               what the client

@@ -21,7 +21,7 @@ class Spinner:
     """Waits awake for the next request after an answer.
 
     An idle loop sleeps, and waking it needs longer than answering a lookup. With one client that sends its
-    next request after each answer, that was half of the time of each answer (log/). Waiting awake is
+    next request after each answer, that was half of the time of each answer. Waiting awake is
     only worth its CPU time if a request comes. After each wait without a request, more answers pass before
     the next wait, as in hypervisors before they halt a processor (KVM's adaptive halt polling).
 
