@@ -38,7 +38,8 @@ def expressions():
 
 def declared():
     """Names of all metrics that some file of the source declares."""
-    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    folders = ROOT / "src", *ROOT.glob("packages/*/src")
+    source = "".join(file.read_text() for each in folders for file in each.rglob("*.py"))
     return set(re.findall(r'"(hopline_[a-z0-9_]+)"', source))
 
 
