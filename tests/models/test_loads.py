@@ -16,7 +16,7 @@ from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, Mo
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
-from hopline.models import loader, model_inputs
+from hopline.models import artifact_kinds, graph_version, model_inputs
 from hopline.rollout import state
 from hopline.rollout.rollout import RolloutRequest
 from hopline.types import ScoreRequest
@@ -152,8 +152,8 @@ async def test_the_loop_reads_and_writes_no_files_while_it_serves(root, workers,
     watched(os, "fsync")
     watched(fcntl, "flock")
     watched(state.msgspec.json, "format")
-    watched(loader, "read_artifact")
-    watched(loader, "load_model")
+    watched(artifact_kinds, "read_artifact")
+    watched(graph_version, "load_model")
     watched(model_inputs, "prefault")
     watched(Graph, "open")
     zoo.homogeneous(2).save(root / "later")
