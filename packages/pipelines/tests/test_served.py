@@ -20,7 +20,7 @@ from hopline.models.repositories import open_repository
 from hopline.transports.oip import answer_parameters, tensors_from_result
 from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest
-from hopline_pipelines.check import nobody
+from hopline_pipelines.check import no_models
 from tests import loaded_units_rig
 from tests.engine import zoo
 from tests.packaging.conftest import _one_thread_and_one_seed, _operators_parsed_once  # noqa: F401
@@ -206,7 +206,7 @@ score = "other.score"
     with pytest.raises(ModelNotFound, match="no model 'c'"):
         offline.describe("c", None)
     with pytest.raises(ModelNotFound):
-        nobody("a", None)
+        no_models("a", None)
 
 
 def test_what_others_are_made_of_is_loaded_first(tmp_path):

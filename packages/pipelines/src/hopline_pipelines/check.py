@@ -37,7 +37,7 @@ from hopline_pipelines.step import Step, StepHead
 from hopline_pipelines.values import ValueType, shape_in_words
 
 
-def nobody(model: str, version: str | None) -> NoReturn:
+def no_models(model: str, version: str | None) -> NoReturn:
     """Replaces a resolver in a check, which requests nothing.
 
     Raises: ModelNotFound: always.

@@ -43,7 +43,7 @@ def check(
     token: Token = None,
 ) -> None:
     """Check that a server could load the pipeline: names, cycles, types and shapes of all steps."""
-    from hopline_pipelines.check import check_pipeline, nobody
+    from hopline_pipelines.check import check_pipeline, no_models
     from hopline_pipelines.plan import info_of
 
     if repository is not None and url is not None:
@@ -51,7 +51,7 @@ def check(
     spec = read_pipeline(file)
     try:
         describe = _in_repository(repository) if repository is not None else _at(url, api_key, token)
-        plan = check_pipeline(spec, describe, nobody)
+        plan = check_pipeline(spec, describe, no_models)
     except PipelineInvalid as error:
         for problem in error.problems or [str(error)]:
             typer.secho(f"error: {problem}", fg="red", err=True)
