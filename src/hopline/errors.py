@@ -93,8 +93,7 @@ def public_text(text: str) -> str:
     """Shorten an error text, and each value in it, before it is sent to a caller."""
     if len(text) <= MAX_QUOTED:
         return text
-    if len(text) > 8 * MAX_TEXT:
-        text = text[: 4 * MAX_TEXT] + text[-4 * MAX_TEXT :]
+    text = text if len(text) <= 8 * MAX_TEXT else text[: 4 * MAX_TEXT] + text[-4 * MAX_TEXT :]
     return _cut(short_values(text), MAX_TEXT)
 
 
@@ -131,6 +130,18 @@ class _MayPass(Exception):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class _Differs(Exception):
+    """An error about two descriptions that differ.
+
+    Attributes:
+        differences: one sentence for each difference.
+    """
+
+    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
 
 
 class BadRequest(HoplineError, ValueError):
@@ -320,18 +331,10 @@ class ArtifactCorrupted(ArtifactError):
     code = "artifact_corrupted"
 
 
-class SchemaMismatch(ArtifactError):
-    """The model was packaged for another graph schema.
-
-    Attributes:
-        differences: one sentence for each difference.
-    """
+class SchemaMismatch(_Differs, ArtifactError):
+    """The model was packaged for another graph schema."""
 
     code = "schema_mismatch"
-
-    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.differences = tuple(differences)
 
 
 class PipelineInvalid(ArtifactError):
@@ -426,18 +429,10 @@ class BatchError(HoplineError, RuntimeError):
     code = "batch_error"
 
 
-class RunMismatch(BatchError, ValueError):
-    """The work folder belongs to another run.
-
-    Attributes:
-        differences: one sentence for each difference.
-    """
+class RunMismatch(_Differs, BatchError, ValueError):
+    """The work folder belongs to another run."""
 
     code = "run_mismatch"
-
-    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.differences = tuple(differences)
 
 
 class SinkError(BatchError):
@@ -492,3 +487,8 @@ class RuntimeFailure(HoplineError, RuntimeError):
     """The model's runtime failed on a request that was valid."""
 
     code = "runtime_failure"
+
+
+_ALL = [each for each in globals().values() if isinstance(each, type) and issubclass(each, HoplineError)]
+#: Code -> class, of the classes in this file: subclasses of other packages are none of a server's answers.
+BY_CODE: dict[str, type[HoplineError]] = {each.code: each for each in _ALL}

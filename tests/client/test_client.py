@@ -20,7 +20,7 @@ import pytest
 
 import hopline
 from hopline import errors
-from hopline.client.wire import _BY_CODE, read_error, read_json, read_result, score_body
+from hopline.client.wire import read_error, read_json, read_result, score_body
 from hopline.types import InlineNode
 from tests.servers import RunningServer, running
 
@@ -472,12 +472,25 @@ def test_a_forked_process_has_connections_of_its_own(kind: str) -> None:
 
 
 def test_every_code_has_its_class() -> None:
-    for code, kind in _BY_CODE.items():
+    for code, kind in errors.BY_CODE.items():
         body = json.dumps({"error": {"code": code, "message": "text"}}).encode()
         assert type(read_error(500, body)) is kind
     assert type(read_error(404, b'{"error":{"code":"not_found","message":"x"}}')) is errors.BadRequest
     assert type(read_error(502, b"<html>bad gateway")) is errors.Unavailable
     assert type(read_error(500, b"\xff")) is errors.HoplineError
+
+
+def test_a_subclass_of_another_package_is_no_answer_of_a_server() -> None:
+    code = """
+from hopline import errors
+class Wrong(errors.BadRequest):
+    def __init__(self, first, second):
+        pass
+from hopline.client.wire import read_error
+print(type(read_error(400, b'{"error":{"code":"bad_request","message":"x"}}')).__name__)
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert printed == "BadRequest\n"
 
 
 @pytest.mark.parametrize("outputs", [{"a": [1, [2.0, 3.0]]}, {"label": [2**70]}, {"a": [{"b": 1}]}])

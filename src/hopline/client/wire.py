@@ -277,7 +277,7 @@ def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineErr
     except (*UNREADABLE, KeyError):
         text = f"HTTP {status}: {content[:200].decode(errors='replace')}"
         return errors.Unavailable(text) if status in (502, 503, 504) else errors.HoplineError(text)
-    kind = _BY_CODE.get(failure.code)
+    kind = errors.BY_CODE.get(failure.code)
     if kind is None:
         kind = errors.BadRequest if 400 <= status < 500 else errors.HoplineError
     if kind is errors.NodeNotFound:
@@ -288,15 +288,6 @@ def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineErr
     if issubclass(kind, passing) and failure.retry_after_s is not None:
         return kind(failure.message, failure.retry_after_s)
     return kind(failure.message)
-
-
-def _all_errors(base: type[errors.HoplineError]) -> Iterable[type[errors.HoplineError]]:
-    yield base
-    for child in base.__subclasses__():
-        yield from _all_errors(child)
-
-
-_BY_CODE = {kind.code: kind for kind in _all_errors(errors.HoplineError)}
 
 
 def _options(options: ScoreOptions) -> dict[str, Any]:

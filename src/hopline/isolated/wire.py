@@ -17,14 +17,13 @@ their attributes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Any, get_origin
 
 import msgspec
 import numpy as np
 
 from hopline.answering.outcome_counts import OutcomeCounts
-from hopline.errors import HoplineError, RuntimeFailure
+from hopline.errors import BY_CODE, HoplineError, RuntimeFailure
 from hopline.process.wire import Wire
 from hopline.request_fields import FIELDS
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
@@ -233,7 +232,7 @@ def pack_error(error: HoplineError) -> list[Any]:
 def unpack_error(packed: list[Any]) -> HoplineError:
     """The error again: of the same class, with all its attributes."""
     name, text, attributes = packed
-    kind = next((each for each in _kinds(HoplineError) if each.__name__ == name), None)
+    kind = next((each for each in BY_CODE.values() if each.__name__ == name), None)
     if kind is None:
         return RuntimeFailure(f"{name}: {text}")
     error = kind.__new__(kind)
@@ -241,12 +240,6 @@ def unpack_error(packed: list[Any]) -> HoplineError:
     for key, value in attributes.items():
         setattr(error, key, tuple(value) if isinstance(value, list) else value)
     return error
-
-
-def _kinds(base: type[HoplineError]) -> Iterator[type[HoplineError]]:
-    yield base
-    for child in base.__subclasses__():
-        yield from _kinds(child)
 
 
 def num_items(request: ScoreRequest) -> int:

@@ -159,7 +159,7 @@ def failed(number: int, error: errors.HoplineError) -> Failed:
 
 def raised(failure: Failed) -> errors.HoplineError:
     """The error that was sent; of the base class if its class is unknown."""
-    error = _CLASSES.get(failure.code, errors.HoplineError)(failure.text)
+    error = errors.BY_CODE.get(failure.code, errors.HoplineError)(failure.text)
     if failure.retry_after_s and hasattr(error, "retry_after_s"):
         error.retry_after_s = failure.retry_after_s
     return error
@@ -177,14 +177,3 @@ def unpack_ids(data: bytes | list[str]) -> Ids:
     if len(data) % 8:
         raise WireError(f"{len(data)} bytes are not int64 ids")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
-
-
-def _all(base: type[errors.HoplineError]) -> dict[str, type[errors.HoplineError]]:
-    found = {base.code: base}
-    for below in base.__subclasses__():
-        if below.__module__ == errors.__name__:  # other errors are sent as their base class
-            found |= _all(below)
-    return found
-
-
-_CLASSES = _all(errors.HoplineError)

@@ -44,13 +44,7 @@ _SHORTEST_DAYS = 3
 
 def codes(*kinds: type[HoplineError]) -> frozenset[str]:
     """Codes of these errors and their subclasses, which are the outcomes in metrics."""
-    found = set()
-    waiting = list(kinds)
-    while waiting:
-        kind = waiting.pop()
-        found.add(kind.code)
-        waiting += kind.__subclasses__()
-    return frozenset(found)
+    return frozenset(code for code, kind in errors.BY_CODE.items() if issubclass(kind, kinds))
 
 
 #: Outcomes caused by the caller; objectives exclude them.
