@@ -384,6 +384,9 @@ class _Writer:
         signature = self._signature
         arguments = signature.arguments + "".join(f", {name}" for name in self._takes)
         forward = "\n".join([*signature.lines.split("\n"), *(pair[which] for pair in self._forward)])
+        declared = "global CALLS\n"  # once, before its first use
+        if declared in forward:
+            forward = declared + forward.replace(declared, "")
         init = "\n".join(["super().__init__()", *self._init])
         body = (
             "\n\nclass Net(nn.Module):\n    def __init__(self):\n"

@@ -49,6 +49,11 @@ def test_a_seed_writes_the_same_module_again():
     assert [write_case(seed) for seed in range(20)] == [write_case(seed) for seed in range(20)]
 
 
+@pytest.mark.parametrize("seed", [901_086])  # one trick twice
+def test_tricks_that_are_drawn_together_are_source_that_compiles(seed):
+    compile(write_case(seed).source, "case.py", "exec")
+
+
 def test_every_trick_is_source_that_runs(tmp_path):
     places, failed = {}, []
     for kind, name in ALL_TRICKS:
