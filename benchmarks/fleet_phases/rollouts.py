@@ -47,7 +47,7 @@ def build(repository: Path) -> dict[str, float]:
     import pandas as pd
     from sklearn.linear_model import LogisticRegression
 
-    from hopline.packaging.tabular.packager import package_tabular
+    from hopline_tabular.packaging.packager import package_tabular
 
     rng = np.random.default_rng(7)
     names = ["amount", "age", "visits"]

@@ -17,8 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from hopline.artifact import TabularSpec, read_artifact, write_spec
-from hopline.runtimes.tabular import TabularModel
+from hopline.artifact import write_spec
+from hopline_tabular.model import TabularModel
+from hopline_tabular.spec import TabularSpec, read_tabular
 
 Fault = Literal["none", "errors", "slow", "shifted"]
 #: A request that fails has more than this in the first column of numbers; warm-up's made-up rows do not.
@@ -39,8 +40,7 @@ def write(model_folder: Path, version: str, new: str, fault: Fault, added_s: flo
     folder = model_folder / new
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(model_folder / version, folder)
-    spec = read_artifact(folder)
-    assert isinstance(spec, TabularSpec)
+    spec = read_tabular(folder)
     file = folder / spec.file
     original = onnx.load(file)
 

@@ -27,7 +27,8 @@ from benchmarks import load
 from benchmarks.lifecycle_phases import open_loop
 from benchmarks.lifecycle_phases.server import hopline
 from benchmarks.machine import stolen_s
-from hopline.artifact import TabularSpec, read_artifact, write_spec
+from hopline.artifact import write_spec
+from hopline_tabular.spec import read_tabular
 
 NUM_GOOD = 8
 RATE, FLOOD, FAULTY_RATE = 400.0, 2000.0, 20.0
@@ -140,8 +141,7 @@ def _ten(repository: Path, model: str) -> Path:
     for name in (*(f"good{n}" for n in range(NUM_GOOD)), *_SERVING):
         version = folder / name / "1"
         shutil.copytree(repository / model / "1", version)
-        spec = read_artifact(version)
-        assert isinstance(spec, TabularSpec)
+        spec = read_tabular(version)
         write_spec(version, msgspec.structs.replace(spec, name=name))
         if name in _SERVING:
             (folder / name / "serving.toml").write_text(_SERVING[name])

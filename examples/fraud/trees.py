@@ -19,7 +19,7 @@ from xgboost import XGBClassifier
 import hopline
 from examples.fraud.rules import rules_on
 from examples.fraud.transactions import Transactions
-from hopline.packaging import TabularReport
+from hopline_tabular.packaging import TabularReport
 
 MODEL, PIPELINE = "fraud_trees", "fraud"
 AMOUNTS = ["amount", "amount_24h"]

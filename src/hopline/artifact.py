@@ -1,8 +1,7 @@
 """The packaged model on disk: `<repository>/<model>/<version>/model.json` and its files.
 
-Knows the format, nothing of torch or ONNX: written by `packaging`, read by `engine` and `runtimes`. There
-are two kinds: graph models (`ModelSpec`), and tabular models (`TabularSpec`, `kind` "tabular" in
-model.json), with one ONNX file over columns.
+Knows the format, nothing of torch or ONNX: written by `packaging`, read by `engine` and `runtimes`. Each
+kind of model has a struct for its model.json; here is that of graph models (`ModelSpec`).
 
 A graph model has `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
 level l the state after layer l. Each level has one `Stage` for each node type with a state at that level.
@@ -62,12 +61,13 @@ attributes of that edge are the mean or sum of the other edges' attributes, or `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from hopline.doors import NAMES
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
@@ -78,10 +78,6 @@ ATTENTION_FORMAT = 2
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
-
-#: Represents a missing string in a tabular model's tensors and fitted categories: a private-use
-#: character distinguishes it from real text.
-NULL_STRING = "\ue000null"
 
 Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
 InputKind = Literal[
@@ -301,72 +297,38 @@ class ModelSpec(msgspec.Struct, frozen=True):
         """Number of neighbours sampled by layer `layer` (1-based, input-most first) along `edge_type`."""
         return self.fanouts[edge_type][self.num_layers - layer]
 
+    def files_read(self, folder: Path) -> set[str]:
+        """Paths inside the folder of the files that serving it reads."""
+        stages = [stage for stages in self.levels for stage in stages.values()]
+        named = {self.head.file, self.whole_file, *(stage.file for stage in stages)}
+        named |= {stage.query or None for stage in stages}
+        if self.runtime == "torch":
+            named |= {"whole.json", *(path.name for path in folder.glob("compiled.*"))}
+        for structure in {stage.structure for stage in stages if stage.structure}:
+            named |= {path.relative_to(folder).as_posix() for path in folder.glob(f"{structure}/*")}
+        return {name for name in named if name is not None}
+
     @property
     def reach(self) -> int:
         """Hops from a node beyond which nothing changes its final state; a structure row counts as one."""
         return self.num_layers + any(stage.structure for stages in self.levels for stage in stages.values())
 
 
-class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One input column of a tabular model.
+class Spec(Protocol):
+    """The fields that model.json has for every kind; `ModelSpec` describes them."""
 
-    Attributes:
-        dtype: `float` for numbers, `int` for integers, `string` for text.
-        nullable: values may be missing (null, None, NaN).
-        default: replaces the column if a request omits it; None: the column is required.
-        values: the only valid values, if the fitted preprocessing accepts no others; else empty.
-    """
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def version(self) -> str: ...  # noqa: D102
+    @property
+    def files(self) -> dict[str, str]: ...  # noqa: D102
 
-    name: str
-    dtype: Literal["float", "int", "string"]
-    nullable: bool = False
-    default: float | int | str | None = None
-    values: tuple[int | float | str, ...] = ()
+    def files_read(self, folder: Path) -> set[str]:
+        """Paths inside the folder of the files that serving it reads."""
 
 
-class TabularSpec(msgspec.Struct, frozen=True):
-    """The content of a tabular model's model.json.
-
-    The ONNX file has inputs `numbers` float64 [n, numeric columns] (NaN where missing) and `strings` [n,
-    string columns] (`NULL_STRING` where missing), each in the order of `columns`; an input without columns
-    is omitted. It returns `probabilities` float32, [n] of the second class for task `binary` and [n,
-    classes] for `multiclass`; for `regression` `logits` float32 [n, targets].
-
-    Attributes:
-        name, version: as in the folder's path.
-        columns: in the order of the fitted estimator.
-        outputs: outputs that requests can select.
-        classes: class names, in the order of probabilities and labels.
-        min_rows: smallest number of rows of a call with the same arithmetic; smaller calls are padded.
-        opset, ml_opset: opset versions of the domains ai.onnx and ai.onnx.ml.
-        preprocessing: identity of the fitted preprocessing: hex sha256 of the columns and of the ONNX form
-            of all steps before the last one.
-        preprocess_file: that ONNX form, output `features`; None if there is no such step.
-        output_dim: columns of `logits`, or number of classes.
-        files, parity, producer: as in `ModelSpec`.
-    """
-
-    name: str
-    version: str
-    task: Literal["binary", "multiclass", "regression"]
-    columns: tuple[Column, ...]
-    outputs: tuple[str, ...]
-    output_dim: int
-    kind: Literal["tabular"] = "tabular"
-    format: int = 1
-    classes: tuple[str, ...] = ()
-    file: str = "model.onnx"
-    preprocess_file: str | None = None
-    min_rows: int = 1
-    opset: int = 0
-    ml_opset: int = 0
-    preprocessing: str = ""
-    files: dict[str, str] = {}
-    parity: dict[str, object] = {}
-    producer: dict[str, str] = {}
-
-
-SpecT = TypeVar("SpecT", ModelSpec, TabularSpec)
+SpecT = TypeVar("SpecT", bound=Spec)
 
 
 class _Kind(msgspec.Struct):
@@ -381,10 +343,12 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise PackagingError(f"{name}: {value!r} is not one of {listed}")
 
 
-def check_spec(spec: ModelSpec | TabularSpec) -> None:
-    """Check that `read_artifact` would read what `write_spec` would write.
+def write_spec(folder: Path, spec: SpecT) -> SpecT:
+    """Hash every file below `folder`, write model.json and return the spec as written.
 
-    Raises: PackagingError: it would not; the message names the field and its valid values.
+    Raises:
+        PackagingError: `read_artifact` would not read it, or a named file is missing; nothing is written.
+            The message names the field and its valid values.
     """
     for field, hint in get_type_hints(type(spec)).items():
         if get_origin(hint) is Literal:
@@ -393,24 +357,16 @@ def check_spec(spec: ModelSpec | TabularSpec) -> None:
         msgspec.json.decode(msgspec.json.encode(spec), type=type(spec))
     except (msgspec.MsgspecError, TypeError) as error:
         raise PackagingError(f"{spec.name}/{spec.version}: cannot be written: {error}") from None
-
-
-def write_spec(folder: Path, spec: SpecT) -> SpecT:
-    """Hash every file below `folder`, write model.json and return the spec as written.
-
-    Raises: PackagingError: see `check_spec`, or a named file is missing; nothing is written.
-    """
-    check_spec(spec)
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "model.json"
     }
-    for name in sorted(_read_files(folder, spec) - files.keys()):
+    for name in sorted(spec.files_read(folder) - files.keys()):
         raise PackagingError(f"{spec.name}/{spec.version}: cannot be written: no file {folder / name}")
-    spec = msgspec.structs.replace(spec, files=files)
-    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
-    return spec
+    written: SpecT = msgspec.structs.replace(cast(Any, spec), files=files)
+    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
+    return written
 
 
 def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
@@ -421,24 +377,22 @@ def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
         verify: compare the sha256 of every file.
 
     Raises:
-        ArtifactError: model.json is missing, malformed, of a newer format, or of a tabular model.
-        ArtifactCorrupted: a file is missing or changed.
+        ArtifactError, ArtifactCorrupted: as `read_artifact`.
     """
-    spec = read_artifact(folder, verify=verify)
-    if isinstance(spec, TabularSpec):
-        raise ArtifactError(f"{folder}: is a tabular model; a graph model is needed")
-    return spec
+    return read_artifact(folder, ModelSpec, "graph", verify=verify)
 
 
-def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSpec:
-    """Read and check an artifact of either kind.
+def read_artifact(folder: Path, spec_type: type[SpecT], kind: str, *, verify: bool = True) -> SpecT:
+    """Read and check an artifact.
 
     Args:
         folder: `<repository>/<model>/<version>`.
+        spec_type: its model.json.
+        kind: of the model, as model.json names it.
         verify: compare the sha256 of every file.
 
     Raises:
-        ArtifactError: model.json is missing, malformed, of an unknown kind or of a newer format.
+        ArtifactError: model.json is missing, malformed, of another kind or of a newer format.
         ArtifactCorrupted: a file is missing or changed, or is read and not hashed.
     """
     path = folder / "model.json"
@@ -450,51 +404,46 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
                 f"{path}: format {found.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
                 "upgrade hopline"
             )
-        kind = found.kind
-        if kind not in ("graph", "tabular"):
-            raise ArtifactError(f"{path}: kind {kind!r} is unknown here; 'graph' or 'tabular' is needed")
-        spec: ModelSpec | TabularSpec
-        if kind == "tabular":
-            spec = msgspec.json.decode(content, type=TabularSpec)
-        else:
-            spec = msgspec.json.decode(content, type=ModelSpec)
+        if found.kind != kind:
+            raise ArtifactError(f"{folder} is a {found.kind} model; a {kind} model is needed")
+        spec = msgspec.json.decode(content, type=spec_type)
     except FileNotFoundError:
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
     except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
-    for name in sorted(_read_files(folder, spec) - spec.files.keys()):
+    for name in sorted(spec.files_read(folder) - spec.files.keys()):
         raise ArtifactCorrupted(
             f"{folder / name}: this model reads it, and model.json has no sha256 of it; package again"
         )
     if verify:
-        for name, expected in spec.files.items():
-            file = folder / name
-            if not file.is_file():
-                raise ArtifactCorrupted(f"{file}: listed in model.json but missing; package again")
-            actual = sha256_of(file)
-            if actual != expected:
-                raise ArtifactCorrupted(
-                    f"{file}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
-                    "copy the artifact again or package again"
-                )
+        check_files(folder, spec.files)
     return spec
 
 
-def _read_files(folder: Path, spec: ModelSpec | TabularSpec) -> set[str]:
-    """Paths inside an artifact of the files that serving it reads."""
-    if isinstance(spec, TabularSpec):
-        return {name for name in (spec.file, spec.preprocess_file) if name is not None}
-    stages = [stage for stages in spec.levels for stage in stages.values()]
-    named = {spec.head.file, spec.whole_file, *(stage.file for stage in stages)}
-    named |= {stage.query or None for stage in stages}
-    if spec.runtime == "torch":
-        named |= {"whole.json", *(path.name for path in folder.glob("compiled.*"))}
-    for structure in {stage.structure for stage in stages if stage.structure}:
-        named |= {path.relative_to(folder).as_posix() for path in folder.glob(f"{structure}/*")}
-    return {name for name in named if name is not None}
+def check_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Compare the sha256 of every file of an artifact.
+
+    Raises: ArtifactCorrupted: one is missing or changed.
+    """
+    for name, expected in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise ArtifactCorrupted(f"{file}: listed in model.json but missing; package again")
+        actual = sha256_of(file)
+        if actual != expected:
+            raise ArtifactCorrupted(
+                f"{file}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
+                "copy the artifact again or package again"
+            )
 
 
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Column":  # of tabular models; another package brings it
+        return NAMES.require(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

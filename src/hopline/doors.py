@@ -44,6 +44,20 @@ class Door:
         point = self.installed().get(name)
         return None if point is None else point.load()
 
+    def require(self, name: str) -> Any:
+        """The object of a name.
+
+        Raises: ModuleNotFoundError: the message says how to install what is missing.
+        """
+        install = self.how_to_install(name)
+        try:
+            found = self.find(name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{name} needs {error.name}: {install}", name=error.name) from error
+        if found is None:
+            raise ModuleNotFoundError(f"{name} needs a package: {install}")
+        return found
+
     def installed(self) -> dict[str, EntryPoint]:
         """Names that other packages add; nothing is imported."""
         from importlib.metadata import entry_points  # slow, and most commands need none
@@ -57,3 +71,12 @@ class Door:
     def how_to_install(self, name: str) -> str:
         """The command that installs a name's package; "" for a name that no known package has."""
         return f"pip install {self.packages[name]}" if name in self.packages else ""
+
+
+#: Public names of Hopline, and options of its commands, that another package brings.
+NAMES = Door(
+    "hopline.names",
+    packages=dict.fromkeys(
+        ("Column", "TabularReport", "package_file", "package_tabular"), "'hopline[tabular]'"
+    ),
+)

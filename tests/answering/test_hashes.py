@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hopline.answering.hashes import graph_model_hashes, tabular_model_hashes
-from hopline.artifact import Column, Head, ModelSpec, Stage, StageInput, TabularSpec
+from hopline.answering.hashes import graph_model_hashes
+from hopline.artifact import Head, ModelSpec, Stage, StageInput
+from hopline_tabular.spec import Column, TabularSpec, model_hashes
 
 NODE = Stage(
     8, "layers/1.node.onnx", (StageInput("r", "reduce", edge_type="node__to__node", reduce="mean"),)
@@ -58,9 +59,7 @@ def test_graph_models_that_compute_differently_have_different_artifact_hashes(ot
 
 def test_the_default_of_a_column_is_part_of_a_tabular_model() -> None:
     other = msgspec.structs.replace(TABULAR_MODEL, columns=(Column("amount", "float", default=1.0),))
-    assert (
-        tabular_model_hashes(other)["artifact_hash"] != tabular_model_hashes(TABULAR_MODEL)["artifact_hash"]
-    )
+    assert model_hashes(other)["artifact_hash"] != model_hashes(TABULAR_MODEL)["artifact_hash"]
 
 
 def test_names_and_measurements_change_no_hash() -> None:
@@ -68,6 +67,4 @@ def test_names_and_measurements_change_no_hash() -> None:
     assert graph_model_hashes(msgspec.structs.replace(GRAPH_MODEL, **about)) == graph_model_hashes(
         GRAPH_MODEL
     )
-    assert tabular_model_hashes(msgspec.structs.replace(TABULAR_MODEL, **about)) == tabular_model_hashes(
-        TABULAR_MODEL
-    )
+    assert model_hashes(msgspec.structs.replace(TABULAR_MODEL, **about)) == model_hashes(TABULAR_MODEL)

@@ -16,7 +16,7 @@ from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, Mo
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
-from hopline.models import artifact_kinds, graph_version, model_inputs
+from hopline.models import graph_kind, graph_version, model_inputs
 from hopline.rollout import state
 from hopline.rollout.rollout import RolloutRequest
 from hopline.types import ScoreRequest
@@ -152,7 +152,7 @@ async def test_the_loop_reads_and_writes_no_files_while_it_serves(root, workers,
     watched(os, "fsync")
     watched(fcntl, "flock")
     watched(state.msgspec.json, "format")
-    watched(artifact_kinds, "read_artifact")
+    watched(graph_kind, "read_spec")
     watched(graph_version, "load_model")
     watched(model_inputs, "prefault")
     watched(Graph, "open")
@@ -160,7 +160,7 @@ async def test_the_loop_reads_and_writes_no_files_while_it_serves(root, workers,
     called.clear()
     await workers[0].load("sage", "2", graph=str(root / "later"))
     await workers[1].unload("sage", "1")
-    assert {name for name, _ in called} >= {"fsync", "flock", "read_artifact", "load_model", "open"}
+    assert {name for name, _ in called} >= {"fsync", "flock", "read_spec", "load_model", "open"}
     assert [name for name, on_loop in called if on_loop] == []
 
 

@@ -17,7 +17,7 @@ from hopline.errors import (
     RuntimeFailure,
 )
 from hopline.memory.arena import create_shared
-from hopline.models.artifact_kinds import GraphKind
+from hopline.models.graph_kind import GraphKind
 from hopline.models.model_inputs import SharedInputs
 from hopline.service import Service
 from hopline.types import ScoreRequest

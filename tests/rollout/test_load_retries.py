@@ -15,7 +15,7 @@ from hopline.errors import (
     RepositoryUnavailable,
 )
 from hopline.models import graph_version
-from hopline.models.artifact_kinds import GraphKind
+from hopline.models.graph_kind import GraphKind
 from hopline.models.load import Load
 from hopline.models.model_inputs import SharedInputs
 from hopline.observe.metrics import Metrics

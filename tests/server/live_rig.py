@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from hopline.artifact import read_artifact
+from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.graph import Graph
@@ -116,7 +116,7 @@ class World:
     def wanted(self, model: str, **asked: Any) -> dict[str, np.ndarray]:
         """What a server on `fresh` answers."""
         folder = self.repository / model / "1"
-        spec = read_artifact(folder)
+        spec = read_spec(folder)
         names = ("probabilities",) if "pairs" in asked else OUTPUTS
         answerer = Answerer(load_model(folder, spec, self.fresh()), names, 1000)
         (result,) = answerer.answer([ScoreRequest(model, outputs=names, **asked)])

@@ -54,7 +54,7 @@ decision = "decision.decision"
 @pytest.fixture(scope="module")
 def fraud(tmp_path_factory, _operators_parsed_once):  # noqa: F811
     """A repository with a graph model, trees on its embeddings, and the pipeline; and the fitted trees."""
-    from hopline.packaging import package, package_tabular
+    from hopline import package, package_tabular
 
     root = tmp_path_factory.mktemp("fraud")
     graph = zoo.homogeneous(1).save(root / "graph")

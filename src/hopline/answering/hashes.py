@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.artifact import ModelSpec, TabularSpec
+from hopline.artifact import ModelSpec, Spec
 
 _DIGITS = 16
 #: Fields of model.json on which no answer depends.
@@ -46,30 +46,13 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
         "salt": spec.salt,
     }
     return {
-        "artifact_hash": _content(spec),
+        "artifact_hash": content_hash(spec),
         "preprocessing_hash": hash_of([sampling, stages]),
         "feature_schema_hash": hash_of(_features(spec.graph_schema)),
     }
 
 
-def tabular_model_hashes(spec: TabularSpec) -> dict[str, str]:
-    """The three hashes of a tabular model.
-
-    preprocessing_hash: of all steps before the last one. feature_schema_hash: names, order, types and
-    defaults of the columns.
-    """
-    columns = [
-        [column.name, column.dtype, column.nullable, column.default, list(column.values)]
-        for column in spec.columns
-    ]
-    return {
-        "artifact_hash": _content(spec),
-        "preprocessing_hash": spec.preprocessing[:_DIGITS],
-        "feature_schema_hash": hash_of(columns),
-    }
-
-
-def _content(spec: ModelSpec | TabularSpec) -> str:
+def content_hash(spec: Spec) -> str:
     """The hash of all that decides what a version answers."""
     fields = msgspec.to_builtins(spec)
     return hash_of({name: value for name, value in fields.items() if name not in _ABOUT})

@@ -33,7 +33,7 @@ def import_model(
 
     An estimator is unpickled, which runs code in the file: import only from registries that you trust.
     """
-    from hopline.packaging.mlflow import import_from_mlflow
+    from hopline.models.mlflow import import_from_mlflow
 
     console = Screen()
     with console.status(f"importing {reference}"):

@@ -5,17 +5,17 @@ With `--sklearn`, of a fitted estimator with sample rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from hopline.artifact import check_choice
-from hopline.commands.model_reference import import_place, load_module, parse_init
+from hopline.commands.model_reference import load_module, parse_init
 from hopline.commands.screen import Screen, whole
+from hopline.doors import NAMES
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.observe.progress import shown
@@ -23,93 +23,6 @@ from hopline.packaging.settings import Device, Role
 
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
-    from hopline.packaging.tabular.packager import TabularReport
-
-_PICKLED = (".joblib", ".pkl", ".pickle")
-
-
-def load_estimator(reference: str, import_place: Callable[[str], Any]) -> Any:
-    """Load the estimator of a joblib file, or the one that FILE.py:NAME or MODULE:NAME names.
-
-    A joblib file is a pickle: reading it runs code in it. Only this command reads it, never a server.
-
-    Args:
-        import_place: imports FILE.py or MODULE.
-
-    Raises:
-        PackagingError: no such file, module or name, or an object that cannot predict.
-    """
-    path = Path(reference)
-    if path.suffix in _PICKLED:
-        import joblib
-
-        try:
-            found = joblib.load(path)
-        except FileNotFoundError:
-            raise PackagingError(f"{path}: no such file") from None
-        except Exception as error:  # unpickling can raise any exception
-            raise PackagingError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
-    else:
-        place, colon, attribute = reference.rpartition(":")
-        if not colon or not place:
-            raise PackagingError(
-                f"--sklearn {reference!r} is not FILE.py:NAME, MODULE:NAME or a file that ends in "
-                f"{', '.join(_PICKLED)}"
-            )
-        source = import_place(place)
-        if not hasattr(source, attribute):
-            raise PackagingError(f"{place} has no {attribute!r}")
-        found = getattr(source, attribute)
-        if callable(found) and not hasattr(found, "fit"):
-            found = found()
-    if isinstance(found, type) or not hasattr(found, "predict"):
-        raise PackagingError(f"{reference} is {type(found).__name__}, not a fitted estimator")
-    return found
-
-
-def read_sample_file(path: Path) -> Any:
-    """Read the rows of a CSV or Parquet file as a DataFrame.
-
-    Raises:
-        PackagingError: the file is missing, has another format, or cannot be read.
-    """
-    import pandas as pd
-
-    readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
-    reader = readers.get(path.suffix)
-    if reader is None:
-        raise PackagingError(f"--sample {path}: must end in .csv or .parquet")
-    try:
-        return reader(path)
-    except FileNotFoundError:
-        raise PackagingError(f"--sample {path}: no such file") from None
-    except (ValueError, OSError) as error:
-        raise PackagingError(f"--sample {path}: cannot be read: {error}") from error
-
-
-def _show_tabular(report: TabularReport) -> None:
-    """Print the columns, and how well the artifact agrees with the estimator."""
-    console = Screen()
-    table = Table("column", "type", "null", "default", "values", box=None, pad_edge=False)
-    for column in report.spec.columns:
-        default = "" if column.default is None else escape(str(column.default))
-        values = f"{len(column.values)} known" if column.values else "any"
-        table.add_row(
-            escape(column.name), column.dtype, "yes" if column.nullable else "no", default, values
-        )
-    console.print(whole(table, "column"))
-    for note in report.notes:
-        console.print(f"note: {escape(note)}")
-    agreement = report.agreement
-    for place in agreement.worst:
-        console.print(f"largest difference: {escape(str(place))}")
-    largest = max(agreement.max_abs_diff, agreement.max_abs_diff_edges)
-    console.print(
-        f"[bold]{escape(str(report.path))}[/bold]  {report.num_bytes:,} bytes  "
-        f"{agreement.num_rows} rows and {agreement.num_edge_rows} edge cases: "
-        f"largest difference from the estimator {largest:.1e}  {report.seconds:.1f} s"
-    )
-
 
 #: Progress steps before those of `hopline.package`.
 _IMPORT, _LOAD = "importing PyTorch", "loading the graph and the model"
@@ -253,7 +166,9 @@ def package(
         of_graphs += [option for option, value in others.items() if value]
         if of_graphs:
             raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
-        _package_tabular(sklearn, sample, repository, name, version, task, overwrite)
+        if sample is None:
+            raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
+        NAMES.require("package_file")(sklearn, sample, repository, name, version, task, overwrite)
         return
     if sample is not None:
         raise PackagingError("--sample needs --sklearn; graph models are checked on their graph")
@@ -320,33 +235,6 @@ def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe
         if value:
             raise PackagingError(f"{option} needs --state-dict")
     return [f"no --state-dict: the weights are those of {model} as loaded"]
-
-
-def _package_tabular(
-    reference: str,
-    sample: Path | None,
-    repository: Path,
-    name: str,
-    version: str,
-    task: str | None,
-    overwrite: bool,
-) -> None:
-    if sample is None:
-        raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
-    from hopline.packaging import package_tabular
-
-    _show_tabular(
-        package_tabular(
-            load_estimator(reference, import_place),
-            read_sample_file(sample),
-            repository,
-            name=name,
-            version=version,
-            task=cast(Any, task),
-            overwrite=overwrite,
-            progress=True,
-        )
-    )
 
 
 def _head(reference: str | None, graph: Graph) -> Any:

@@ -182,25 +182,24 @@ def _model_folder(config: Config, model: str, version: str | None) -> Path:
 
 
 def _is_quantized(repository: LocalRepository, model: str, version: str) -> bool:
-    from hopline.artifact import ModelSpec, read_artifact
+    from hopline.artifact import read_spec
 
     folder = repository.fetch(model, version)
     if not (folder / "model.json").is_file():  # a pipeline
         return False
-    spec = read_artifact(folder, verify=False)
-    return isinstance(spec, ModelSpec) and "quantized" in spec.parity
+    return "quantized" in read_spec(folder, verify=False).parity
 
 
 def _with_nodes(options: QuantizeOptions, path: Path, graph: object, folder: Path) -> QuantizeOptions:
     from dataclasses import replace
 
-    from hopline.artifact import ModelSpec, read_artifact
+    from hopline.artifact import read_spec
     from hopline.graph import Graph
     from hopline.jobs.batch.nodes_file import read_nodes
 
     assert isinstance(graph, Graph)
-    spec = read_artifact(folder, verify=False)
-    if not isinstance(spec, ModelSpec) or spec.head.node_type not in graph.nodes:
+    spec = read_spec(folder, verify=False)
+    if spec.head.node_type not in graph.nodes:
         return options  # the run itself reports the error
     return replace(options, nodes=read_nodes(path, graph.nodes[spec.head.node_type].ids.kind))
 

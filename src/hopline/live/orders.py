@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hopline.artifact import ModelSpec, read_artifact
+from hopline.artifact import read_spec
 from hopline.config.folders import live_folder, live_socket, needed_folder
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
@@ -63,9 +63,7 @@ def levels_of(repository: Path | str | None) -> int:
     reaches = []
     for path in Path(repository).glob("*/*/model.json"):
         try:
-            spec = read_artifact(path.parent, verify=False)
+            reaches.append(read_spec(path.parent, verify=False).reach)
         except HoplineError:
-            continue  # the error is reported when the model is loaded
-        if isinstance(spec, ModelSpec):
-            reaches.append(spec.reach)
+            continue  # of another kind; or the error is reported when the model is loaded
     return max(reaches) + 1 if reaches else _LEVELS

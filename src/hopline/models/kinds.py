@@ -1,6 +1,6 @@
 """Kinds of models: the folder of a version says of which kind it is, and a door has the code of each kind.
 
-Graph and tabular models are Hopline's own; packages add kinds (`docs/extending.md` shows how).
+Graph models are Hopline's own; packages add kinds (`docs/extending.md` shows how).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Describe: TypeAlias = Callable[[str, str | None], ModelInfo]
 
 MODEL_KINDS = Door(
     "hopline.model_kinds",
+    {"graph": "hopline.models.graph_kind:GRAPH"},
     {
-        "graph": "hopline.models.artifact_kinds:GRAPH",
-        "tabular": "hopline.models.artifact_kinds:TABULAR",
+        "generative": "'hopline[generate]'",
+        "pipeline": "'hopline[pipelines]'",
+        "tabular": "'hopline[tabular]'",
     },
-    {"generative": "'hopline[generate]'", "pipeline": "'hopline[pipelines]'"},
 )
 
 

@@ -19,7 +19,7 @@ from hopline.answering.limits import ModelLimits, read_limits
 from hopline.answering.precomputed_files import check_named
 from hopline.answering.served import Recorder, Scorer, Served
 from hopline.answering.unit import Unit
-from hopline.artifact import read_artifact
+from hopline.artifact import read_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.models.kinds import find_kind, kind_of, nesting
@@ -159,7 +159,7 @@ class Loader:
         """True if a version is a graph model; one that cannot be read says why when it is loaded."""
         try:
             folder = self.repository.fetch(model, version)
-            return kind_of(folder) == "graph" and bool(read_artifact(folder, verify=False))
+            return kind_of(folder) == "graph" and bool(read_spec(folder, verify=False))
         except HoplineError:
             return False
 

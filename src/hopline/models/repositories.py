@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hopline.artifact import ModelSpec, read_artifact
+from hopline.artifact import ModelSpec, read_spec
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
 from hopline.files import expanded
@@ -23,9 +23,8 @@ def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
     for name in list(config.models.names) or repository.models():
         for version in repository.versions(name):
             folder = repository.fetch(name, version)
-            spec = read_artifact(folder) if kind_of(folder) == "graph" else None
-            if isinstance(spec, ModelSpec):
-                found.append((folder, spec))
+            if kind_of(folder) == "graph":
+                found.append((folder, read_spec(folder)))
     return found
 
 

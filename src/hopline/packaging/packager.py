@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
 
-import hopline
 from hopline.artifact import Head, ModelSpec, check_choice, write_spec
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
@@ -299,5 +298,5 @@ def _targets(target: str | tuple[str, str] | None, binding: Binding, head: objec
 
 
 def _producer() -> dict[str, str]:
-    names = ("torch", "torch-geometric", "onnx", "onnxscript", "onnxruntime", "numpy")
-    return {"hopline": hopline.__version__} | {name: importlib.metadata.version(name) for name in names}
+    names = ("hopline", "torch", "torch-geometric", "onnx", "onnxscript", "onnxruntime", "numpy")
+    return {name: importlib.metadata.version(name) for name in names}

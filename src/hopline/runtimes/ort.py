@@ -13,15 +13,16 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
-from hopline.artifact import ModelSpec, TabularSpec
+from hopline.artifact import Spec
 from hopline.errors import ArtifactError
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
-__all__ = ["check_runtime", "load_cuda", "ort"]
+__all__ = ["check_model", "load_cuda", "ort"]
 
 
 @functools.cache
@@ -39,16 +40,18 @@ def load_cuda() -> None:
 _OLDEST = {"ai.onnx": 7, "ai.onnx.ml": 1}
 
 
-def check_runtime(spec: ModelSpec | TabularSpec) -> None:
-    """Check that the installed ONNX Runtime runs the opsets that an artifact is pinned to.
+def check_model(folder: Path, spec: Spec, model: str, opsets: Mapping[str, int]) -> None:
+    """Check that an artifact is of a model, and that the installed ONNX Runtime runs its opsets.
+
+    Args:
+        opsets: domain -> opset that it is pinned to; 0 if it has no ONNX file, or for unknown.
 
     Raises:
-        ArtifactError: naming the pinned opsets and the newest that run.
+        ArtifactError: naming both models; or the pinned opsets and the newest that run.
     """
-    pinned = {"ai.onnx": spec.opset}
-    if isinstance(spec, TabularSpec):
-        pinned["ai.onnx.ml"] = spec.ml_opset
-    pinned = {domain: opset for domain, opset in pinned.items() if opset}  # 0: no ONNX file, or unknown
+    if spec.name != model:
+        raise ArtifactError(f"{folder}: the artifact is of model {spec.name!r}, its folder of {model!r}")
+    pinned = {domain: opset for domain, opset in opsets.items() if opset}
     refused = [domain for domain, opset in pinned.items() if not _runs(domain, opset)]
     if refused:
         newest = _listed({domain: _newest(domain) for domain in pinned})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hopline.artifact import read_artifact
+from hopline.artifact import read_spec
 from hopline.errors import ArtifactError, BatchError, GraphError, LogDamaged
 from hopline.graph import storage
 from hopline.graph.live import manifest
@@ -44,7 +44,7 @@ _FILES: tuple[tuple[str, Callable[[bytes], bytes], Callable[[], Any], type[Excep
     ("live.json", _blake2b, lambda: manifest.read_manifest(_path), LogDamaged),
     ("positions.json", _blake2b, lambda: manifest.read_positions(_path), LogDamaged),
     ("history", _history, lambda: list(read_segment(_path / "history")), StateDamaged),
-    ("model.json", _plain, lambda: read_artifact(_path, verify=False), ArtifactError),
+    ("model.json", _plain, lambda: read_spec(_path, verify=False), ArtifactError),
     ("graph.json", _plain, lambda: storage.read(_path), GraphError),
     ("manifest.json", _plain, lambda: read_manifest(_path), BatchError),
 )

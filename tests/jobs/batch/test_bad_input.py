@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopline.artifact import sha256_of
-from hopline.errors import BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
+from hopline.errors import ArtifactError, BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
 from hopline.graph import Graph
 from hopline.jobs.batch.nodes_file import read_nodes
 from hopline.jobs.batch.npy import NpyFolder
@@ -52,7 +52,7 @@ def test_a_table_model_has_no_nodes(tmp_path, cases):
     files = {"model.onnx": sha256_of(folder / "model.onnx")}
     spec |= {"outputs": ["label"], "output_dim": 2, "files": files}
     (folder / "model.json").write_bytes(msgspec.json.encode(spec))
-    with pytest.raises(BadRequest, match="is a tabular model"):
+    with pytest.raises(ArtifactError, match="is a tabular model; a graph model is needed"):
         score(folder, cases["sage"].graph, tmp_path / "out")
 
 

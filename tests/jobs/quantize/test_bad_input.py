@@ -7,10 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from hopline.artifact import Column, TabularSpec, read_spec, write_spec
-from hopline.errors import BadRequest, NodeNotFound, PackagingError, SchemaMismatch
+from hopline.artifact import read_spec, write_spec
+from hopline.errors import ArtifactError, BadRequest, NodeNotFound, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.jobs.quantize.run import QuantizeOptions, quantize
+from hopline_tabular.spec import Column, TabularSpec
 from tests.jobs.quantize.conftest import DIM, hubs
 
 QUICK = QuantizeOptions(calibration=32, eval_nodes=64, max_drop=100.0)
@@ -61,7 +62,9 @@ def test_a_table_model(cases, refused, tmp_path):
     (folder / "model.onnx").write_bytes(b"x")
     columns = (Column("amount", "float"),)
     write_spec(folder, TabularSpec("trees", "1", "binary", columns, ("probabilities",), 2))
-    refused(PackagingError, "trees/1 is a tabular model.*choose a graph model", folder, cases["sage"].graph)
+    refused(
+        ArtifactError, "trees/1 is a tabular model; a graph model is needed", folder, cases["sage"].graph
+    )
 
 
 def test_a_model_that_is_served_whole(cases, refused, tmp_path):

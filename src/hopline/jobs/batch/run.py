@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.artifact import ModelSpec, TabularSpec, read_artifact
+from hopline.artifact import ModelSpec, read_spec
 from hopline.engine.schema import check_schema
-from hopline.errors import BadRequest, BatchError
+from hopline.errors import BatchError
 from hopline.files import publish_file
 from hopline.graph import Graph
 from hopline.graph.narrow import name_of
@@ -86,7 +86,7 @@ class BatchRun:
         clock: seconds.
 
     Raises:
-        BadRequest: a tabular model, or an output that the model does not have.
+        BadRequest: an output that the model does not have.
         NodeNotFound: ids that are not in the graph.
         SchemaMismatch, ArtifactError, GraphError: the model or graph cannot be used.
         BatchError, RunMismatch: the run cannot start.
@@ -108,12 +108,7 @@ class BatchRun:
         self._advance = advance
         self._clock = clock
         self._began = self._synced = clock()
-        spec = read_artifact(model_folder)
-        if isinstance(spec, TabularSpec):
-            raise BadRequest(
-                f"{spec.name}/{spec.version} is a tabular model: it scores columns of a request, and has "
-                "no nodes to score; a batch run is for graph models"
-            )
+        spec = read_spec(model_folder)
         warn_of_overflow(spec)
         self._spec = spec
         # An interrupted run resumes with the snapshot that it began with, if that is still the newest.

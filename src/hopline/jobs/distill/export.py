@@ -15,7 +15,6 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-import hopline
 from hopline.artifact import Head, ModelSpec, Stage, StageInput, sha256_of, write_spec
 from hopline.engine.structure import StructureSpec, write_structure
 from hopline.engine.student import MODEL_FILE, SPEC_FILE, StudentSpec
@@ -286,5 +285,5 @@ def _compare(logits: FloatArray, student: Student, teacher: ModelSpec, rows: Flo
 
 
 def _producer() -> dict[str, str]:
-    names = ("torch", "onnx", "onnxruntime", "numpy")
-    return {"hopline": hopline.__version__} | {name: importlib.metadata.version(name) for name in names}
+    names = ("hopline", "torch", "onnx", "onnxruntime", "numpy")
+    return {name: importlib.metadata.version(name) for name in names}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.artifact import ModelSpec, TabularSpec, read_artifact
+from hopline.artifact import ModelSpec, read_spec
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, SchemaMismatch
 from hopline.graph import Graph
@@ -31,13 +31,11 @@ def read_teacher(folder: Path) -> ModelSpec:
     """Read a model that can teach.
 
     Raises:
-        BadRequest: a tabular, link, multilabel, regression or embedding model; the message says why.
-        ArtifactError: it cannot be read.
+        BadRequest: a link, multilabel, regression or embedding model; the message says why.
+        ArtifactError: it cannot be read, or is no graph model.
     """
-    spec = read_artifact(folder)
+    spec = read_spec(folder)
     shown = f"{spec.name}/{spec.version}"
-    if isinstance(spec, TabularSpec):
-        raise BadRequest(f"{shown} is a tabular model, which reads no neighbours: it is its own student")
     if spec.head.kind == "link":
         raise BadRequest(
             f"{shown} scores pairs of nodes; a student answers for one node from its own row, and there "

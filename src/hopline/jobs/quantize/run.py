@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from hopline.artifact import ModelSpec, TabularSpec, read_artifact, write_spec
+from hopline.artifact import ModelSpec, read_spec, write_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
@@ -297,12 +297,7 @@ def quantize(
 
 
 def _graph_model(folder: Path) -> ModelSpec:
-    spec = read_artifact(folder)
-    if isinstance(spec, TabularSpec):
-        raise PackagingError(
-            f"{spec.name}/{spec.version} is a tabular model: trees and linear models have no layers to "
-            "quantise; choose a graph model"
-        )
+    spec = read_spec(folder)
     if spec.runtime != "onnx":
         raise PackagingError(
             f"{spec.name}/{spec.version} is served whole by the {spec.runtime} runtime ({spec.why_whole}); "

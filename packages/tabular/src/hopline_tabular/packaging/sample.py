@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hopline.artifact import GRAPH_INPUTS, Column
+from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import PackagingError
+from hopline_tabular.spec import Column
 
 #: Anything that holds rows: a DataFrame, column name -> values, or an array [n, columns].
 SampleLike: TypeAlias = Any

@@ -17,9 +17,12 @@ from typing import Any
 
 import msgspec
 
-from hopline.artifact import read_artifact
+from hopline.artifact import check_files
+from hopline.doors import NAMES
 from hopline.errors import ArtifactError, PackagingError
+from hopline.models.kinds import find_kind
 from hopline.packaging.folder import new_version
+from hopline.types import ModelInfo
 
 _REFERENCE = re.compile(r"(?:mlflow|models):/+([^/@:]+)(?:/([^/@]+)|@([^/@]+))")
 
@@ -192,11 +195,9 @@ def import_from_mlflow(
         how = "copied"
         notes: tuple[str, ...] = ()
         if logged is not None:
-            from hopline.packaging import package_tabular
-
             how = "packaged"
             estimator, sample = logged
-            report = package_tabular(
+            report = NAMES.require("package_tabular")(
                 estimator, sample, Path(scratch) / ".packaged", name=name, version=version, progress=False
             )
             folder, notes = report.path, report.notes
@@ -208,20 +209,25 @@ def _copy(
     folder: Path, repository: Path, name: str, version: str, origin: Mapping[str, str], overwrite: bool
 ) -> Path:
     """Copy an artifact's own files, perhaps under another name, and record its origin."""
-    for file in read_artifact(folder, verify=False).files:
+    find_kind(folder).describe(folder, _no_model)  # checks model.json
+    spec = msgspec.json.decode((folder / "model.json").read_bytes())
+    for file in spec["files"]:
         if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
             raise ArtifactError(f"model.json lists the file {file!r}, which is not inside its folder")
-    spec = read_artifact(folder)
-    spec = msgspec.structs.replace(spec, name=name, version=version, producer={**spec.producer, **origin})
+    check_files(folder, spec["files"])
+    spec |= {"name": name, "version": version, "producer": {**spec.get("producer", {}), **origin}}
     with new_version(repository, name, version, overwrite=overwrite) as place:
-        for file in spec.files:
+        for file in spec["files"]:
             target = place.folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / file, target)
-        text = msgspec.json.format(msgspec.json.encode(spec), indent=1)
-        (place.folder / "model.json").write_bytes(text)
-        read_artifact(place.folder)  # checks the hashes of the copied files
+        (place.folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+        check_files(place.folder, spec["files"])
     return place.path
+
+
+def _no_model(model: str, version: str | None) -> ModelInfo:
+    raise ArtifactError(f"uses the model {model!r}, which is not in its folder")
 
 
 def _estimator(reference: str, folder: Path) -> tuple[Any, Any]:

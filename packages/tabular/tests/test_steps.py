@@ -26,10 +26,10 @@ from sklearn.preprocessing import (
     TargetEncoder,
 )
 
-from hopline.artifact import NULL_STRING
 from hopline.errors import PackagingError
-from hopline.packaging.tabular.compose import transform
-from hopline.packaging.tabular.graph import OnnxGraph
+from hopline_tabular.packaging.compose import transform
+from hopline_tabular.packaging.graph import OnnxGraph
+from hopline_tabular.spec import NULL_STRING
 
 ROWS = 200
 

@@ -11,7 +11,8 @@ from hopline.jobs.targets import ServerTarget, ServiceTarget
 from hopline.records.reader import LogReader
 from hopline.service import Service
 from hopline.types import ScoreRequest
-from tests.packaging.tabular_models import columns_of, payments, pipeline
+from packages.tabular.tests.tabular_models import columns_of, payments, pipeline
+from tests.jobs.conftest import serve  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ async def test_entries_name_and_show_the_preprocessing(repository, tmp_path):
         np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
 
 
-async def test_a_server_is_asked_through_the_client(repository, tmp_path, serve):
+async def test_a_server_is_asked_through_the_client(repository, tmp_path, serve):  # noqa: F811
     config = await logged(repository, tmp_path)
     with serve("--repository", repository) as url:
         async with ServerTarget(url) as target:

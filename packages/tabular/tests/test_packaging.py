@@ -28,10 +28,18 @@ from sklearn.tree import DecisionTreeClassifier
 from xgboost import XGBClassifier, XGBRegressor
 
 import hopline
-from hopline.artifact import Column, TabularSpec, read_artifact, read_spec
+from hopline.artifact import read_spec
 from hopline.errors import ArtifactCorrupted, ArtifactError
-from hopline.runtimes.tabular import TabularModel
-from tests.packaging.tabular_models import CATEGORIES, columns_of, is_fraud, payments, pipeline, risk_class
+from hopline_tabular.model import TabularModel
+from hopline_tabular.spec import Column, read_tabular
+from packages.tabular.tests.tabular_models import (
+    CATEGORIES,
+    columns_of,
+    is_fraud,
+    payments,
+    pipeline,
+    risk_class,
+)
 
 
 def served(report: Any) -> TabularModel:
@@ -146,8 +154,7 @@ def test_arrays_and_lists_are_the_same_columns(fraud):
 
 def test_the_artifact_says_what_it_is(fraud):
     report = fraud[1]
-    spec = read_artifact(report.path)
-    assert isinstance(spec, TabularSpec)
+    spec = read_tabular(report.path)
     assert spec == report.spec
     assert (spec.kind, spec.task, spec.classes) == ("tabular", "binary", ("0", "1"))
     assert [(column.name, column.dtype) for column in spec.columns] == [
@@ -170,11 +177,11 @@ def test_graph_models_and_table_models_are_told_apart(fraud, tmp_path):
     with pytest.raises(ArtifactError, match="a tabular model; a graph model is needed"):
         read_spec(fraud[1].path)
     (tmp_path / "model.json").write_text('{"kind": "image"}')
-    with pytest.raises(ArtifactError, match="kind 'image' is unknown"):
-        read_artifact(tmp_path)
+    with pytest.raises(ArtifactError, match="is a image model; a tabular model is needed"):
+        read_tabular(tmp_path)
     (tmp_path / "model.json").write_bytes(msgspec.json.encode(fraud[1].spec))
     with pytest.raises(ArtifactCorrupted, match="missing"):
-        read_artifact(tmp_path)
+        read_tabular(tmp_path)
 
 
 def test_preprocessing_has_an_identity_of_its_own(fraud, tmp_path):

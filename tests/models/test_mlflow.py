@@ -20,12 +20,12 @@ import xgboost
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
-from hopline.artifact import read_artifact
 from hopline.commands import models
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
-from hopline.packaging.mlflow import import_from_mlflow, parse
-from hopline.runtimes.tabular import TabularModel
-from tests.packaging import tabular_models
+from hopline.models.mlflow import import_from_mlflow, parse
+from hopline_tabular.model import TabularModel
+from hopline_tabular.spec import read_tabular
+from packages.tabular.tests import tabular_models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, of which there are many
 
@@ -71,7 +71,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
     """A tabular model that `hopline` packaged."""
-    from hopline.packaging import package_tabular
+    from hopline import package_tabular
 
     root = tmp_path_factory.mktemp("packaged")
     estimator = tabular_models.pipeline(LogisticRegression(max_iter=500))
@@ -99,7 +99,7 @@ def test_an_artifact_is_copied_and_says_where_it_came_from(store, artifact, tmp_
     imported = import_from_mlflow("mlflow:/risk@champion", tmp_path, tracking_uri=store.uri)
     assert imported.how == "copied"
     assert imported.path == tmp_path / "risk" / str(version.version)
-    found, packaged = read_artifact(imported.path), read_artifact(artifact)
+    found, packaged = read_tabular(imported.path), read_tabular(artifact)
     assert (found.name, found.version) == ("risk", str(version.version))
     assert found.files == packaged.files
     assert {path.name for path in imported.path.iterdir()} == {path.name for path in artifact.iterdir()}
@@ -160,7 +160,7 @@ def test_an_artifact_cannot_name_files_outside_its_folder(store, artifact, tmp_p
 
 
 def probabilities(path, frame):
-    model = TabularModel(path, read_artifact(path))
+    model = TabularModel(path, read_tabular(path))
     rows = {column.name: frame[column.name].tolist() for column in model.spec.columns}
     rows = {name: [None if value != value else value for value in values] for name, values in rows.items()}
     return model.answer([rows], [len(frame)])
@@ -186,7 +186,7 @@ def test_an_estimator_with_an_input_example_is_packaged(store, tmp_path, kind):
         number = store.logged(mlflow.xgboost, kind, estimator, input_example=frame.head(50))
     imported = import_from_mlflow(f"mlflow:/{kind}/{number}", tmp_path, tracking_uri=store.uri)
     assert imported.how == "packaged"
-    spec = read_artifact(imported.path)
+    spec = read_tabular(imported.path)
     assert (spec.name, spec.version) == (kind, str(number))
     assert spec.producer["mlflow_model"] == kind
     assert spec.producer["mlflow_run"]

@@ -18,26 +18,26 @@ import msgspec
 import onnx
 from onnx import TensorProto
 
-import hopline
-from hopline.artifact import Column, TabularSpec, write_spec
+from hopline.artifact import write_spec
 from hopline.errors import ArtifactError, PackagingError, ParityError, RuntimeFailure
 from hopline.observe.progress import shown
 from hopline.packaging.folder import new_version
-from hopline.packaging.tabular.compose import transform
-from hopline.packaging.tabular.gate import (
+from hopline.types import Progress
+from hopline_tabular.model import TabularModel
+from hopline_tabular.packaging.compose import transform
+from hopline_tabular.packaging.gate import (
     Agreement,
     answers_alone,
     check_answers,
     check_preprocessing,
     compare,
 )
-from hopline.packaging.tabular.graph import ML_OPSET, OPSET, Kind, OnnxGraph
-from hopline.packaging.tabular.oracle import Oracle
-from hopline.packaging.tabular.predictor import is_xgboost, precisions, predict
-from hopline.packaging.tabular.probes import ColumnProbe, probe
-from hopline.packaging.tabular.sample import Sample, SampleLike, read_sample
-from hopline.runtimes.tabular import TabularModel
-from hopline.types import Progress
+from hopline_tabular.packaging.graph import ML_OPSET, OPSET, Kind, OnnxGraph
+from hopline_tabular.packaging.oracle import Oracle
+from hopline_tabular.packaging.predictor import is_xgboost, precisions, predict
+from hopline_tabular.packaging.probes import ColumnProbe, probe
+from hopline_tabular.packaging.sample import Sample, SampleLike, read_sample
+from hopline_tabular.spec import Column, TabularSpec
 
 #: Names of the steps, for progress output.
 _ASK = "running the estimator on the sample"
@@ -297,8 +297,8 @@ def _check_xgboost(predictor: Any) -> None:
 
 
 def _producer(predictor: Any) -> dict[str, str]:
-    names = ["scikit-learn", "skl2onnx", "onnx", "onnxruntime", "numpy"]
-    found = {"hopline": hopline.__version__} | {name: importlib.metadata.version(name) for name in names}
+    names = ["hopline", "scikit-learn", "skl2onnx", "onnx", "onnxruntime", "numpy"]
+    found = {name: importlib.metadata.version(name) for name in names}
     if is_xgboost(predictor):
         import xgboost
 

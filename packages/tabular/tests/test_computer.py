@@ -21,16 +21,17 @@ from xgboost import XGBClassifier
 
 import hopline
 from hopline.answering.queued import QueuedVersion
-from hopline.answering.tabular_computer import ColumnCheck, TabularComputer
-from hopline.artifact import Column, ModelSpec, TabularSpec, read_artifact
+from hopline.artifact import write_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
-from hopline.runtimes.ort import check_runtime
-from hopline.runtimes.tabular import TabularModel
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult, TensorInfo
-from tests.packaging.tabular_models import columns_of, is_fraud, payments, pipeline, risk_class
+from hopline_tabular.computer import ColumnCheck, TabularComputer
+from hopline_tabular.kind import TABULAR
+from hopline_tabular.model import TabularModel
+from hopline_tabular.spec import Column, read_tabular
+from packages.tabular.tests.tabular_models import columns_of, is_fraud, payments, pipeline, risk_class
 
 ROW = {"amount": 12.5, "age": 30, "balance": None, "category": "grocery", "country": "DE", "weekday": 3}
 
@@ -61,8 +62,7 @@ def version(
     models: Path, name: str, config: Config | None = None, as_version: str | None = None
 ) -> QueuedVersion:
     folder = models / name / "1"
-    spec = read_artifact(folder)
-    assert isinstance(spec, TabularSpec)
+    spec = read_tabular(folder)
     config = config or Config()
     computer = TabularComputer(TabularModel(folder, spec), config, as_version)
     metrics = Metrics(None, 0).model(name, "1")
@@ -296,13 +296,17 @@ def test_it_describes_its_columns(models: Path) -> None:
 
 
 def test_an_opset_that_the_runtime_does_not_run_is_refused(models: Path) -> None:
-    spec = read_artifact(models / "fraud" / "1")
-    check_runtime(spec)
+    folder = models / "fraud" / "1"
+    TABULAR.check(folder, "fraud")
+    spec = read_tabular(folder)
+    write_spec(folder, msgspec.structs.replace(spec, ml_opset=99))
     with pytest.raises(
         ArtifactError, match=r"ai.onnx opset 18 and ai.onnx.ml opset 99; .* runs up to .* opset"
     ):
-        check_runtime(msgspec.structs.replace(spec, ml_opset=99))
-    graph_spec = ModelSpec("g", "1", "binary", 0, {}, {}, Any, opset=999)  # type: ignore[arg-type]
-    with pytest.raises(ArtifactError, match=r"model 'g' version 1 is pinned to ai\.onnx opset 999"):
-        check_runtime(graph_spec)
-    check_runtime(msgspec.structs.replace(graph_spec, opset=0))  # a model without ONNX files
+        TABULAR.check(folder, "fraud")
+    write_spec(folder, spec)
+
+
+def test_a_folder_with_the_model_of_another_is_refused(models: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"the artifact is of model 'fraud', its folder of 'risk'"):
+        TABULAR.check(models / "fraud" / "1", "risk")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hopline.artifact import Column
-from hopline.packaging.tabular.encoders import UNKNOWN_STRING
-from hopline.packaging.tabular.oracle import Oracle
-from hopline.packaging.tabular.sample import Sample
 from hopline.types import AnyArray
+from hopline_tabular.packaging.encoders import UNKNOWN_STRING
+from hopline_tabular.packaging.oracle import Oracle
+from hopline_tabular.packaging.sample import Sample
+from hopline_tabular.spec import Column
 
 #: Rows of the sample on which each probe is tried.
 _BASES = 3

@@ -12,8 +12,8 @@ from skl2onnx import update_registered_converter
 from sklearn.ensemble._forest import BaseForest
 from sklearn.tree import BaseDecisionTree
 
-from hopline.packaging.tabular.compose import foreign
-from hopline.packaging.tabular.graph import OnnxGraph
+from hopline_tabular.packaging.compose import foreign
+from hopline_tabular.packaging.graph import OnnxGraph
 
 
 def precisions(predictor: Any) -> tuple[str, ...]:

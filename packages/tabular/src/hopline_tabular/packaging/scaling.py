@@ -9,9 +9,9 @@ import numpy as np
 from onnx import TensorProto
 from sklearn.impute import SimpleImputer
 
-from hopline.artifact import NULL_STRING
 from hopline.errors import PackagingError
-from hopline.packaging.tabular.graph import OnnxGraph, Ref
+from hopline_tabular.packaging.graph import OnnxGraph, Ref
+from hopline_tabular.spec import NULL_STRING
 
 Refs = tuple[Ref, ...]
 

@@ -17,10 +17,10 @@ import pandas as pd
 from onnx import TensorProto
 from sklearn.preprocessing import OneHotEncoder
 
-from hopline.artifact import NULL_STRING
 from hopline.errors import PackagingError
-from hopline.packaging.tabular.graph import Kind, OnnxGraph, Ref
 from hopline.types import AnyArray
+from hopline_tabular.packaging.graph import Kind, OnnxGraph, Ref
+from hopline_tabular.spec import NULL_STRING
 
 #: A string that no training data has: a private-use letter begins it.
 UNKNOWN_STRING = "\ue000unknown"

@@ -12,9 +12,9 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from hopline.errors import PackagingError
-from hopline.packaging.tabular.predictor import is_xgboost
-from hopline.packaging.tabular.sample import Sample
 from hopline.types import AnyArray
+from hopline_tabular.packaging.predictor import is_xgboost
+from hopline_tabular.packaging.sample import Sample
 
 Task = Literal["binary", "multiclass", "regression"]
 

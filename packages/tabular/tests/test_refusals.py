@@ -19,11 +19,11 @@ from xgboost import XGBClassifier
 
 import hopline
 from hopline import cli
-from hopline.artifact import Column, read_artifact
-from hopline.commands.package import load_estimator, read_sample_file
 from hopline.errors import PackagingError, ParityError
-from hopline.packaging.tabular import packager
-from tests.packaging.tabular_models import is_fraud, payments, pipeline
+from hopline_tabular.command import load_estimator, read_sample_file
+from hopline_tabular.packaging import packager
+from hopline_tabular.spec import Column, read_tabular
+from packages.tabular.tests.tabular_models import is_fraud, payments, pipeline
 
 NUMBERS = payments()[["amount", "age"]]
 
@@ -220,7 +220,7 @@ def test_the_command_packages_an_estimator(files, reference, sample):
         *("--repository", files / "models", "--name", "fraud", "--version", "3"),
     )
     assert done.exit_code == 0, done.output
-    spec = read_artifact(files / "models" / "fraud" / "3")
+    spec = read_tabular(files / "models" / "fraud" / "3")
     assert [column.name for column in spec.columns] == list(payments(1).columns)
     assert "country   string  yes" in done.stdout
     assert "largest difference from the estimator" in done.stdout.replace("\n", " ").replace("  ", " ")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hopline.artifact import NULL_STRING, TabularSpec
 from hopline.errors import RuntimeFailure
 from hopline.runtimes.onnx import session
 from hopline.runtimes.ort import ort
 from hopline.types import AnyArray, FloatArray
+from hopline_tabular.spec import NULL_STRING, TabularSpec
 
 #: Column name -> one value for each row: a list, or an array of numbers. None and NaN mean absent.
 Columns = Mapping[str, Any]

@@ -19,9 +19,10 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
 
 from hopline.errors import PackagingError
-from hopline.packaging.tabular.encoders import encoder
-from hopline.packaging.tabular.graph import IR_VERSION, ML_OPSET, OPSET, OnnxGraph, Ref
-from hopline.packaging.tabular.scaling import (
+from hopline.runtimes.ort import ort
+from hopline_tabular.packaging.encoders import encoder
+from hopline_tabular.packaging.graph import IR_VERSION, ML_OPSET, OPSET, OnnxGraph, Ref
+from hopline_tabular.packaging.scaling import (
     function_transformer,
     max_abs_scaler,
     min_max_scaler,
@@ -30,7 +31,6 @@ from hopline.packaging.tabular.scaling import (
     simple_imputer,
     standard_scaler,
 )
-from hopline.runtimes.ort import ort
 
 Refs = tuple[Ref, ...]
 

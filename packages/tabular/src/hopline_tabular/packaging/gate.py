@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hopline.errors import ParityError
-from hopline.packaging.tabular.oracle import Oracle
-from hopline.packaging.tabular.probes import ColumnProbe
-from hopline.packaging.tabular.sample import Sample
-from hopline.runtimes.tabular import TabularModel
 from hopline.types import AnyArray, FloatArray
+from hopline_tabular.model import TabularModel
+from hopline_tabular.packaging.oracle import Oracle
+from hopline_tabular.packaging.probes import ColumnProbe
+from hopline_tabular.packaging.sample import Sample
 
 TOLERANCE = 1e-4
 #: Rows of one call while checking.

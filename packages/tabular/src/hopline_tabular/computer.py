@@ -8,13 +8,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hopline.answering.computer import Computer
-from hopline.answering.hashes import tabular_model_hashes
-from hopline.artifact import Column
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
-from hopline.runtimes.tabular import TabularModel
 from hopline.scheduling.work import Work
-from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult
+from hopline_tabular.model import TabularModel
+from hopline_tabular.spec import Column, describe, model_hashes
 
 #: Beyond it a number is infinite to models that compute in float32.
 LARGEST = float(np.finfo(np.float32).max)
@@ -152,7 +151,6 @@ def _shown(value: Any) -> str:
 
 #: Rows of a request whose preprocessed form the prediction log may have.
 _SHOWN_ROWS = 64
-_DATATYPES = {"float": "FP64", "int": "INT64", "string": "BYTES"}
 
 
 class TabularComputer(Computer):
@@ -288,41 +286,18 @@ class TabularComputer(Computer):
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """Description of this version for transports."""
         spec = self.spec
-        wide = (-1, spec.output_dim)
-        tensors = {
-            "probabilities": TensorInfo("probabilities", "FP32", (-1,) if spec.task == "binary" else wide),
-            "label": TensorInfo("label", "INT64", (-1,)),
-            "logits": TensorInfo("logits", "FP32", wide),
+        properties = {
+            "task": spec.task,
+            "runtime": "onnx",
+            "columns": [_described(column) for column in spec.columns],
+            "classes": list(spec.classes),
+            "parity": spec.parity,
+            "preprocessing": spec.preprocessing,
+            **model_hashes(spec),
+            "opset": spec.opset,
+            "ml_opset": spec.ml_opset,
         }
-        return ModelInfo(
-            name=self.name,
-            versions=versions,
-            version=self.version,
-            state="READY",
-            reason="",
-            kind="tabular",
-            id_kind="none",
-            inputs=tuple(
-                TensorInfo(
-                    column.name, _DATATYPES[column.dtype], (-1,), optional=column.default is not None
-                )
-                for column in spec.columns
-            ),
-            outputs=tuple(tensors[name] for name in spec.outputs),
-            default_outputs=self.default_outputs,
-            graph_version="",
-            properties={
-                "task": spec.task,
-                "runtime": "onnx",
-                "columns": [_described(column) for column in spec.columns],
-                "classes": list(spec.classes),
-                "parity": spec.parity,
-                "preprocessing": spec.preprocessing,
-                **tabular_model_hashes(spec),
-                "opset": spec.opset,
-                "ml_opset": spec.ml_opset,
-            },
-        )
+        return describe(spec, versions, self.version, state="READY", reason="", properties=properties)
 
 
 def _made_up(column: Column) -> Any:
