@@ -112,7 +112,7 @@ def main() -> int:
         report.attempt("accuracy", lambda: accuracy(report, files, num_seeds, left_out))
     if "served" in wanted:
         report.attempt("served", lambda: served(report, args.quick))
-    from hopline.jobs.distill.settings import Settings
+    from hopline_compress.distill.settings import Settings
 
     config = {
         "quick": args.quick,

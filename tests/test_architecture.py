@@ -105,11 +105,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3388,
+    "(top)": 3385,
     "answering": 5197,
     "brokers": 737,
     "client": 1189,
-    "commands": 4719,
+    "commands": 4270,
     "config": 1338,
     "demo": 1178,
     "engine": 7307,
@@ -119,7 +119,7 @@ BUDGET: dict[str, int] = {
     "graph_store": 1283,
     "ingress": 1639,
     "isolated": 1741,
-    "jobs": 10509,
+    "jobs": 7360,
     "kernels": 651,
     "live": 2133,
     "memory": 407,
@@ -266,9 +266,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "engine": 5,
     "features": 1,
     "graph": 5,
-    "ingress": 1,
-    "isolated": 1,
-    "jobs": 4,
+    "jobs": 2,
     "kernels": 1,
     "packaging": 15,
     "prefetch": 1,
@@ -276,7 +274,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "ray": 3,
     "scheduling": 1,
     "snapshots": 2,
-    "transports": 3,
+    "transports": 2,
 }
 
 
@@ -407,5 +405,5 @@ def test_onnx_runtime_is_imported_in_one_place_without_its_telemetry():
     }
     assert found == {"runtimes/ort.py"}
     code = "import os, sys, {}; print(os.environ['ORT_DISABLE_TELEMETRY'], 'onnxruntime' in sys.modules)"
-    for module in ("hopline.runtimes.onnx", "hopline.jobs.quantize.int8"):
+    for module in ("hopline.runtimes.onnx", "hopline_compress.quantize.int8"):
         assert python(code.format(module)) == "1 True"

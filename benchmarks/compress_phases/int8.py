@@ -29,10 +29,10 @@ from examples import amazon_computers
 from examples.amazon_computers import FANOUTS, Products
 from hopline import Graph
 from hopline.artifact import read_spec
-from hopline.jobs.quantize.judge import answers
-from hopline.jobs.quantize.report import Latency, QuantizeReport
-from hopline.jobs.quantize.run import QuantizeOptions, quantize
 from hopline.types import FloatArray, IdArray
+from hopline_compress.quantize.judge import answers
+from hopline_compress.quantize.report import Latency, QuantizeReport
+from hopline_compress.quantize.run import QuantizeOptions, quantize
 
 _HIDDEN, _QUICK_HIDDEN = 256, 128
 _EPOCHS, _QUICK_EPOCHS = 24, 12

@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.distill_phases.splits import Data, Observed, Split, draw, observe
 from benchmarks.distill_phases.teacher import Neighborhoods, probabilities, train_teacher
-from hopline.jobs.distill.propagate import by_destination, directions
-from hopline.jobs.distill.run import base_rows, new_rows, structure_features
-from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.train import train_student
 from hopline.types import FloatArray, IdArray
+from hopline_compress.distill.propagate import by_destination, directions
+from hopline_compress.distill.run import base_rows, new_rows, structure_features
+from hopline_compress.distill.settings import Settings
+from hopline_compress.distill.train import train_student
 
 TEACHERS = 5
 SHIPPED = Settings()

@@ -83,8 +83,8 @@ def places(sizes: workload.Sizes) -> Iterator[tuple[Path, Path]]:
     # torch comes with these, and a benchmark without them must not wait for it
     from benchmarks.hopline_server import build
     from hopline.artifact import read_spec, write_spec
-    from hopline.jobs.distill.run import Distillation, DistillOptions
-    from hopline.jobs.distill.settings import Settings
+    from hopline_compress.distill.run import Distillation, DistillOptions
+    from hopline_compress.distill.settings import Settings
 
     root = workload.ensure(sizes)
     if not (root / "hopline" / "repository" / "sage" / "1" / "model.json").is_file():

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.distill_phases.splits import Observed
-from hopline.jobs.distill.propagate import by_destination
 from hopline.types import FloatArray, IdArray
+from hopline_compress.distill.propagate import by_destination
 
 HIDDEN, FANOUT, EPOCHS, PATIENCE = 128, 5, 300, 60
 #: Epochs between two looks at the validation nodes.

@@ -31,14 +31,14 @@ from hopline.errors import FeatureStoreUnavailable, PrecomputedFileError
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
-from hopline.jobs.distill.export import write_fallback
-from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.train import Student
 from hopline.memory.arena import create_shared
 from hopline.packaging import package
 from hopline.service import Service
 from hopline.testing.precomputed_files import write_table
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
+from hopline_compress.distill.export import write_fallback
+from hopline_compress.distill.settings import Settings
+from hopline_compress.distill.train import Student
 
 N, TTL_S = 10, 100.0
 GROUP = FeatureGroup("node", N)

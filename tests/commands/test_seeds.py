@@ -2,7 +2,7 @@
 
 import typer
 
-from hopline.cli import COMMANDS, build_app
+from hopline.cli import DOOR, build_app
 
 
 def options(command, path):
@@ -16,7 +16,7 @@ def options(command, path):
 def test_every_seed_is_at_least_0():
     found = {
         path: option.min
-        for name in COMMANDS
+        for name in DOOR.names()
         for path, option in options(typer.main.get_command(build_app([name])).commands[name], name)
         if option.name == "seed"
     }

@@ -48,7 +48,7 @@ def test_what_is_left_out_is_named(check_docs, page, cut, said):
     ("old", "new", "said"),
     [
         ("files.py        files", "", "lacks files.py"),
-        ("jobs/distill/ ", "", "lacks jobs/distill/"),
+        ("jobs/batch/ ", "", "lacks jobs/batch/"),
         ("lifecycle.py, loaded_units.py", "lifecycle.py, fleet.py", "has fleet.py at rollout/"),
         ("sampling/ ", "samples/ ", "has samples/, which is not there"),
     ],

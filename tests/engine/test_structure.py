@@ -16,14 +16,14 @@ from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.jobs.batch.changes import Changes as Differences
 from hopline.jobs.batch.needed import needed_levels
-from hopline.jobs.distill.export import StructureRows, write_student
-from hopline.jobs.distill.propagate import directions
-from hopline.jobs.distill.run import structure_features
-from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.train import Student
 from hopline.memory.arena import Arena
 from hopline.testing.graphs import power_law_graph
 from hopline.types import InlineNode, ScoreRequest
+from hopline_compress.distill.export import StructureRows, write_student
+from hopline_compress.distill.propagate import directions
+from hopline_compress.distill.run import structure_features
+from hopline_compress.distill.settings import Settings
+from hopline_compress.distill.train import Student
 from tests.engine.test_live import Live, everyone, scores
 
 SETTINGS = Settings(structure=("features",), hidden=8, width=4)

@@ -2,7 +2,7 @@
 
 A folder of an artifact: `rows.npy` float32 [N, S], the nodes' ids as `ids.<name>.npy`, `structure.json`. A
 row is the fixed point of a diffusion of base rows over in-neighbours, and a base row is features times a
-matrix (`jobs/distill/run.py` computes them).
+matrix (`hopline_compress/distill/run.py` computes them).
 
 A node of the served graph uses its stored row while its features and its in-neighbours equal those that the
 row was computed from (`seen.npy` uint64 [N] is a hash of both). Any other node, which is new or has changed

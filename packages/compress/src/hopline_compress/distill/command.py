@@ -1,0 +1,192 @@
+"""`hopline distill`: train a small student of a packaged graph model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hopline.commands.batch import model_folder
+from hopline.commands.screen import Screen
+from hopline.commands.serve import resolve_config
+from hopline.config.folders import needed_folder
+from hopline.errors import BadRequest, ConfigError, PackagingError
+
+if TYPE_CHECKING:
+    from hopline_compress.distill.report import DistillReport
+
+
+def distill(
+    model: Annotated[str, typer.Option(help="The teacher: a packaged graph model.")],
+    version: Annotated[
+        str | None, typer.Option(help="Version of the teacher. Default: the newest.", show_default=False)
+    ] = None,
+    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    repository: Annotated[
+        str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Known classes: CSV of id,class, or .npy with one per row (-1: unknown).",
+            show_default=False,
+        ),
+    ] = None,
+    student: Annotated[
+        str | None, typer.Option(help="Name of the student. Default: the teacher's with -student added.")
+    ] = None,
+    structure: Annotated[
+        bool | None,
+        typer.Option(
+            "--structure/--no-structure",
+            help="Also give the student rows from a diffusion over the graph, computed beforehand. "
+            "Default: if the scored nodes have edges among them.",
+            show_default=False,
+        ),
+    ] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.", show_default=False)] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of linear layers.", show_default=False)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs.", show_default=False)] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="Stop after this many epochs without improvement.", show_default=False),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the split and the training.", min=0, max=2**63 - 1)
+    ] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the student even if it is more than 2 % worse.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing student of this name and version.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw accuracy by degree and calibration to this .svg file.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Train an MLP to answer as a graph model does, and write it as a model that reads no neighbours."""
+    if plot is not None and plot.suffix != ".svg":
+        raise BadRequest(f"--plot {plot}: the plot is drawn as SVG; name a .svg file")
+    for name, path in (("--report", report), ("--plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadRequest(f"{name} {path}: {path.parent} is not a folder")
+    resolved = resolve_config(
+        config, {"graph.path": graph, "models.repository": repository}, settings or []
+    )
+    if resolved.features.store:
+        raise ConfigError(
+            "features.store: a student learns from features of the graph folder; build the "
+            'graph with them and run with --set features.store=""'
+        )
+    graph_folder = needed_folder(resolved, "graph.path")
+    own = needed_folder(resolved, "models.repository")
+    folder, _ = model_folder(resolved, model, version)
+    # imported here because they import torch
+    from hopline_compress.distill.run import Distillation, DistillOptions
+    from hopline_compress.distill.settings import STRUCTURE, Settings
+
+    given = {"hidden": hidden, "layers": layers, "epochs": epochs, "patience": patience}
+    chosen = Settings(
+        seed=seed,
+        structure=() if structure is False else STRUCTURE[:1],
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    options = DistillOptions(
+        student=student or "",
+        needs_structure=structure is True,
+        labels=labels,
+        force=force,
+        overwrite=overwrite,
+        settings=chosen,
+    )
+    with _bars(quiet=as_json) as advance:
+        done = Distillation(folder, graph_folder, own, options, advance=advance).run()
+    if report is not None:
+        report.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
+    if plot is not None:
+        from hopline_compress.distill.report import draw
+
+        plot.write_text(draw(done), "utf-8")
+    if as_json:
+        typer.echo(msgspec.json.encode(done))
+    else:
+        show(done, Screen())
+    if not done.written:
+        raise PackagingError(
+            f"{done.student} is not written: {done.why}. More labels, --hidden or --structure may help; "
+            "--force writes it anyway"
+        )
+
+
+def show(report: DistillReport, console: Console) -> None:
+    """Print a report."""
+    table = Table("held-out nodes", "nodes", "agreement", "teacher", "student", "plain MLP", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    of_all = (report.teacher_accuracy, report.student_accuracy, report.mlp_accuracy)
+    table.add_row(
+        "all",
+        str(report.nodes["held_out"]),
+        f"{report.agreement:.2%}",
+        *map(_percent, of_all),
+        style="bold",
+    )
+    for bucket in report.by_degree:
+        accuracies = (bucket.teacher, bucket.student, bucket.mlp)
+        table.add_row(
+            f"in-degree {bucket.degrees}",
+            str(bucket.nodes),
+            f"{bucket.agreement:.2%}",
+            *map(_percent, accuracies),
+        )
+    console.print(table)
+    console.print(
+        f"Best epoch {report.best_epoch + 1} of {report.epochs}; "
+        f"calibration error {report.calibration['student'].ece:.3f}",
+        style="dim",
+        highlight=False,
+    )
+    console.print(f"Gate: {report.why}", style="green" if report.within else "yellow", highlight=False)
+    if report.written:
+        console.print(f"Student: {report.path}", style="bold green", highlight=False)
+        console.print(f"Together with its teacher: {report.fallback}", style="dim", highlight=False)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+@contextlib.contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for each step, on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def advance(label: str, done: int, total: int) -> None:
+            name = label.partition(",")[0]
+            if name not in tasks:
+                tasks[name] = bars.add_task(label, total=total)
+            bars.update(tasks[name], completed=done, description=label)  # type: ignore[arg-type]
+
+        yield advance

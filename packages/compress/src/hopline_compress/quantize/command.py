@@ -1,0 +1,257 @@
+"""`hopline quantize`: a quantised form of a packaged model, as a separate version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hopline.commands.screen import Screen, whole
+from hopline.commands.serve import resolve_config
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
+from hopline.errors import BadRequest, ConfigError, ModelNotFound
+
+if TYPE_CHECKING:
+    from hopline.models.local_repository import LocalRepository
+    from hopline_compress.quantize.judge import BucketFigures
+    from hopline_compress.quantize.report import Latency, QuantizeReport
+    from hopline_compress.quantize.run import QuantizeOptions
+
+_FORMS = ("int8", "float16", "bfloat16")
+
+
+def quantize(
+    model: Annotated[str, typer.Option(help="Model to quantise.")],
+    version: Annotated[
+        str | None,
+        typer.Option(
+            help="Version of the model. Default: the newest one that is not quantised.", show_default=False
+        ),
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(help="Graph folder, for calibration and evaluation.", show_default=False),
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+    ] = None,
+    to: Annotated[str, typer.Option(help="Target type: int8, float16 or bfloat16.")] = "int8",
+    fallback_dtype: Annotated[
+        str, typer.Option(help="Type of layers in which int8 costs too much: float32, float16 or bfloat16.")
+    ] = "float32",
+    weight_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Bits of int8 weights: 8, or 7, which is also correct on CPUs without VNNI. "
+            "Default: 8 if this CPU has VNNI.",
+            min=7,
+            max=8,
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new model. Default: the same.", show_default=False)
+    ] = None,
+    new_version: Annotated[
+        str | None,
+        typer.Option(
+            help="Version of the new model. Default: the original's with -int8 added.", show_default=False
+        ),
+    ] = None,
+    calibration: Annotated[int, typer.Option(help="Nodes to calibrate on.", min=1)] = 512,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(help="Calibrate on these ids: one a line, or a .npy file.", show_default=False),
+    ] = None,
+    eval_nodes: Annotated[int, typer.Option(help="Nodes to evaluate on.", min=1)] = 4096,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Known classes, to evaluate by accuracy: CSV of id,class, or .npy.", show_default=False
+        ),
+    ] = None,
+    max_drop: Annotated[
+        float,
+        typer.Option(
+            help="Largest loss in percentage points, overall and for each range of degrees.", min=0.0
+        ),
+    ] = 0.5,
+    exclude: Annotated[
+        str | None,
+        typer.Option(help="Layers to leave in float32, comma-separated.", show_default=False),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing version.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of all samples.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Quantise a packaged model's weights where that costs no accuracy, and write a new version."""
+    from hopline.live.snapshots import open_graph
+
+    resolved = resolve_config(
+        config, {"graph.path": graph, "models.repository": repository}, settings or []
+    )
+    _check_words(to, fallback_dtype, weight_bits)
+    if resolved.features.store:
+        raise ConfigError(
+            "features.store: calibration reads features from the graph folder; build the graph "
+            'with them and run with --set features.store=""'
+        )
+    folder = _model_folder(resolved, model, version)
+    opened = open_graph(needed_folder(resolved, "graph.path"), fresh=False)
+    from hopline_compress.quantize.run import QuantizeOptions
+    from hopline_compress.quantize.run import quantize as run
+
+    options = QuantizeOptions(
+        to=to,  # type: ignore[arg-type]
+        calibration=calibration,
+        eval_nodes=eval_nodes,
+        labels=labels,
+        max_drop=max_drop,
+        exclude=tuple(word.strip() for word in (exclude or "").split(",") if word.strip()),
+        fallback_dtype=fallback_dtype,  # type: ignore[arg-type]
+        weight_bits=weight_bits,  # type: ignore[arg-type]
+        overwrite=force,
+        seed=seed,
+    )
+    if nodes is not None:
+        options = _with_nodes(options, nodes, opened, folder)
+    with _bars(quiet=as_json) as advance:
+        done = run(
+            folder,
+            opened,
+            folder.parents[1],
+            options,
+            name=name or "",
+            new_version=new_version or "",
+            advance=advance,
+        )
+    if report is not None:
+        report.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1) + b"\n")
+    if as_json:
+        typer.echo(msgspec.json.encode(done))
+    else:
+        show(done, Screen())
+
+
+def _check_words(to: str, fallback_dtype: str, weight_bits: int | None) -> None:
+    if to not in _FORMS:
+        raise BadRequest(f"--to {to!r}: must be one of {', '.join(_FORMS)}")
+    if fallback_dtype not in ("float32", "float16", "bfloat16"):
+        raise BadRequest(f"--fallback-dtype {fallback_dtype!r}: must be one of float32, float16, bfloat16")
+    if weight_bits is not None and to != "int8":
+        raise BadRequest(f"--weight-bits {weight_bits}: only for int8 weights, not with --to {to}")
+
+
+def _model_folder(config: Config, model: str, version: str | None) -> Path:
+    from hopline.models.local_repository import LocalRepository
+    from hopline.models.repositories import configured_repository
+    from hopline.models.repository import absent
+
+    repository = configured_repository(config)
+    if not isinstance(repository, LocalRepository):
+        raise ConfigError(
+            f"models.repository: {repository.address} is not writable; copy the model into a folder, "
+            "quantise it there and copy the new version back"
+        )
+    versions = repository.versions(model)
+    if not versions:
+        raise ModelNotFound(absent(repository, model, version or "1"))
+    if version is None:
+        version = next(
+            (each for each in reversed(versions) if not _is_quantized(repository, model, each)), ""
+        )
+    return repository.fetch(model, version or versions[-1])
+
+
+def _is_quantized(repository: LocalRepository, model: str, version: str) -> bool:
+    from hopline.artifact import read_spec
+
+    folder = repository.fetch(model, version)
+    if not (folder / "model.json").is_file():  # a pipeline
+        return False
+    return "quantized" in read_spec(folder, verify=False).parity
+
+
+def _with_nodes(options: QuantizeOptions, path: Path, graph: object, folder: Path) -> QuantizeOptions:
+    from dataclasses import replace
+
+    from hopline.artifact import read_spec
+    from hopline.graph import Graph
+    from hopline.jobs.batch.nodes_file import read_nodes
+
+    assert isinstance(graph, Graph)
+    spec = read_spec(folder, verify=False)
+    if spec.head.node_type not in graph.nodes:
+        return options  # the run itself reports the error
+    return replace(options, nodes=read_nodes(path, graph.nodes[spec.head.node_type].ids.kind))
+
+
+def show(report: QuantizeReport, console: Console) -> None:
+    """Print a report."""
+    layers = Table("layer", "weights", "stored as", "costs alone", "", box=None, pad_edge=False)
+    for layer in report.layers:
+        costs = "" if layer.drop is None else f"{layer.drop:.2f}"
+        kept = f"{layer.form} {layer.scheme}".strip()
+        layers.add_row(layer.name, " x ".join(map(str, layer.shape)), kept, costs, layer.why)
+    console.print(whole(layers, "layer"), highlight=False)
+    console.print()
+    accuracy = ("before %", "after %") if report.labels else ("agreement %",)
+    buckets = Table("nodes of", "evaluated", *accuracy, "costs, points", box=None, pad_edge=False)
+    for bucket in (*report.figures.buckets, report.figures.overall):
+        buckets.add_row(*_cells(bucket, labels=report.labels))
+    console.print(buckets, highlight=False)
+    console.print(
+        f"\nsize {report.bytes_before:,} -> {report.bytes_after:,} bytes ({report.size_ratio:.2f} x); "
+        f"files alone {_times(report.latency_model)}; whole requests {_times(report.latency_request)}",
+        highlight=False,
+    )
+    if min(each.ratio for each in report.latency_request) >= 1 and report.to == "int8":
+        console.print(
+            "Not faster on this machine: the layers are narrow. Serve the original if size is no concern.",
+            highlight=False,
+        )
+    console.print(f"Written: {report.path}", style="bold green", highlight=False)
+
+
+def _cells(bucket: BucketFigures, *, labels: bool) -> list[str]:
+    measured = (bucket.before, bucket.after) if labels else (bucket.agreement,)
+    shown = ["" if value is None else f"{value:.2f}" for value in measured]
+    return [bucket.name, f"{bucket.nodes:,}", *shown, f"{bucket.drop:.2f}"]
+
+
+def _times(latencies: tuple[Latency, ...]) -> str:
+    return ", ".join(f"{each.ratio:.2f} x for {each.rows:,}" for each in latencies)
+
+
+@contextlib.contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for each step, on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks = {}
+
+        def advance(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done)
+
+        yield advance
