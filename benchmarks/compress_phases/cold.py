@@ -3,7 +3,7 @@
 Each figure is of fresh processes with everything on warm disk: byte code and kernels are compiled (as
 `pip install` and `hopline warm` leave them), files are in the page cache. The server is `hopline serve`
 with a graph and a two-layer model; a client asks for one node as soon as the port takes a connection,
-looking every millisecond. The function is a process that imports `hopline.serverless`, maps a table and
+looking every millisecond. The function is a process that imports `hopline_serverless`, maps a table and
 answers one Lambda event; it has answered when the answer's last byte has come through a pipe.
 
 In the same run, in turns, the lower limits of any such server are measured: an interpreter that does
@@ -36,7 +36,7 @@ _LONGEST_S = 120.0
 
 _FUNCTION = """
 import sys
-from hopline.serverless import handler
+from hopline_serverless import handler
 event = {"requestContext": {"http": {"method": "POST"}}, "rawPath": "/v1/models/risk/score",
          "body": '{"nodes": [42]}'}
 answer = handler(event)

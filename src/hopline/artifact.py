@@ -67,7 +67,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, 
 
 import msgspec
 
-from hopline.doors import NAMES
+from hopline.doors import brought
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
@@ -443,7 +443,5 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Column":  # of tabular models; another package brings it
-        return NAMES.require(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+#: `Column`, of tabular models
+__getattr__ = brought(__name__)

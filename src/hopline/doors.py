@@ -6,7 +6,7 @@ A door is a group of entry points. Packages add names to it, and the server's pa
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,30 @@ class Door:
         return f"pip install {self.packages[name]}" if name in self.packages else ""
 
 
-#: Public names of Hopline, and options of its commands, that another package brings.
+#: Names below `hopline` that another package brings, and what runs `hopline package --sklearn`.
 NAMES = Door(
     "hopline.names",
-    packages=dict.fromkeys(
-        ("Column", "TabularReport", "package_file", "package_tabular"), "'hopline[tabular]'"
-    ),
+    packages={
+        "artifact.Column": "'hopline[tabular]'",
+        "package.sklearn": "'hopline[tabular]'",
+        "packaging.TabularReport": "'hopline[tabular]'",
+        "packaging.package_tabular": "'hopline[tabular]'",
+        "ray.RetryingHandle": "'hopline[ray-serve]'",
+        "ray.application": "'hopline[ray-serve]'",
+        "ray.build": "'hopline[ray-serve]'",
+        "serverless.application": "'hopline[serverless]'",
+        "serverless.handler": "'hopline[serverless]'",
+    },
 )
+
+
+def brought(module: str) -> Callable[[str], Any]:
+    """`__getattr__` of a module with `NAMES` that another package brings."""
+
+    def find(name: str) -> Any:
+        known = f"{module.removeprefix('hopline.')}.{name}"
+        if known in NAMES.packages:
+            return NAMES.require(known)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find

@@ -168,7 +168,7 @@ def package(
             raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
         if sample is None:
             raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
-        NAMES.require("package_file")(sklearn, sample, repository, name, version, task, overwrite)
+        NAMES.require("package.sklearn")(sklearn, sample, repository, name, version, task, overwrite)
         return
     if sample is not None:
         raise PackagingError("--sample needs --sklearn; graph models are checked on their graph")

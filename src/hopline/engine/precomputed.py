@@ -1,7 +1,7 @@
 """Precomputed answers: which file fits a model, which of its rows may be used, and the rows themselves.
 
-The server, hybrid serving (`final_rows.py`) and the function handler (`serverless/known.py`) all read a
-file through this module. It needs no compiled code, so that a function starts quickly.
+The server, hybrid serving (`final_rows.py`) and functions (`hopline_serverless/known.py`) all read a file
+through this module. It needs no compiled code, so that a function starts quickly.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def import_from_mlflow(
         if logged is not None:
             how = "packaged"
             estimator, sample = logged
-            report = NAMES.require("package_tabular")(
+            report = NAMES.require("packaging.package_tabular")(
                 estimator, sample, Path(scratch) / ".packaged", name=name, version=version, progress=False
             )
             folder, notes = report.path, report.notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hopline.doors import NAMES
+from hopline.doors import brought
 
 if TYPE_CHECKING:
     from hopline.packaging.packager import package
@@ -29,6 +29,4 @@ def __getattr__(name: str) -> Any:
         from hopline.packaging.report import PackageReport
 
         return PackageReport
-    if name in ("TabularReport", "package_tabular"):
-        return NAMES.require(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return brought(__name__)(name)

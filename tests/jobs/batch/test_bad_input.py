@@ -1,5 +1,6 @@
 """What cannot be run is refused before anything is written, with what would be right."""
 
+import importlib.metadata
 import signal
 
 import msgspec
@@ -59,6 +60,17 @@ def test_a_table_model_has_no_nodes(tmp_path, cases):
 def test_an_engine_that_is_unknown_is_named(cases):
     with pytest.raises(BadRequest, match=r"'spark' is unknown; choose one of .*local"):
         open_engine("spark", cases["sage"].graph, None, 1)
+
+
+def test_an_address_is_for_a_cluster(cases):
+    with pytest.raises(BadRequest, match="--engine local has no cluster"):
+        open_engine("local", cases["sage"].graph, None, 0, address="10.0.0.1:6379")
+
+
+def test_an_engine_whose_package_is_missing_names_the_extra(cases, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    with pytest.raises(BadRequest, match=r"--engine ray needs a package: pip install 'hopline\[ray\]'"):
+        open_engine("ray", cases["sage"].graph, None, 0)
 
 
 @pytest.mark.parametrize("address", ["/tmp/x", "nope:/x", ""])

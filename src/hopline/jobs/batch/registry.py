@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 from hopline.artifact import ModelSpec
 from hopline.config.urls import shown
+from hopline.doors import Door, imported
 from hopline.errors import BadRequest, SinkError
 from hopline.features.registry import PUBLISHING
 from hopline.graph import Graph
 from hopline.jobs.batch.sink import Sink
 from hopline.jobs.batch.work import Engine
 
-#: Name -> "module:attribute" of what is called with graph, model and threads (0 means all); an engine for
-#: a cluster also gets its address.
-_ENGINES = {
-    "local": "hopline.jobs.batch.local:LocalEngine",
-    "ray": "hopline.jobs.batch.ray_engine:RayEngine",
-}
+#: Name -> what is called with graph, model and threads (0 means all); an engine for a cluster also gets its
+#: address.
+ENGINES = Door(
+    "hopline.batch_engines",
+    {"local": "hopline.jobs.batch.local:LocalEngine"},
+    {"ray": "'hopline[ray]'"},
+)
 
 
 def open_engine(name: str, graph: Graph, spec: ModelSpec, threads: int, *, address: str = "") -> Engine:
@@ -28,17 +29,19 @@ def open_engine(name: str, graph: Graph, spec: ModelSpec, threads: int, *, addre
         address: of a cluster; "" uses the engine's default.
 
     Raises:
-        BadRequest: an unknown name (the message lists the known ones), or an address for an engine without
-            a cluster.
+        BadRequest: an unknown name (the message lists the known ones), one whose package is missing, or an
+            address for an engine without a cluster.
         BatchError: the engine cannot be used here.
     """
-    if name not in _ENGINES:
-        raise BadRequest(f"--engine {name!r} is unknown; choose one of {', '.join(sorted(_ENGINES))}")
+    made = ENGINES.find(name)
+    if made is None and (install := ENGINES.how_to_install(name)):
+        raise BadRequest(f"--engine {name} needs a package: {install}")
+    if made is None:
+        known = sorted({*ENGINES.names(), *ENGINES.packages})
+        raise BadRequest(f"--engine {name!r} is unknown; choose one of {', '.join(known)}")
     if address and name == "local":
         raise BadRequest(f"--engine local has no cluster; an address ({address}) is for --engine ray")
-    module, _, attribute = _ENGINES[name].partition(":")
-    options = {"address": address} if address else {}
-    engine: Engine = getattr(importlib.import_module(module), attribute)(graph, spec, threads, **options)
+    engine: Engine = made(graph, spec, threads, **({"address": address} if address else {}))
     return engine
 
 
@@ -78,8 +81,7 @@ def open_sink(address: str) -> Sink:
     Raises:
         SinkError: the address names no sink, or is not well formed.
     """
-    module, _, attribute = SINKS[scheme_of(address)].partition(":")
-    sink: Sink = getattr(importlib.import_module(module), attribute)(address)
+    sink: Sink = imported(SINKS[scheme_of(address)])(address)
     return sink
 
 

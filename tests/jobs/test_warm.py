@@ -9,6 +9,7 @@ import pytest
 
 from hopline.jobs import kernels
 from hopline.jobs.kernels import Signature, compile_all, numba_type, signatures
+from packages.serverless.tests.conftest import packaged  # noqa: F401
 
 RENEW = "run the suite, then scripts/record_signatures.py"
 
@@ -80,7 +81,7 @@ print(dict(compile_all([wanted])))
 
 
 @pytest.mark.parametrize("memory", ["mapped", "huge"])
-def test_a_server_calls_only_what_is_compiled_ahead(packaged, tmp_path, memory):
+def test_a_server_calls_only_what_is_compiled_ahead(packaged, tmp_path, memory):  # noqa: F811
     overrides = {
         "graph.path": str(packaged / "graph"),
         "graph.memory": memory,

@@ -26,10 +26,10 @@ from hopline.errors import (
     PrecomputedFileError,
 )
 from hopline.graph import Graph
-from hopline.serverless import app, application, handler
-from hopline.serverless.app import Models, read_settings
-from hopline.serverless.known import probabilities
 from hopline.testing.precomputed_files import write_table
+from hopline_serverless import app, application, handler
+from hopline_serverless.app import Models, read_settings
+from hopline_serverless.known import probabilities
 from tests.engine import zoo
 
 ABSENT, EXPIRED_MS = 3, 1
@@ -345,7 +345,7 @@ HEAVY = {"numba", "llvmlite", "uvloop", "typer", "rich", "grpc", "torch", "onnxr
 def modules_loaded_for(places, table, node):
     """Top modules of a new process that answered for one node."""
     code = (
-        "import sys; from hopline.serverless import handler\n"
+        "import sys; from hopline_serverless import handler\n"
         f"assert handler({{'nodes': ['{node}']}})['outputs'], 'no answer'\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from hopline.errors import BadRequest, BatchError
-from hopline.jobs.batch import ray_engine, ray_task
-from hopline.jobs.batch.ray_engine import RayEngine
-from hopline.jobs.batch.registry import open_engine
+from hopline.errors import BatchError
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
+from hopline_ray import engine as ray_engine
+from hopline_ray import task as ray_task
+from hopline_ray.engine import RayEngine
+from packages.ray.tests import computes as ray_computes
 from tests.engine import zoo
-from tests.jobs.batch import dying, ray_computes
+from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 
 # Ray's own; the driver's sockets and the cluster's pipes are closed by the collector.
@@ -193,14 +194,3 @@ def test_no_cluster_at_the_address(model, monkeypatch, address):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(BatchError, match=r"no Ray cluster at .*--ray-address"):
         RayEngine(model[1], None, address=address)
-
-
-def test_an_address_is_for_a_cluster(model):
-    with pytest.raises(BadRequest, match="--engine local has no cluster"):
-        open_engine("local", model[1], None, 0, address="10.0.0.1:6379")
-
-
-def test_without_ray_the_extra_is_named(model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BatchError, match=r"needs Ray: pip install 'hopline\[ray\]'"):
-        open_engine("ray", model[1], None, 0)

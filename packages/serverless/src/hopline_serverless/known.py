@@ -28,8 +28,8 @@ from hopline.engine.tasks import default_outputs, labels, output_names
 from hopline.errors import ArtifactError, BadRequest, PrecomputedFileError, RequestTooLarge, Unavailable
 from hopline.graph.ids import IdIndex
 from hopline.graph.schema import NodeTypeSchema
-from hopline.serverless.ids import HashedIds, id_hash, ids_of_graph
 from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest, ScoreResult
+from hopline_serverless.ids import HashedIds, id_hash, ids_of_graph
 
 
 def _outputs_of(

@@ -9,7 +9,7 @@ from hopline.engine.precomputed_file.identity import id_hashes
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import Graph
 from hopline.graph.ids import IdIndex, RangeIds
-from hopline.serverless.ids import HashedIds, PlainHashTable, id_hash, ids_of_graph
+from hopline_serverless.ids import HashedIds, PlainHashTable, id_hash, ids_of_graph
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from hopline.jobs.batch import ray_task
+from hopline_ray import task as ray_task
 
 COMPUTE = ray_task.compute
 

@@ -24,18 +24,20 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import ray
+import ray.exceptions
 
 from hopline.artifact import ModelSpec
 from hopline.errors import BatchError
 from hopline.files import sync
 from hopline.graph import Graph
-from hopline.jobs.batch import ray_task
-from hopline.jobs.batch.ray_task import Order
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
 from hopline.jobs.batch.work import LevelWork, listed
 from hopline.process.cgroup import usable_cpus
 from hopline.types import IdArray
+from hopline_ray import task as ray_task
+from hopline_ray.task import Order
 
 #: Tries of a task whose process or machine dies; rows that kill the process each time do not fail because
 #: of the machine.
@@ -68,7 +70,7 @@ class RayEngine:
         threads: of this process, which computes outputs from final states on all processors.
 
     Raises:
-        BatchError: Ray is missing, or there is no cluster at the address.
+        BatchError: there is no cluster at the address.
     """
 
     def __init__(self, graph: Graph, spec: ModelSpec, threads: int = 0, *, address: str = "") -> None:
@@ -78,11 +80,10 @@ class RayEngine:
         self._limit = threads
         self.kept = None  # the processes that compute read files only
         self.threads = threads or usable_cpus()
-        self._ray = _import_ray()
-        self._connected = not self._ray.is_initialized()
+        self._connected = not ray.is_initialized()
         if self._connected:
             self._connect(address or os.environ.get("RAY_ADDRESS", ""))
-        task = self._ray.remote(ray_task.compute)
+        task = ray.remote(ray_task.compute)
         self._task = task.options(num_cpus=1, num_returns=1, max_retries=_RETRIES)
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
@@ -111,13 +112,13 @@ class RayEngine:
         finally:
             out.close()
             for ref in pending:
-                self._ray.cancel(ref)
+                ray.cancel(ref)
 
     def close(self) -> None:
         """Leave the cluster; a cluster that was started here ends."""
         if self._connected:
             self._connected = False
-            self._ray.shutdown()
+            ray.shutdown()
 
     def _take(
         self,
@@ -129,12 +130,12 @@ class RayEngine:
     ) -> None:
         """Write the rows of a task."""
         try:
-            values, edges = self._ray.get(ref)
-        except self._ray.exceptions.RayTaskError as error:
+            values, edges = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, BatchError):
                 raise error.cause from None
             raise BatchError(f"a task of the Ray cluster failed: {error}") from None
-        except self._ray.exceptions.RayError as error:
+        except ray.exceptions.RayError as error:
             raise BatchError(
                 f"rows {spans[0][0]:,} to {spans[-1][1]:,} could not be computed on the Ray cluster, tried "
                 f"{_RETRIES + 1} times ({type(error).__name__}: {_first_line(error)}); finished work is "
@@ -151,10 +152,10 @@ class RayEngine:
         idle_since = time.monotonic()
         while refs:
             ready: list[Any]
-            ready, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK_S)
+            ready, _ = ray.wait(refs, num_returns=1, timeout=_LOOK_S)
             if ready:
                 # Those that ended meanwhile, too.
-                ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
                 return ready
             if self._processors():
                 idle_since = time.monotonic()
@@ -166,7 +167,7 @@ class RayEngine:
         return []
 
     def _processors(self) -> int:
-        found = int(self._ray.cluster_resources().get("CPU", 0))
+        found = int(ray.cluster_resources().get("CPU", 0))
         return min(found, self._limit) if self._limit else found
 
     def _order(self, work: LevelWork) -> Order:
@@ -200,7 +201,7 @@ class RayEngine:
         else:
             _check_listens(address)
         try:
-            self._ray.init(address=address, **options)
+            ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _no_cluster(address, error) from error
 
@@ -236,12 +237,3 @@ def _cut(spans: list[Span], work: LevelWork, processors: int) -> Iterator[list[S
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise BatchError("--engine ray needs Ray: pip install 'hopline[ray]'") from None
-    return ray

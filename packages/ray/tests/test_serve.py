@@ -16,9 +16,9 @@ import pytest
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, ModelNotFound, NodeNotFound
 from hopline.packaging import package
-from hopline.ray import RetryingHandle, application, build
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from hopline_ray import RetryingHandle, application, build
 from tests.engine import zoo
 
 pytestmark = [

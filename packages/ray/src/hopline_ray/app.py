@@ -51,7 +51,7 @@ def application(
         ConfigError: Ray Serve is missing, or an argument is wrong.
     """
     serve = _import_serve()
-    from hopline.ray.replica import HoplineReplica
+    from hopline_ray.replica import HoplineReplica
 
     least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
     if not 1 <= least <= most:
@@ -82,7 +82,7 @@ def application(
 
 
 def build(arguments: Mapping[str, str]) -> Application:
-    """The application of `serve run hopline.ray:build repository=… graph=…` and of Serve's YAML files.
+    """The application of `serve run hopline_ray:build repository=… graph=…` and of Serve's YAML files.
 
     Args:
         arguments: repository, graph, replicas ("2" or "2-8"), target_requests, versions ("model=version",
@@ -123,6 +123,6 @@ def _import_serve() -> Any:
         from ray import serve
     except ImportError as error:
         raise ConfigError(
-            f"hopline.ray needs Ray Serve, which cannot be imported ({error}); install 'hopline[ray-serve]'"
+            f"Ray Serve cannot be imported ({error}): pip install 'hopline[ray-serve]'"
         ) from None
     return serve

@@ -10,31 +10,13 @@ errors are those of `POST /v1/models/<model>/score`; the settings are the server
     ids.py                 the ids of a snapshot, and of a file without its graph
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from hopline.serverless.app import application, handler
+from hopline_serverless.app import application, handler, warm_up
 
 __all__ = ["application", "handler"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "handler":
-        from hopline.serverless.app import handler
-
-        return handler
-    if name == "application":
-        from hopline.serverless.app import application
-
-        return application
-    raise AttributeError(f"module 'hopline.serverless' has no attribute {name!r}")
-
+__version__ = "0.1.0"
 
 if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
     # The platform gives more CPU to imports than to the first request.
-    from hopline.serverless.app import warm_up
-
     warm_up()

@@ -32,14 +32,14 @@ from hopline.engine.student import SPEC_FILE
 from hopline.errors import ConfigError, HoplineError, ModelNotFound, RequestTooLarge
 from hopline.files import expanded
 from hopline.models.version_folder import in_order, is_name
-from hopline.serverless.known import KnownModel
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
+from hopline_serverless.known import KnownModel
 from turnserve.http1.messages import Response
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer a request; see `hopline.serverless.app.answer`."""
+    """Answer a request; see `hopline_serverless.app.answer`."""
     headers = {
         name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name[:5] == "HTTP_"
     }
