@@ -19,9 +19,9 @@ from hopline.request_fields import FIELDS, LOGGED, RequestField, default_of
 from hopline.transports import oip
 from hopline.transports.lifecycle_requests import change_parameters
 from hopline.transports.oip import request_from_tensors
-from hopline.transports.queue_answers import request_of
 from hopline.transports.score_json import decode_score, score_request
 from hopline.types import ScoreRequest
+from hopline_brokers.queue_answers import request_of
 
 #: name -> (as JSON has it, as a parameter of the protocol has it, as the request has it)
 SAID: dict[str, tuple[Any, Any, Any]] = {

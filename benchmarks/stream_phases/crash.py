@@ -23,8 +23,8 @@ from benchmarks.server_process import free_port
 from benchmarks.stream_phases.place import Live, Place
 from benchmarks.stream_phases.producers import Producer, ToBroker, ToServer, times_there
 from benchmarks.stream_phases.served import BROKERS, TOPIC, Process, consumer_words, is_writer
-from hopline.jobs.stream.links import writer_listens
-from hopline.testing.broker_servers import BrokerServer, broker_server
+from hopline_brokers.stream.links import writer_listens
+from hopline_brokers.testing.servers import BrokerServer, broker_server
 
 KINDS = ("consumer", "server", "writer", "worker", "broker")
 #: Between two kills, seconds at random.

@@ -31,7 +31,7 @@ from benchmarks.stream_phases.served import (
     writer_of,
 )
 from benchmarks.workload import draw_ends
-from hopline.testing.broker_servers import broker_server
+from hopline_brokers.testing.servers import broker_server
 
 UPDATES, REQUESTS = 10_000, 300.0
 MODEL = "sampled"

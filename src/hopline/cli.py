@@ -32,7 +32,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prefetch": ("Fetch feature rows for all workers of this host.", "hopline.commands.prefetch:prefetch"),
     "score": ("Score nodes or links on a running server.", "hopline.commands.score:score"),
     "batch": ("Score a whole graph into files or stores.", "hopline.commands.batch:batch"),
-    "stream": ("Apply events of a message broker to a live graph.", "hopline.commands.stream:stream"),
     "models": ("List, load and unload versions on a running server.", "hopline.commands.models:app"),
     "rollout": ("Canary, blue/green, shadow and A/B rollouts.", "hopline.commands.rollout:app"),
     "snapshot": (
@@ -64,6 +63,7 @@ DOOR = Door(
         "quantize": "'hopline[compress]'",
         "generate": "'hopline[generate]'",
         "pipeline": "'hopline[pipelines]'",
+        "stream": "'hopline[kafka]' or 'hopline[redis-streams]' or 'hopline[nats]'",
         "mesh": "hopline-mesh",
     },
 )

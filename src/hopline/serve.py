@@ -36,7 +36,6 @@ from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_g
 log = logging.getLogger(__name__)
 
 _WORKER, _WRITER = "hopline.serve:worker_main", "hopline.live.process:main"
-_STREAM = "hopline.jobs.stream.process:main"
 #: Beyond the drain, until a worker that does not end is killed, in seconds.
 _GRACE_S = 10.0
 
@@ -58,9 +57,10 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     if config.live.stream and not config.live.enabled:
         raise ConfigError("live.stream: only a live graph follows a stream; set live.enabled (--live)")
     if config.live.stream:
-        from hopline.brokers.registry import open_source
+        from hopline.brokers.registry import open_source, reader
 
         open_source(config.live.stream, "live.stream")  # raises an error for a wrong address
+        reader("stream", config.live.stream, "live.stream")
     if config.live.snapshots and not config.live.stream:
         raise ConfigError(
             "live.snapshots: only hosts that follow a stream share snapshots; set live.stream"
@@ -166,7 +166,10 @@ async def _start_writer(config: Config, live: int) -> Child:
 
 
 async def _start_stream(config: Config) -> Child:
-    return await Child.start(_STREAM, {"config": config.to_json()}, name="the stream of the live graph")
+    from hopline.brokers.registry import reader
+
+    entry: str = reader("stream", config.live.stream, "live.stream").value
+    return await Child.start(entry, {"config": config.to_json()}, name="the stream of the live graph")
 
 
 def worker_main() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
+from hopline.doors import imported
 from hopline.ingress.certificates import TlsFiles
 from hopline.process.cgroup import usable_cpus
 from hopline.process.listeners import (
@@ -38,14 +39,12 @@ if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
     from hopline.transports.grpc import GrpcApp
     from hopline.transports.http import HttpApp
-    from hopline.transports.queue import QueueServer
     from turnserve.grpc.endpoint import GrpcEndpoint
     from turnserve.http1.endpoint import HttpEndpoint
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SERVICE = "hopline.service:Service"
-_QUEUE = "hopline.transports.queue:QueueServer"
 #: Models that the line of a ready server names.
 _SHOWN_MODELS = 5
 #: Seconds between looks at idle connections, the date and shared metrics.
@@ -157,7 +156,8 @@ class Server:
         #: For the large requests of all listeners together.
         pending = server.max_pending_bytes
         self._budget = Budget(pending) if pending else Budget.for_bodies(server.max_body_bytes)
-        self._queue: QueueServer | None = None
+        #: Answers requests of a message broker; see `brokers/registry.py`.
+        self._queue: Any = None
 
     async def serve(self) -> int:
         """The whole life; returns the exit code."""
@@ -196,9 +196,12 @@ class Server:
             grpc_socket = self._bind(self.config.server.grpc_port, "server.grpc_port")
         tls = self._tls.contexts("http/1.1")
         self._gate = open_gate(self.config)
-        self._service = load(self._service_name)(self.config)
+        self._service = imported(self._service_name)(self.config)
         if self.config.queues.requests:
-            self._queue = load(_QUEUE)(self._service, self.config)
+            from hopline.brokers.registry import reader
+
+            found = reader("requests", self.config.queues.requests, "queues.requests")
+            self._queue = found.load()(self._service, self.config)
         await self._service.start()
         if self._gate is not None:
             self._gate.limit_tokens(self._service.token_rates)
@@ -403,12 +406,6 @@ def open_gate(config: Config) -> Gatekeeper | None:
     from hopline.ingress.gatekeeper import Gatekeeper
 
     return Gatekeeper(config)
-
-
-def load(name: str) -> Any:
-    """The object that "module:attribute" names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def main_error(error: Exception) -> int:

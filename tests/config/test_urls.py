@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.brokers.address import Address
 from hopline.config.urls import shown
 from hopline.errors import ConfigError
 from hopline.features.redis_url import RedisUrl
+from hopline_brokers.address import Address
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hopline.events import arrow_bounds
 from hopline.events.decode import Decoder
 from hopline.events.payloads import MAX_UNREADABLE
 from hopline.events.wire import MAX_EVENTS
-from hopline.jobs.stream.batch import MOST_LETTERS, read_batch
+from hopline_brokers.stream.batch import MOST_LETTERS, read_batch
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
 from tests.events.hostile import good_streams, stream
 

@@ -13,11 +13,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from hopline.config.schema import Config
-from hopline.jobs.stream.follow import MetricsPort
 from hopline.observe.exposition import Exemplar, wants_open_metrics
 from hopline.observe.metrics import Metrics
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
+from hopline_brokers.stream.follow import MetricsPort
 from tests.prometheus_server import prometheus
 from turnserve.http1.messages import Request
 

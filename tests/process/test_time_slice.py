@@ -4,12 +4,11 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-import hopline
 from hopline.process import time_slice
+from scripts import house
 
 TELL = """
 import ctypes, os, sys
@@ -64,12 +63,14 @@ def test_a_process_that_computes_does_not_inherit_the_slices_of_the_server():
 
 
 def test_every_process_that_lowers_its_priority_also_gives_its_slices_back():
-    """A child by `lower_priority`; a command of its own has no server to inherit from."""
-    source = Path(hopline.__file__).parent
+    """By `lower_priority`; the mesh watch has no server to inherit from."""
     found = {
-        str(file.relative_to(source)) for file in source.rglob("*.py") if "os.nice(" in file.read_text()
+        "/".join(file.parts[-2:])
+        for package in house.DISTRIBUTIONS.values()
+        for file in package.rglob("*.py")
+        if "os.nice(" in file.read_text()
     }
-    assert found == {"process/time_slice.py", "commands/stream.py"}
+    assert found == {"process/time_slice.py", "watch/child.py"}
 
 
 def test_other_scheduling_classes_are_left_alone():

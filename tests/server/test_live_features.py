@@ -13,7 +13,7 @@ import pytest
 
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
-from hopline.testing.broker_servers import RedisServer, broker_server
+from hopline_brokers.testing.servers import RedisServer, broker_server
 from tests.server.live_rig import World, row, same, serving
 
 GROUP = FeatureGroup("node", 6)

@@ -13,7 +13,7 @@ import pytest
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
-from hopline.testing.broker_servers import (
+from hopline_brokers.testing.servers import (
     BrokerServer,
     KafkaServer,
     NatsServer,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hopline.config.schema import Config
-from hopline.jobs.stream.links import OwnWriter
+from hopline_brokers.stream.links import OwnWriter
 from tests.server.start_rig import Started, until
 
 #: Its workers wait for the graph.

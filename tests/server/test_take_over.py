@@ -15,10 +15,10 @@ from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
 from hopline.config.schema import Config
 from hopline.graph.live.lock import read_owner
-from hopline.jobs.stream.links import OwnWriter, SocketWriter, writer_listens
-from hopline.testing.broker_servers import RedisServer, broker_server
+from hopline_brokers.stream.links import OwnWriter, SocketWriter, writer_listens
+from hopline_brokers.testing.servers import RedisServer, broker_server
+from packages.brokers.tests.stream.test_process import BAD, Process, edges, payload
 from tests.graph.live.keepers import numbered
-from tests.jobs.stream.test_process import BAD, Process, edges, payload
 from tests.server.start_rig import Started, until
 
 # servers of several processes are awaited for half a minute
@@ -129,7 +129,7 @@ async def test_a_stream_whose_successor_never_comes_writes_again(folder: Path) -
 
 
 async def _again(writer: SocketWriter, count: int) -> Any:
-    from hopline.jobs.stream.writer import Patience
+    from hopline_brokers.stream.writer import Patience
 
     return await Patience().until_done("writer", lambda: writer.apply([numbered(0, count)]))
 

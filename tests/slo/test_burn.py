@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hopline.cli import build_app
-from hopline.jobs.stream.meters import StreamMetrics
 from hopline.observe.metrics import LATENCY_BUCKETS, Metrics
 from hopline.observe.scrape import Scrape
 from hopline.slo import promql
@@ -18,6 +17,7 @@ from hopline.slo.burn import count, latency_buckets, over_window, quantile, sinc
 from hopline.slo.objectives import Objective, read_objectives
 from hopline.slo.prometheus import Prometheus
 from hopline.slo.promql import PACES, write_rules
+from hopline_brokers.stream.meters import StreamMetrics
 from tests.prometheus_server import prometheus, promtool
 
 SLO = """

@@ -2,15 +2,27 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("hopline.testing.brokers")
+pytest.register_assert_rewrite("hopline_brokers.testing.suite")
 
-from hopline.testing.broker_servers import (  # noqa: E402
+from hopline_brokers.testing.servers import (  # noqa: E402
     BrokerServer,
     KafkaServer,
     NatsServer,
     RedisServer,
     broker_server,
 )
+
+
+@pytest.fixture(scope="module", params=[RedisServer, NatsServer, KafkaServer], ids=lambda kind: kind.scheme)
+def any_broker(request: pytest.FixtureRequest) -> Iterator[BrokerServer]:
+    with broker_server(request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[BrokerServer]:
+    with broker_server(RedisServer) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

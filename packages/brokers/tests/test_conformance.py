@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopline.testing.brokers import BrokerFailureSuite, BrokerSuite
+from hopline_brokers.testing.suite import BrokerFailureSuite, BrokerSuite
 
 
 class TestKafka(BrokerSuite):

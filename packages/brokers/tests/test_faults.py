@@ -13,9 +13,9 @@ from confluent_kafka.admin import ConfigEntry
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError, BrokerUnavailable
-from hopline.testing.broker_servers import NatsServer, RedisServer, broker_server
-from hopline.testing.brokers import check_order, collect, numbers, outgoing, positions, until
 from hopline_brokers import kafka, nats_stream
+from hopline_brokers.testing.servers import NatsServer, RedisServer, broker_server
+from hopline_brokers.testing.suite import check_order, collect, numbers, outgoing, positions, until
 
 
 async def opened(make, address, *at):

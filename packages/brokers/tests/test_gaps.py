@@ -11,7 +11,7 @@ from nats.js.manager import JetStreamManager
 
 from hopline.brokers.registry import open_sink, open_source
 from hopline.errors import ConfigError
-from hopline.testing.brokers import collect, numbers, outgoing, positions, until
+from hopline_brokers.testing.suite import collect, numbers, outgoing, positions, until
 from packages.brokers.tests.test_faults import opened, redis_call, send
 
 

@@ -4,7 +4,7 @@
         Queue    several readers share messages; each message is settled by the reader that received it
         Sink     sends, and knows when the broker has the messages
 
-The three implementations must pass `hopline.testing.brokers`. This file depends on no broker.
+The three implementations must pass `hopline_brokers.testing.suite`. This file depends on no broker.
 """
 
 from __future__ import annotations

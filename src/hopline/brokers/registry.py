@@ -1,16 +1,18 @@
-"""The brokers' classes by the scheme of an address, from installed packages."""
+"""The brokers' classes by the scheme of an address, and what reads topics, from installed packages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from hopline.brokers.address import scheme_of
 from hopline.brokers.base import Queue, Sink, Source
 from hopline.config.setting import did_you_mean
 from hopline.config.urls import shown
 from hopline.doors import Door, imported
 from hopline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,32 @@ DOOR = Door(
     },
 )
 
+#: Readers of a topic. "requests": a class that answers requests for a server, made of its service and its
+#: settings, with `start`, `drain` and `close`. "stream": the entry of a process that follows a live graph's
+#: stream.
+READERS = Door("hopline.broker_readers")
+
+
+def reader(name: str, address: str, setting: str) -> EntryPoint:
+    """The reader of a name, for the topic at an address. Raises: ConfigError: it is not installed."""
+    if (point := READERS.installed().get(name)) is not None:
+        return point
+    scheme = scheme_of(address)
+    install = DOOR.how_to_install(scheme) or "pip install hopline-brokers"
+    raise ConfigError(f"{setting}: {scheme}:// needs a package; install it with: {install}")
+
+
+def scheme_of(address: str) -> str:
+    """The scheme before ://, in lower case; "" if there is none."""
+    head, found, _ = address.partition("://")
+    return head.lower() if found else ""
+
 
 def open_source(address: str, setting: str) -> Source:
     """The source at an address. `open()` connects it.
 
     Args:
-        address: "kafka://host:9092/edges?group=g" …; see `brokers/address.py`.
+        address: "kafka://host:9092/edges?group=g" …; see the guide to queues.
         setting: name of the setting with the address, for errors.
 
     Raises:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hopline.brokers.base import REPLY_TO, Message
 from hopline.errors import BadRequest, HoplineError
-from hopline.transports import queue_answers
 from hopline.types import ScoreResult
+from hopline_brokers import queue_answers
 from tests.fuzz.fed import SERVICE, check_text, runner
 
 _HEADERS = (queue_answers.REQUEST_ID, "traceparent", REPLY_TO)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from hopline.brokers.address import Address
 from hopline.brokers.base import Message
-from hopline.brokers.condition import Connected, Reader
 from hopline.errors import BrokerUnavailable
+from hopline_brokers.address import Address
+from hopline_brokers.condition import Connected, Reader
 
 #: librdkafka's settings that Hopline sets itself.
 _OURS = (

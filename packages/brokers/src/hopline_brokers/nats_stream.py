@@ -21,9 +21,9 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
-from hopline.brokers.address import Address
 from hopline.brokers.base import Message
-from hopline.brokers.condition import Connected, Reader
+from hopline_brokers.address import Address
+from hopline_brokers.condition import Connected, Reader
 
 _CONNECT_S = 2
 #: Seconds between pings; a server that misses two is lost.

@@ -26,11 +26,11 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from hopline.brokers.address import Address
 from hopline.brokers.base import Message, Position
-from hopline.brokers.condition import Connected, Reader
 from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.errors import ConfigError
+from hopline_brokers.address import Address
+from hopline_brokers.condition import Connected, Reader
 
 #: Timeout of an answer in seconds, in addition to the requested wait.
 REPLY_S = 2.0

@@ -11,9 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from hopline.brokers.address import Address
 from hopline.brokers.base import Gap, Health, Message
 from hopline.retry import Backoff
+from hopline_brokers.address import Address
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest, BrokerUnavailable, Overloaded, Unavailable
-from hopline.jobs.stream.clock import Clock
-from hopline.jobs.stream.consumer import Consumer, StreamOptions
-from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.rescore import RescoreOptions, Rescorer, read_mode
 from hopline.observe.metrics import Metrics
 from hopline.types import ScoreResult
-from tests.jobs.stream.fakes import Disk, FakeSink, FakeSource, FakeWriter, Kept, Log, text
+from hopline_brokers.stream.clock import Clock
+from hopline_brokers.stream.consumer import Consumer, StreamOptions
+from hopline_brokers.stream.meters import StreamMetrics
+from hopline_brokers.stream.rescore import RescoreOptions, Rescorer, read_mode
+from packages.brokers.tests.stream.fakes import Disk, FakeSink, FakeSource, FakeWriter, Kept, Log, text
 
 
 class FakeScorer:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from hopline.brokers.address import Address
-from hopline.brokers.registry import DOOR, Broker, open_queue, open_sink, open_source
+from hopline.brokers.registry import DOOR, Broker, open_queue, open_sink, open_source, reader
 from hopline.errors import ConfigError
+from hopline_brokers.address import Address
 from hopline_brokers.kafka_source import KafkaSource
 from hopline_brokers.nats_sink import NatsSink
 from hopline_brokers.redis_queue import RedisQueue
@@ -156,6 +156,18 @@ def test_a_server_alone_names_the_package_of_a_broker(monkeypatch, scheme, requi
     message = rf"^s: {scheme}:// needs a package; install it with: pip install {re.escape(requirement)}$"
     with pytest.raises(ConfigError, match=message):
         open_source(f"{scheme}://h/s", "s")
+
+
+@pytest.mark.parametrize("name", ["requests", "stream"])
+@pytest.mark.parametrize(
+    ("scheme", "requirement"), [("nats", "'hopline[nats]'"), ("mine", "hopline-brokers")]
+)
+def test_a_server_alone_names_the_package_of_a_reader(monkeypatch, name, scheme, requirement):
+    assert reader(name, f"{scheme}://h/s", "s").load() is not None
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    message = rf"^s: {scheme}:// needs a package; install it with: pip install {re.escape(requirement)}$"
+    with pytest.raises(ConfigError, match=message):
+        reader(name, f"{scheme}://h/s", "s")
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch):

@@ -25,7 +25,7 @@ import pytest_asyncio
 from hopline.brokers.base import Message, Outgoing, Position, Queue, Sink, Source
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError, BrokerUnavailable, ConfigError
-from hopline.testing.broker_servers import BrokerServer
+from hopline_brokers.testing.servers import BrokerServer
 
 _PATIENCE_S = 20.0
 _numbers = itertools.count()

@@ -14,15 +14,15 @@ import sys
 
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
-from hopline.jobs.stream.consumer import StreamOptions
-from hopline.jobs.stream.follow import Stream, follow
 from hopline.observe.logs import configure_logs
 from hopline.process.parent import read_orders, say_ready
 from hopline.process.time_slice import lower_priority
+from hopline_brokers.stream.consumer import StreamOptions
+from hopline_brokers.stream.follow import Stream, follow
 
 logger = logging.getLogger("hopline.stream")
 
-ENTRY = "hopline.jobs.stream.process:main"
+ENTRY = "hopline_brokers.stream.process:main"
 _MAX_BATCH, _MAX_WAIT_MS = 10_000, 20.0
 #: New objects after which the garbage collector runs: about a few batches' worth.
 _YOUNG = 100_000

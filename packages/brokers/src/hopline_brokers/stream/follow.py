@@ -24,15 +24,21 @@ from hopline.config.folders import live_socket
 from hopline.config.schema import Config
 from hopline.errors import BadRequest
 from hopline.graph.schema import GraphSchema
-from hopline.jobs.stream.consumer import Consumer, StreamOptions
-from hopline.jobs.stream.dead_letters import DeadLetters, Discard, FileDeadLetters, Refuse, SinkDeadLetters
-from hopline.jobs.stream.links import OwnWriter, SocketWriter, writer_listens
-from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.rescore import RescoreOptions, Rescorer
-from hopline.jobs.stream.writer import Patience
 from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Metrics
 from hopline.process.parent import on_parent_end
+from hopline_brokers.stream.consumer import Consumer, StreamOptions
+from hopline_brokers.stream.dead_letters import (
+    DeadLetters,
+    Discard,
+    FileDeadLetters,
+    Refuse,
+    SinkDeadLetters,
+)
+from hopline_brokers.stream.links import OwnWriter, SocketWriter, writer_listens
+from hopline_brokers.stream.meters import StreamMetrics
+from hopline_brokers.stream.rescore import RescoreOptions, Rescorer
+from hopline_brokers.stream.writer import Patience
 
 #: Seconds between two lines: on a terminal the line is replaced, else each is a line of the log.
 _SCREEN_S, _LOG_S = 0.5, 10.0

@@ -8,11 +8,11 @@ import pytest
 from hopline.brokers.registry import open_queue
 from hopline.config.reader import load_config
 from hopline.errors import GraphBehind, ModelNotReady, RateLimited
-from hopline.testing.brokers import collect, until
 from hopline.testing.service import FakeService
-from hopline.transports.queue import QueueServer
-from hopline.transports.queue_answers import ERROR, REQUEST_ID
-from tests.transports.test_queue import answering, desk_at
+from hopline_brokers.queue_answers import ERROR, REQUEST_ID
+from hopline_brokers.queue_server import QueueServer
+from hopline_brokers.testing.suite import collect, until
+from packages.brokers.tests.test_queue import answering, desk_at
 
 
 class Behind(FakeService):
@@ -132,7 +132,7 @@ async def test_a_server_that_refuses_everything_leaves_the_backlog_at_the_broker
 
 
 async def test_no_more_bytes_than_allowed_wait_without_a_place(redis, monkeypatch):
-    monkeypatch.setattr("hopline.transports.queue._WAITING_BYTES", 10_000)
+    monkeypatch.setattr("hopline_brokers.queue_server._WAITING_BYTES", 10_000)
     async with desk_at(redis) as desk:
         await desk.send(*(msgspec.json.encode(body) + b" " * 4_000 for body in _loading(20)))
         service = Loading(load_config())

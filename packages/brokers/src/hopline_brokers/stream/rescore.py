@@ -17,10 +17,10 @@ import numpy as np
 from hopline.brokers.base import Outgoing, Sink
 from hopline.errors import BadRequest, DeadlineExceeded, ModelNotReady, Overloaded
 from hopline.graph.live.changes import Ids
-from hopline.jobs.stream.clock import Clock
-from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.writer import Patience, Writer
 from hopline.types import ExternalId, ScoreRequest, ScoreResult
+from hopline_brokers.stream.clock import Clock
+from hopline_brokers.stream.meters import StreamMetrics
+from hopline_brokers.stream.writer import Patience, Writer
 
 #: Scoring is retried after these errors as well.
 _PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)

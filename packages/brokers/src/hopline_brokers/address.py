@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+from hopline.brokers.registry import scheme_of
 from hopline.config.setting import did_you_mean
 from hopline.config.urls import shown, split
 from hopline.errors import ConfigError
@@ -216,12 +217,6 @@ class Address:
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
         )
         return f"{self.scheme}{'s' if self.encrypted else ''}://{hosts}/{self.path}"
-
-
-def scheme_of(text: str) -> str:
-    """The scheme before ://, in lower case; "" if there is none."""
-    head, found, _ = text.partition("://")
-    return head.lower() if found else ""
 
 
 def _server(text: str, default_port: int, wrong: Any) -> tuple[str, int]:

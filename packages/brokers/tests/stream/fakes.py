@@ -6,7 +6,7 @@ import json
 from hopline.brokers.base import Gap, Health, Message
 from hopline.errors import BrokerUnavailable
 from hopline.graph.live.changes import Applied, Rejected
-from hopline.jobs.stream.writer import Standing
+from hopline_brokers.stream.writer import Standing
 from tests.events.events_of_people import SHOP, events_of
 
 

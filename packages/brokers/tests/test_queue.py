@@ -15,11 +15,11 @@ from hopline.brokers.base import REPLY_TO, Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
-from hopline.testing.broker_servers import NatsServer, RedisServer, broker_server
-from hopline.testing.brokers import collect, until
 from hopline.testing.service import FakeService
-from hopline.transports.queue import QueueServer
-from hopline.transports.queue_answers import ERROR, ORIGIN, REASON, REQUEST_ID
+from hopline_brokers.queue_answers import ERROR, ORIGIN, REASON, REQUEST_ID
+from hopline_brokers.queue_server import QueueServer
+from hopline_brokers.testing.servers import NatsServer, RedisServer, broker_server
+from hopline_brokers.testing.suite import collect, until
 from tests.servers import running
 
 _numbers = itertools.count()

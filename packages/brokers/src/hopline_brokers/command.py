@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
-    from hopline.jobs.stream.follow import Rescoring
+    from hopline_brokers.stream.follow import Rescoring
 
 #: Exit code of a stream that stopped at an event that it could not apply.
 STOPPED = 3
@@ -115,10 +114,11 @@ def stream(
     needed_folder(resolved, "graph.path")
     import uvloop
 
-    from hopline.jobs.stream.consumer import StreamOptions
-    from hopline.jobs.stream.dead_letters import StreamStopped
-    from hopline.jobs.stream.follow import Stream, follow
     from hopline.observe.logs import configure_logs
+    from hopline.process.time_slice import lower_priority
+    from hopline_brokers.stream.consumer import StreamOptions
+    from hopline_brokers.stream.dead_letters import StreamStopped
+    from hopline_brokers.stream.follow import Stream, follow
 
     followed = Stream(
         source,
@@ -138,7 +138,7 @@ def stream(
         ),
     )
     configure_logs(resolved.log)
-    os.nice(resolved.live.nice)
+    lower_priority(resolved.live.nice)
     # Thousands of messages are allocated and freed, and none is part of a cycle.
     gc.freeze()
     gc.set_threshold(_YOUNG)
@@ -159,8 +159,8 @@ def _rescoring(
     api_key: str | None,
     token: str | None,
 ) -> Rescoring | None:
-    from hopline.jobs.stream.follow import Rescoring
-    from hopline.jobs.stream.rescore import read_mode
+    from hopline_brokers.stream.follow import Rescoring
+    from hopline_brokers.stream.rescore import read_mode
 
     kind, every_s = read_mode(mode)
     given = {"--model": model, "--results": results}

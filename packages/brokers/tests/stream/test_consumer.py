@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from hopline.brokers.base import Message
 from hopline.errors import BrokerError, GraphError, LogFull, WriterUnavailable
-from hopline.jobs.stream.clock import Clock
-from hopline.jobs.stream.consumer import Consumer, StreamOptions
-from hopline.jobs.stream.dead_letters import FileDeadLetters, Refuse, SinkDeadLetters, StreamStopped
-from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.outcomes import positions_of_sources
 from hopline.observe.metrics import Metrics
-from tests.jobs.stream.fakes import (
+from hopline_brokers.stream.clock import Clock
+from hopline_brokers.stream.consumer import Consumer, StreamOptions
+from hopline_brokers.stream.dead_letters import FileDeadLetters, Refuse, SinkDeadLetters, StreamStopped
+from hopline_brokers.stream.meters import StreamMetrics
+from hopline_brokers.stream.outcomes import positions_of_sources
+from packages.brokers.tests.stream.fakes import (
     Crash,
     Disk,
     FakeSink,
@@ -48,7 +48,7 @@ def add(name, **more):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Nothing came for a moment: positions are written."""
-    monkeypatch.setattr("hopline.jobs.stream.consumer._IDLE_S", 0.001)
+    monkeypatch.setattr("hopline_brokers.stream.consumer._IDLE_S", 0.001)
 
 
 async def no_sleep(seconds):

@@ -6,10 +6,10 @@ import pytest
 
 from hopline.brokers.base import Gap, Message
 from hopline.graph.live.version import MESSAGES
-from hopline.jobs.stream.batch import Naming
-from hopline.jobs.stream.dead_letters import StreamStopped
-from tests.jobs.stream.fakes import FakeSource, FakeWriter, Log
-from tests.jobs.stream.test_consumer import add, consumer, disk_of, know
+from hopline_brokers.stream.batch import Naming
+from hopline_brokers.stream.dead_letters import StreamStopped
+from packages.brokers.tests.stream.fakes import FakeSource, FakeWriter, Log
+from packages.brokers.tests.stream.test_consumer import add, consumer, disk_of, know
 
 PLACE = "fake/a"
 

@@ -23,15 +23,15 @@ import numpy as np
 
 from hopline.brokers.base import Message, Source
 from hopline.errors import Unavailable
-from hopline.events import parts
 from hopline.events.decode import Decoder
+from hopline.events.parts import choose
 from hopline.graph.live.changes import Applied, Changes
-from hopline.jobs.stream.batch import Batch, Naming, Upserts, as_sets, read_batch, up_to_foreign
-from hopline.jobs.stream.clock import Clock
-from hopline.jobs.stream.dead_letters import DeadLetters, StreamStopped
-from hopline.jobs.stream.intake import Intake
-from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.outcomes import (
+from hopline_brokers.stream.batch import Batch, Naming, Upserts, as_sets, read_batch, up_to_foreign
+from hopline_brokers.stream.clock import Clock
+from hopline_brokers.stream.dead_letters import DeadLetters, StreamStopped
+from hopline_brokers.stream.intake import Intake
+from hopline_brokers.stream.meters import StreamMetrics
+from hopline_brokers.stream.outcomes import (
     Outcome,
     Redelivered,
     end_of,
@@ -39,7 +39,7 @@ from hopline.jobs.stream.outcomes import (
     positions_of_sources,
     probe,
 )
-from hopline.jobs.stream.writer import Patience, Standing, Writer
+from hopline_brokers.stream.writer import Patience, Standing, Writer
 
 logger = logging.getLogger("hopline.stream")
 
@@ -359,7 +359,7 @@ class Consumer:
             await self._clock.sleep(_FULL_S)
             wanted = np.zeros(changes.num_events, np.bool_)
             wanted[[at for at, each in outcome.rejected.items() if each.code in _FOR_ROOM]] = True
-            again = parts.choose(changes, wanted)
+            again = choose(changes, wanted)
             outcome.take(await self._apply(replace(again, positions=positions)), np.flatnonzero(wanted))
             full = outcome.first("full")
         self._metrics.waiting("room", 0)

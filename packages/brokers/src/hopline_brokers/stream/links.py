@@ -13,12 +13,12 @@ from hopline.config.folders import live_folder, live_socket
 from hopline.config.schema import Config
 from hopline.errors import GraphError
 from hopline.graph.live.changes import Applied, Changes, Ids
-from hopline.jobs.stream.writer import Standing
 from hopline.live.link import WriterLink
 from hopline.live.orders import writer_orders
 from hopline.live.process import ENTRY, RELIEVED
 from hopline.process.child import Child, exit_reason
 from hopline.retry import Backoff
+from hopline_brokers.stream.writer import Standing
 
 logger = logging.getLogger("hopline.stream")
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hopline.brokers.base import Gap, Message, Position, Source
-from hopline.jobs.stream.meters import StreamMetrics
+from hopline_brokers.stream.meters import StreamMetrics
 
 logger = logging.getLogger("hopline.stream")
 

@@ -28,8 +28,8 @@ from hopline.events.rows import Refused
 from hopline.graph.live.changes import Changes, NodeChanges, Rejected
 from hopline.graph.live.version import MESSAGES, OFFSET, StreamMessage, digest_of
 from hopline.graph.schema import GraphSchema
-from hopline.jobs.stream.dead_letters import DeadLetter, StreamStopped
 from hopline.types import ExternalId, FloatArray
+from hopline_brokers.stream.dead_letters import DeadLetter, StreamStopped
 
 #: Nodes that are remembered as existing; beyond this, all are forgotten.
 _MOST_KNOWN = 1_000_000

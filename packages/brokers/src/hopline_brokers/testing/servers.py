@@ -105,7 +105,7 @@ class KafkaServer(BrokerServer):
 
     def command(self) -> list[str]:
         """See `BrokerServer.command`."""
-        return [sys.executable, "-m", "hopline.testing.kafka_mock", "--port", str(self.port)]
+        return [sys.executable, "-m", "hopline_brokers.testing.kafka_mock", "--port", str(self.port)]
 
     async def make(self, topic: str) -> None:
         """Nothing: the mock creates topics for producers."""

@@ -35,11 +35,11 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.retry import Backoff
-from hopline.transports import queue_answers
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.interface import ScoringService
-from hopline.transports.queue_answers import AnswerWriter
 from hopline.types import ScoreRequest, ScoreResult
+from hopline_brokers import queue_answers
+from hopline_brokers.queue_answers import AnswerWriter
 
 #: Messages that may wait without a place, as a multiple of `queues.concurrency`; bytes of their payloads.
 _WAITING, _WAITING_BYTES = 16, 64 * 2**20
