@@ -8,7 +8,7 @@ import torch
 from hopline.packaging import oracle, parity
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.lower import lower
-from hopline.packaging.rowwise import check_rowwise
+from hopline.packaging.parity import check_rowwise
 from hopline.packaging.signature import bind
 from hopline.packaging.split import Splitter
 from hopline.packaging.trace import analyse, frozen_copy, trace

@@ -54,6 +54,14 @@ def test_degrees_at_the_rim_need_a_hop_more_even_if_they_matter_for_hubs_only(tm
     assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
 
 
+def test_a_hop_that_counts_less_than_the_tolerance_is_needed_too(tmp_path):
+    """On another graph, with degrees of thousands, it counts more."""
+    model = Two(lambda x, e: x * (1 + 1e-6 * degree(e[1], x.size(0)))[:, None])
+    with pytest.raises(NotServable, match="Give 3 fanouts"):
+        package(model, tmp_path)
+    assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
+
+
 def hooked(kind):
     conv = pyg.SAGEConv(6, 8)
     clamp = lambda *given: given[-1].clamp(max=1e4) if torch.is_tensor(given[-1]) else None  # noqa: E731

@@ -34,14 +34,12 @@ from hopline.packaging.head import (
     run_head,
     trailing_module,
 )
-from hopline.packaging.locality import check_memory, check_sizes, explain, works_on_all
+from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
 from hopline.packaging.lower import lower
-from hopline.packaging.not_finite import check_numbers
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Reference, Rows
+from hopline.packaging.reference import Reference, Rows, check_numbers
 from hopline.packaging.repeatable import check_repeatable
-from hopline.packaging.rowwise import check_rowwise
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
@@ -181,13 +179,12 @@ class Job:
     def answered(self, runtime: str) -> gate.Answered:
         """The module's answers for the requested nodes."""
         sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
-        rows = self.rows
+        rows, rounding = self.rows, None
         if self.pooled:
             sides, rows = pooled.answers(self.reference, self.probe.check, sides[0], num_hops(self.fanouts))
         elif not self.is_link:
             rows = rows[sides[0]]
         embedding = None if self.embedding is None or runtime == "torch" else self.embedding[sides[0]]
-        rounding = None
         if not self.pooled:
             rounding = self.reference.rounding(self.probe.check, self.pairs, self.rows)
             rounding = rounding if self.is_link else rounding[sides[0]]
@@ -336,6 +333,9 @@ class Job:
         if self.pooled:
             text = "the model answers one row for a graph: that of a node is for all nodes joined to it"
             self.notes.append(text)
+        else:
+            sides = self.pairs or gate.sides_of(self.probe, self.targets, "torch", False)
+            check_reach(self.reference, self.probe, sides, num_hops(self.fanouts))
         log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
         return spec
 
@@ -447,13 +447,13 @@ class Job:
                 query, query_file = None, ""
                 if plan.query is not None:
                     feeds = oracle.stage_inputs(plan.query_inputs, plan.node_type, self.check, previous)
-                    check_rowwise(plan.query, plan.query_inputs, feeds, where)
+                    parity.check_rowwise(plan.query, plan.query_inputs, feeds, where)
                     query = plan.query(*(torch.from_numpy(rows) for rows in feeds.values())).numpy()
                     query_file = f"layers/{plan.level}.{plan.node_type}.query.onnx"
                     widths = [_width(feeds[item.name]) for item in plan.query_inputs]
                     export_stage(plan.query, plan.query_inputs, widths, folder / query_file)
                 feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous, query)
-                check_rowwise(plan.module, plan.inputs, feeds, where)
+                parity.check_rowwise(plan.module, plan.inputs, feeds, where)
                 widths = [_width(feeds[item.name]) for item in plan.inputs]
                 if plan.level == 0 and not sum(widths):
                     raise NotSplittable(

@@ -7,7 +7,7 @@ one thing of a graph and tests whether answers change for nodes whose neighbourh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +16,17 @@ from numpy.typing import NDArray
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
-from hopline.packaging.probe import Probe, beside, grouped, middle_of_chains, part_of, strangers, widened
-from hopline.packaging.reference import Pairs, Reference, Rows, differ
+from hopline.packaging.probe import (
+    Probe,
+    beside,
+    grouped,
+    middle_of_chains,
+    part_of,
+    reordered,
+    strangers,
+    widened,
+)
+from hopline.packaging.reference import Pairs, Reference, Rows, as_rows, differ
 from hopline.packaging.watch import watched
 from hopline.types import FloatArray, IdArray
 
@@ -28,8 +37,8 @@ _MOST_OF_ALL = 2_000_000
 #: A tensor that is this many times as large for twice the graph grows with its square; in bytes, tensors
 #: that do not matter.
 _SQUARE, _SMALL = 3.0, 1 << 18
-#: Factor at which a share of 1e-9 of a feature is visible in an answer.
-_MAGNIFIED = 1e6
+#: Differences that are rounding, in float64 and in float32: a share of a number, and of 1.
+_EXACT, _ROUNDED = 1e-9, 1e-5
 #: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
 
@@ -153,12 +162,9 @@ def explain(
         seeds: rows of the target type, int64 [n]. hops: those of the packaged model.
         decisions: lines of its source that branch on values of tensors.
     """
-    target = reference.targets[0]
     try:
-        return (
-            _depends_on_other_nodes(reference, probe, decisions)
-            or _looks_further(reference, probe, target, seeds, hops, decisions)
-            or ""
+        return _depends_on_other_nodes(reference, probe, decisions) or _looks_further(
+            reference, probe, 0, seeds, hops, decisions
         )
     except PackagingError:  # it fails on some of the changed graphs: those show nothing
         return ""
@@ -290,36 +296,49 @@ def _scaled(graph: CheckGraph, *, nodes: bool, edges: bool) -> CheckGraph:
     )
 
 
+def check_reach(reference: Reference, probe: Probe, sides: Sequence[IdArray], hops: int) -> None:
+    """Check that answers depend on no more hops than those of the packaged model, however little they do.
+
+    What a layer reads of one hop more, such as the degrees of its neighbours, can change the answers of the
+    gate's graph by less than its tolerance, and those of another graph by more.
+
+    Args:
+        sides: rows of each target type, int64 [n].
+
+    Raises: NotServable: they do; says how many hops they depend on.
+    """
+    for side, seeds in enumerate(sides):
+        why = _looks_further(reference, probe, side, _spread(seeds), hops, ())
+        if why:
+            raise NotServable(f"the model cannot be served node by node: {why}")
+
+
 def _looks_further(
     reference: Reference,
     probe: Probe,
-    target: str,
+    side: int,
     seeds: IdArray,
     hops: int,
     decisions: Sequence[str],
 ) -> str:
     """Advice: more hops give the module's answers, or outgoing edges leave the neighbourhood."""
-    most = hops + _FURTHER
+    most, target = hops + _FURTHER, reference.targets[side]
     chains = strangers(probe.real, most, np.random.default_rng(4))
     graph = beside(probe.check, chains)
-    tried = seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
+    tried = _spread(seeds)
     # the middle of the chains: further from both ends than all hops that are tried
     tried = np.append(tried, probe.check.num_nodes(target) + middle_of_chains(most))
+    answers, whole, tolerance = _precise(reference, side, graph)
 
     def agrees(seed: int, count: int) -> bool:
-        """The answer on these hops is that on a graph with far larger features behind them."""
-        inside = part_of(graph, neighborhood(graph, target, seed, count))
-        try:
-            rows = reference.answers(_magnified(graph, _reached(inside, target, seed)))
-        except PackagingError:  # it may refuse such features
-            rows = reference.answers(graph)
-        return not differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any()
+        inside = answers(part_of(graph, neighborhood(graph, target, seed, count)))
+        return bool(np.isclose(inside[seed], whole[seed], tolerance, tolerance, equal_nan=True).all())
 
     right = 0
     for place, seed in enumerate([*tried.tolist(), *np.setdiff1d(seeds, tried).tolist()]):
         if place >= len(tried) and right > hops:
-            break  # the other seeds serve if these agree: the last hop counts little in most answers
-        found = next((count for count in range(max(1, right), most + 1) if agrees(seed, count)), 0)
+            break  # the other seeds serve if these agree: the last hop may matter to few nodes only
+        found = next((count for count in range(max(1, right, hops), most + 1) if agrees(seed, count)), 0)
         if not found:
             return _decided(decisions) or (
                 "it reads more than a node's in-neighbours: outgoing edges "
@@ -338,6 +357,29 @@ def _looks_further(
     return ""
 
 
+def _spread(seeds: IdArray) -> IdArray:
+    return seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
+
+
+def _precise(
+    reference: Reference, side: int, graph: CheckGraph
+) -> tuple[Callable[[CheckGraph], Rows], Rows, float]:
+    """A function for answers, in float64 if the module runs so; those on a graph; and what is rounding."""
+
+    def answers(part: CheckGraph) -> Rows:
+        return as_rows(exact.states_of_nodes(part)[side]) if exact.is_link else exact.answers(part)
+
+    exact, least = reference.in_float64(), _EXACT
+    try:
+        whole = answers(graph)
+    except PackagingError:
+        exact, least = reference, _ROUNDED
+        whole = answers(graph)
+    with np.errstate(invalid="ignore"):
+        noise = np.abs(answers(reordered(graph)) - whole) / (1 + np.abs(whole))
+    return answers, whole, max(least, 100 * float(np.nan_to_num(noise, posinf=0.0).max(initial=0.0)))
+
+
 def neighborhood(graph: CheckGraph, target: str, seed: int, hops: int) -> dict[str, NDArray[np.bool_]]:
     """Edges that a message to the seed crosses within some hops: edge type -> bool [E]."""
     reached = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
@@ -350,23 +392,3 @@ def neighborhood(graph: CheckGraph, target: str, seed: int, hops: int) -> dict[s
             crossed[key] |= into
             reached[edges.src][edges.indices[into]] = True
     return crossed
-
-
-def _reached(graph: CheckGraph, target: str, seed: int) -> dict[str, NDArray[np.bool_]]:
-    """The seed and the ends of all edges: node type -> bool [N]."""
-    found = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
-    found[target][seed] = True
-    for part in graph.edges.values():
-        found[part.src][part.indices] = True
-        found[part.dst][part.destinations] = True
-    return found
-
-
-def _magnified(graph: CheckGraph, but: dict[str, NDArray[np.bool_]]) -> CheckGraph:
-    """The graph with far larger features of all nodes but these: what is read far away becomes visible."""
-    large = widened(graph, np.random.default_rng(4), _MAGNIFIED)
-    features = {
-        name: np.where(but[name][:, None], rows, large.features[name])
-        for name, rows in graph.features.items()
-    }
-    return CheckGraph(features, graph.edges)

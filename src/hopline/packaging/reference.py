@@ -120,6 +120,14 @@ class Reference:
             )
         return out
 
+    def in_float64(self) -> Reference:
+        """The same with weights and inputs in float64; not every module runs so."""
+        exact = copy.copy(self)
+        exact.module = copy.deepcopy(self.module).double()
+        exact.head = copy.deepcopy(self.head).double() if isinstance(self.head, nn.Module) else self.head
+        exact._dtype = torch.float64
+        return exact
+
     def rounding(self, graph: CheckGraph, pairs: Pairs | None, rows: Rows) -> NDArray[np.float64]:
         """Distance of the module's answers from its answers in float64, float64 [n].
 
@@ -129,12 +137,8 @@ class Reference:
         Returns: for each row the largest of its columns; 0 if the module does not run in float64. At most
             what nudged inputs and another order of sums explain: another branch for float64 is no rounding.
         """
-        exact = copy.copy(self)
-        exact.module = copy.deepcopy(self.module).double()
-        exact.head = copy.deepcopy(self.head).double() if isinstance(self.head, nn.Module) else self.head
-        exact._dtype = torch.float64
         try:
-            other = exact.answers(graph, pairs)
+            other = self.in_float64().answers(graph, pairs)
         except PackagingError:
             return np.zeros(len(rows))
         with np.errstate(invalid="ignore"):
@@ -432,3 +436,32 @@ def _left_over(module: nn.Module) -> Iterator[Tensor]:
                 else [value]
             )
             yield from (each for each in values if isinstance(each, Tensor) and each.grad_fn is not None)
+
+
+def check_numbers(rows: Rows, nodes: IdArray, real: NDArray[np.bool_], module: nn.Module) -> list[str]:
+    """Notes about rows that have NaN or infinity.
+
+    Args:
+        rows: float64 [n, d], the module's answers.
+        nodes: int64 [n], the node of each row, for messages.
+        real: bool [n], the rows that are not of the probe; of another length if rows are not of nodes.
+    Raises: PackagingError: every real row has NaN.
+    """
+    counted = real if len(real) == len(rows) else np.ones(len(rows), bool)
+    notes = []
+    for what, found, then in (
+        ("infinity", np.isinf(rows), "JSON has null there"),
+        ("NaN", np.isnan(rows), "the label of such a row is -1"),
+    ):
+        wrong = found.any(axis=1) & counted
+        if not wrong.any():
+            continue
+        if what == "NaN" and wrong.sum() == max(1, real.sum()):
+            weights = [name for name, values in module.named_parameters() if values.isnan().any()]
+            why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
+            raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
+        notes.append(
+            f"the model answers {what} for {wrong.sum()} of {real.sum()} rows that were checked, for "
+            f"example node {int(nodes[wrong.argmax()])} of the sample; {then}"
+        )
+    return notes
