@@ -290,7 +290,7 @@ class Ledger(RuleBasedStateMachine):
         self.on_loop(self.batcher.resume, self.away.pop())
 
     def taken(self):
-        return self.batcher._queued_us, self.batcher._queued_rows, self.admission.num_open
+        return self.batcher._queued_us, self.batcher.queued_rows, self.admission.num_open
 
     @invariant()
     def what_is_taken_is_what_live_requests_hold(self):
@@ -299,7 +299,7 @@ class Ledger(RuleBasedStateMachine):
         waiting = list(itertools.chain.from_iterable(lane.items() for lane in batcher._lanes))
         assert self.admission.num_open == len(open_)
         assert batcher._queued_us == sum(us for _, us in waiting)
-        assert batcher._queued_rows == sum(item.rows for item, _ in waiting)
+        assert batcher.queued_rows == sum(item.rows for item, _ in waiting)
         assert all(us > 0 for _, us in waiting)
         elsewhere = {*batcher._running, *self.away}
         assert {item for item, _ in waiting} == {item for item in open_ if item not in elsewhere}
