@@ -21,14 +21,14 @@ from benchmarks.distill_phases.splits import Data, Observed, Split, draw, observ
 from benchmarks.distill_phases.teacher import Neighborhoods, probabilities, train_teacher
 from hopline.types import FloatArray, IdArray
 from hopline_compress.distill.propagate import by_destination, directions
-from hopline_compress.distill.run import base_rows, new_rows, structure_features
+from hopline_compress.distill.run import structure_features
 from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import train_student
 
 TEACHERS = 5
 SHIPPED = Settings()
 PURE = Settings(
-    structure=(), width=0, batch=512, epochs=150, patience=40, label_weight=0.0, weight_decay=5e-4
+    structure=False, width=0, batch=512, epochs=150, patience=40, label_weight=0.0, weight_decay=5e-4
 )
 NAMES = ("prod", "tran", "ind", "teacher", "mlp", "glnn")
 
@@ -62,8 +62,7 @@ def ship(
 ) -> tuple[float, float, float]:
     """Accuracy in % of a student with structure: prod, tran, ind."""
     everyone = np.arange(len(observed.x))
-    labels = observed.train_labels
-    rows = structure_features(observed.edge_index, observed.x, settings, labels=labels)
+    rows = structure_features(observed.edge_index, observed.x, settings)
     student = train_student(
         observed.x, soft, observed.labels, everyone, observed.valid, settings, structure=rows
     )
@@ -82,15 +81,41 @@ def arrivals(
 ) -> FloatArray:
     """Structure features of the held-out nodes, from their edges to observed ones; float32 [n, S]."""
     indptr, indices = _edges_in(data.edge_index, split.ind, observed.nodes, len(data.y))
-    base = base_rows(
-        data.x[split.ind],
-        settings,
-        labels=np.full(len(split.ind), -1, np.int64),
-        num_classes=data.num_classes,
-        reduced_by=directions(observed.x, settings.width),
-    )
+    base = data.x[split.ind] @ directions(observed.x, settings.width)
     degrees = np.bincount(observed.edge_index[1], minlength=len(observed.x))
     return new_rows(base, indptr, rows[indices], degrees[indices], settings)
+
+
+def new_rows(
+    base: FloatArray,
+    indptr: IdArray,
+    neighbor_rows: FloatArray,
+    neighbor_degrees: IdArray,
+    settings: Settings,
+) -> FloatArray:
+    """Rows of nodes that were added after the others were computed.
+
+    Equal to a full computation if no node is downstream of the new nodes (they have in-edges only);
+    else the answer of the graph before they were added.
+
+    Args:
+        base: float32 [n, S], reduced features of the new nodes.
+        indptr: int64 [n + 1]: the in-neighbours of node i are neighbor_rows[indptr[i]:indptr[i + 1]].
+        neighbor_rows: float32 [m, S], stored rows.
+        neighbor_degrees: int64 [m], the number of in-neighbours of each.
+
+    Returns: float32 [n, S].
+    """
+    counts = np.diff(indptr)
+    weights = 1 / np.sqrt(np.maximum(neighbor_degrees, 1) * np.repeat(counts, counts))
+    sums = np.zeros(base.shape, np.float32)
+    np.add.at(
+        sums,
+        np.repeat(np.arange(len(base)), counts),
+        neighbor_rows * weights[:, None].astype(np.float32),
+    )
+    near = np.float32(settings.restart) * base + np.float32(1 - settings.restart) * sums
+    return np.where(counts[:, None] > 0, near, base).astype(np.float32)
 
 
 def _edges_in(

@@ -96,7 +96,7 @@ def places(sizes: workload.Sizes) -> Iterator[tuple[Path, Path]]:
         shutil.copytree(root / "hopline" / "repository" / "sage" / "1", folder)
         spec = msgspec.structs.replace(read_spec(folder), name="teacher", task="multiclass")
         write_spec(folder, spec)
-        for name, structure in (("student", ("features",)), ("plain", ())):
+        for name, structure in (("student", True), ("plain", False)):
             settings = Settings(structure=structure, epochs=_EPOCHS)
             options = DistillOptions(student=name, force=True, settings=settings)
             Distillation(folder, graph, repository, options).run()

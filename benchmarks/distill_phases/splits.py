@@ -67,13 +67,6 @@ class Observed:
     tran: IdArray
     nodes: IdArray
 
-    @property
-    def train_labels(self) -> IdArray:
-        """int64 [n], -1 but for training nodes."""
-        known = np.full(len(self.labels), -1, np.int64)
-        known[self.train] = self.labels[self.train]
-        return known
-
 
 def load(file: Path) -> Data:
     """Reads a graph of the shared data's format; only its largest component is kept."""

@@ -164,7 +164,7 @@ def places(tmp_path_factory):
             progress=False,
         )
         folder = root / repository / "sum" / "1"
-        student = Student(N, 0, N, Settings(structure=())).eval()
+        student = Student(N, 0, N, Settings(structure=False)).eval()
         write_fallback(folder, student, read_spec(folder), np.eye(N, dtype=np.float32), ("s", "1"), 0.9)
     (root / "cached" / "sum" / "serving.toml").write_text("cache_bytes = 1_000_000\ncache_ttl_s = 1000\n")
     write_table(root / "sum.precomputed", root / "models" / "sum" / "1", graph)

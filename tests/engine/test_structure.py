@@ -26,7 +26,7 @@ from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import Student
 from tests.engine.test_live import Live, everyone, scores
 
-SETTINGS = Settings(structure=("features",), hidden=8, width=4)
+SETTINGS = Settings(structure=True, hidden=8, width=4)
 DIM, N = 6, 300
 TEACHER = ModelSpec("t", "1", "multiclass", 1, {}, {}, Head("node", 3))
 

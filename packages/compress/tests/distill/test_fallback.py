@@ -31,7 +31,7 @@ def places(places, tmp_path_factory):
 @pytest.fixture(scope="module")
 def student(places):
     torch.manual_seed(2)
-    module = Student(DIM, 0, CLASSES, Settings(structure=())).eval()
+    module = Student(DIM, 0, CLASSES, Settings(structure=False)).eval()
     features = np.array(places.graph.nodes["node"].features)
     write_fallback(
         places.folder(), module, read_spec(places.folder()), features, ("close-student", "1"), 0.9

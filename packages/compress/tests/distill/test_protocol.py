@@ -31,7 +31,6 @@ def test_held_out_nodes_and_test_labels_are_not_observed(data):
     assert seen.edge_index.max() < len(seen.nodes)
     assert (seen.labels[seen.tran] == -1).all()
     assert set(np.flatnonzero(seen.labels >= 0)) == set(seen.train) | set(seen.valid)
-    assert set(np.flatnonzero(seen.train_labels >= 0)) == set(seen.train)
     kept = np.isin(data.edge_index, seen.nodes).all(0)
     np.testing.assert_array_equal(seen.nodes[seen.edge_index], data.edge_index[:, kept])
 

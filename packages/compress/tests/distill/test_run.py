@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.distill_phases.accuracy import new_rows
 from hopline.artifact import read_spec
 from hopline.cli import build_app
 from hopline.engine.answer import Answerer
@@ -26,13 +27,13 @@ from hopline.types import InlineNode, ScoreRequest
 from hopline_compress.distill.export import StructureRows, write_student
 from hopline_compress.distill.propagate import directions
 from hopline_compress.distill.report import by_degree, calibration, judge
-from hopline_compress.distill.run import Distillation, DistillOptions, Split, new_rows, structure_features
+from hopline_compress.distill.run import Distillation, DistillOptions, Split, structure_features
 from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.teacher import soft_labels
 from hopline_compress.distill.train import Student
 from packages.compress.tests.distill.places import CLASSES, DIM, N
 
-QUICK = Settings(structure=(), dropout=0.0, epochs=60)
+QUICK = Settings(structure=False, dropout=0.0, epochs=60)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def distil(own, model="close", *, graph=None, **options):
 def some_student(outputs=CLASSES, layers=2):
     """A student with statistics and weights of its own, as after training."""
     torch.manual_seed(1)
-    settings = Settings(structure=(), layers=layers, hidden=8)
+    settings = Settings(structure=False, layers=layers, hidden=8)
     student = Student(DIM, 0, outputs, settings)
     student.train()
     for _ in range(5):
@@ -354,7 +355,7 @@ def test_bad_words_are_refused_before_any_work(hopline):
 @pytest.fixture
 def seeing(own):
     """A student with structure features, written: (folder, module, rows, structure)."""
-    settings = Settings(structure=("features",), hidden=8)
+    settings = Settings(structure=True, hidden=8)
     features = np.array(own.graph.nodes["node"].features)
     edge = own.graph.edge()
     edges = np.stack([edge.indices, np.repeat(np.arange(N), np.diff(edge.indptr))])
@@ -411,7 +412,7 @@ def test_described_nodes_get_their_structure_from_their_neighbours(own, seeing):
         InlineNode(features=row[0], neighbors={"": ["n1", "n5", "n9"]}),
         InlineNode(features=row[0], neighbors={}),
     )
-    settings = Settings(structure=("features",))
+    settings = Settings(structure=True)
     base = row @ directions(features, settings.width)
     near = new_rows(
         base, np.array([0, 3]), structure[[1, 5, 9]], np.diff(own.graph.edge().indptr)[[1, 5, 9]], settings
@@ -442,11 +443,6 @@ def test_the_command_makes_a_student_that_sees_structure(hopline, own):
     assert "structure/rows.npy" in spec.files
     model = load_model(own.folder(), read_spec(own.folder()), own.graph)
     assert model.student.spec.agreement == report["fallback_agreement"]
-
-
-def test_structure_that_a_server_cannot_keep_up_is_refused(own):
-    with pytest.raises(BadRequest, match="structure labels"):
-        distil(own, settings=Settings(structure=("labels",)))
 
 
 def without_edges(own, tmp_path):

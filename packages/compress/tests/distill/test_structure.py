@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from hopline.errors import BadRequest, ConfigError
+from benchmarks.distill_phases.accuracy import new_rows
+from hopline.errors import ConfigError
 from hopline_compress.distill.propagate import by_destination, directions
-from hopline_compress.distill.run import base_rows, new_rows, structure_features
+from hopline_compress.distill.run import structure_features
 from hopline_compress.distill.settings import Settings
 
-EXACT = Settings(structure=("features",), tolerance=1e-7)
+EXACT = Settings(structure=True, tolerance=1e-7)
 
 
 def drawn(seed: int, num_nodes: int = 30, num_edges: int = 90, dim: int = 5):
@@ -36,11 +37,10 @@ def dense(edges, base, restart):
 @pytest.mark.parametrize("restart", [0.1, 0.5, 1.0])
 def test_rows_are_the_fixed_point_of_the_diffusion(seed, restart):
     edges, x = drawn(seed)
-    settings = Settings(structure=("features", "labels"), restart=restart, tolerance=1e-7)
-    labels = np.where(np.arange(len(x)) % 3 == 0, np.arange(len(x)) % 2, -1)
-    base = base_rows(x, settings, labels=labels)
+    settings = Settings(restart=restart, tolerance=1e-7)
+    base = x @ directions(x, settings.width)
     expected = dense(edges, base.astype(np.float64), restart)
-    found = structure_features(edges, x, settings, labels=labels)
+    found = structure_features(edges, x, settings)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
@@ -52,7 +52,7 @@ def test_row_of_a_new_node_follows_from_its_neighbours_rows():
     new_edges = np.array([[0, 4, 4, 9, 12], [30, 30, 31, 31, 31]])  # the last one, 32, has none
     indptr, sources = by_destination(new_edges - [[0], [30]], 3)
     degrees = np.bincount(edges[1], minlength=len(x))
-    base = base_rows(arrived, EXACT, reduced_by=directions(x, EXACT.width))
+    base = arrived @ directions(x, EXACT.width)
     found = new_rows(base, indptr, rows[sources], degrees[sources], EXACT)
 
     whole = np.concatenate([x @ directions(x, EXACT.width), base])
@@ -67,7 +67,7 @@ def test_row_of_an_old_node_follows_from_its_neighbours_rows():
     rows = structure_features(edges, x, EXACT)
     indptr, sources = by_destination(edges, len(x))
     degrees = np.diff(indptr)
-    again = new_rows(base_rows(x, EXACT), indptr, rows[sources], degrees[sources], EXACT)
+    again = new_rows(x @ directions(x, EXACT.width), indptr, rows[sources], degrees[sources], EXACT)
     np.testing.assert_allclose(again, rows, atol=1e-5)
 
 
@@ -89,21 +89,9 @@ def test_narrow_features_come_to_one_scale():
     np.testing.assert_allclose((reduced**2).mean(0), [0.5, 0.5, 0], rtol=1e-3, atol=1e-9)
 
 
-def test_no_structure_is_no_columns():
-    edges, x = drawn(9)
-    assert structure_features(edges, x, Settings(structure=())).shape == (30, 0)
-
-
-def test_labels_without_labels_are_refused():
-    edges, x = drawn(10)
-    with pytest.raises(BadRequest, match="needs known labels"):
-        structure_features(edges, x, Settings(structure=("labels",)))
-
-
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"structure": ("colour",)}, "structure colour: known are features, labels"),
         ({"restart": 0.0}, "restart is 0.0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"epochs": 0}, "epochs is 0"),

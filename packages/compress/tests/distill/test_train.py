@@ -8,7 +8,7 @@ from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import train_student
 
 torch = pytest.importorskip("torch")
-SHORT = Settings(hidden=16, epochs=60, patience=15, structure=(), dropout=0.2)
+SHORT = Settings(hidden=16, epochs=60, patience=15, structure=False, dropout=0.2)
 
 
 def separable(num_rows: int = 120, dim: int = 6):
@@ -40,7 +40,7 @@ def test_without_labels_the_teacher_judges():
 
 def test_one_seed_is_one_student_whatever_was_drawn_before():
     x, soft, labels, fit, valid = separable()
-    settings = Settings(hidden=8, epochs=10, batch=32, structure=())
+    settings = Settings(hidden=8, epochs=10, batch=32, structure=False)
     first = train_student(x, soft, labels, fit, valid, settings)
     torch.rand(7)
     before = torch.get_rng_state()
@@ -48,7 +48,9 @@ def test_one_seed_is_one_student_whatever_was_drawn_before():
     assert torch.equal(before, torch.get_rng_state())
     np.testing.assert_array_equal(first.probabilities(x), second.probabilities(x))
     assert first.history == second.history
-    other = train_student(x, soft, labels, fit, valid, Settings(hidden=8, epochs=10, structure=(), seed=1))
+    other = train_student(
+        x, soft, labels, fit, valid, Settings(hidden=8, epochs=10, structure=False, seed=1)
+    )
     assert (other.probabilities(x) != first.probabilities(x)).any()
 
 
@@ -58,7 +60,7 @@ def test_training_stops_when_validation_gets_no_better_and_keeps_the_best():
     # The validation rows say the opposite, so that learning more scores less.
     labels = labels.copy()
     labels[valid] = 1 - labels[valid]
-    settings = Settings(hidden=16, epochs=200, patience=5, structure=(), dropout=0.0)
+    settings = Settings(hidden=16, epochs=200, patience=5, structure=False, dropout=0.0)
     trained = train_student(x, soft, labels, fit, valid, settings, advance=lambda *now: told.append(now))
     assert len(trained.history) == trained.best_epoch + 1 + 5
     assert len(trained.history) < 200
@@ -68,7 +70,7 @@ def test_training_stops_when_validation_gets_no_better_and_keeps_the_best():
 
 def test_labels_of_other_rows_change_nothing():
     x, soft, labels, fit, valid = separable()
-    settings = Settings(hidden=8, epochs=10, structure=(), label_weight=0.5)
+    settings = Settings(hidden=8, epochs=10, structure=False, label_weight=0.5)
     part, rest = fit[:40], fit[40:]
     twisted = labels.copy()
     twisted[rest] = 1 - twisted[rest]
@@ -80,7 +82,7 @@ def test_labels_of_other_rows_change_nothing():
 def test_labels_can_outweigh_the_teacher():
     x, soft, labels, fit, valid = separable()
     wrong = soft[:, ::-1].copy()
-    settings = Settings(hidden=16, epochs=60, structure=(), label_weight=1.0)
+    settings = Settings(hidden=16, epochs=60, structure=False, label_weight=1.0)
     trained = train_student(x, wrong, labels, fit, valid, settings)
     assert (trained.probabilities(x)[valid].argmax(1) == labels[valid]).all()
 
@@ -115,7 +117,7 @@ def test_labels_that_choose_the_epoch_are_not_learned_from():
     soft = np.full((60, 3), 1 / 3, np.float32)
     labels = rng.integers(0, 3, 60)
     everyone, valid = np.arange(60), np.arange(40, 60)
-    settings = Settings(structure=(), label_weight=1.0, epochs=1, width=0)
+    settings = Settings(structure=False, label_weight=1.0, epochs=1, width=0)
     answers = []
     for shift in (0, 1):
         told = labels.copy()

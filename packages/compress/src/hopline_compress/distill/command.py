@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hopline.commands.batch import model_folder
@@ -18,6 +15,7 @@ from hopline.commands.screen import Screen
 from hopline.commands.serve import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest, ConfigError, PackagingError
+from hopline_compress.progress import progress_bars
 
 if TYPE_CHECKING:
     from hopline_compress.distill.report import DistillReport
@@ -102,12 +100,12 @@ def distill(
     folder, _ = model_folder(resolved, model, version)
     # imported here because they import torch
     from hopline_compress.distill.run import Distillation, DistillOptions
-    from hopline_compress.distill.settings import STRUCTURE, Settings
+    from hopline_compress.distill.settings import Settings
 
     given = {"hidden": hidden, "layers": layers, "epochs": epochs, "patience": patience}
     chosen = Settings(
         seed=seed,
-        structure=() if structure is False else STRUCTURE[:1],
+        structure=structure is not False,
         **{name: value for name, value in given.items() if value is not None},
     )
     options = DistillOptions(
@@ -118,7 +116,7 @@ def distill(
         overwrite=overwrite,
         settings=chosen,
     )
-    with _bars(quiet=as_json) as advance:
+    with progress_bars(quiet=as_json) as advance:
         done = Distillation(folder, graph_folder, own, options, advance=advance).run()
     if report is not None:
         report.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
@@ -173,20 +171,3 @@ def show(report: DistillReport, console: Console) -> None:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
-
-
-@contextlib.contextmanager
-def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each step, on stderr if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
-
-        def advance(label: str, done: int, total: int) -> None:
-            name = label.partition(",")[0]
-            if name not in tasks:
-                tasks[name] = bars.add_task(label, total=total)
-            bars.update(tasks[name], completed=done, description=label)  # type: ignore[arg-type]
-
-        yield advance

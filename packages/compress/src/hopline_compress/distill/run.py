@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,89 +21,21 @@ from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.teacher import check_fit, read_teacher, soft_labels
 from hopline_compress.distill.train import Trained, train_student
 from hopline_compress.labels import read_labels
+from hopline_compress.quantize.nodes import degrees
 
 
-def base_rows(
-    x: FloatArray,
-    settings: Settings,
-    *,
-    labels: IdArray | None = None,
-    num_classes: int = 0,
-    reduced_by: FloatArray | None = None,
-) -> FloatArray:
-    """The rows that the diffusion begins with.
-
-    Args:
-        x: float32 [N, D] features.
-        labels: int64 [N], -1 unknown; only labels that training may see. Needed for "labels".
-        num_classes: columns of "labels" at least; larger labels add columns.
-        reduced_by: float32 [D, R], the matrix that multiplies the features; None computes it from x. Rows
-            of new nodes need that of the old ones: `directions(x, settings.width)`.
-
-    Returns: float32 [N, S].
-    """
-    parts = []
-    if "features" in settings.structure:
-        parts.append(x @ (directions(x, settings.width) if reduced_by is None else reduced_by))
-    if "labels" in settings.structure:
-        if labels is None:
-            raise BadRequest('structure "labels" needs known labels, and there are none')
-        known = np.flatnonzero(labels >= 0)
-        one_hot = np.zeros((len(x), max(num_classes, int(labels.max(initial=-1)) + 1)), np.float32)
-        one_hot[known, labels[known]] = 1
-        parts.append(one_hot)
-    return np.concatenate(parts, axis=1) if parts else np.empty((len(x), 0), np.float32)
-
-
-def structure_features(
-    edge_index: IdArray, x: FloatArray, settings: Settings, *, labels: IdArray | None = None
-) -> FloatArray:
-    """Rows of all nodes, computed offline.
+def structure_features(edge_index: IdArray, x: FloatArray, settings: Settings) -> FloatArray:
+    """Rows of all nodes, computed offline: reduced features, diffused.
 
     Args:
         edge_index: int64 [2, E]: sources, destinations; a row comes from in-neighbours.
         x: float32 [N, D].
-        labels: int64 [N], -1 if unknown or hidden.
 
-    Returns: float32 [N, S]; S is 0 if `settings.structure` is empty.
+    Returns: float32 [N, S].
     """
-    base = base_rows(x, settings, labels=labels)
-    if not base.shape[1]:
-        return base
     indptr, indices = by_destination(np.asarray(edge_index, np.int64), len(x))
+    base = x @ directions(x, settings.width)
     return diffuse(indptr, indices, base, restart=settings.restart, tolerance=settings.tolerance)
-
-
-def new_rows(
-    base: FloatArray,
-    indptr: IdArray,
-    neighbor_rows: FloatArray,
-    neighbor_degrees: IdArray,
-    settings: Settings,
-) -> FloatArray:
-    """Rows of nodes that were added after the others were computed.
-
-    Equal to a full computation if no node is downstream of the new nodes (they have in-edges only);
-    else the answer of the graph before they were added.
-
-    Args:
-        base: float32 [n, S], `base_rows` of the new nodes (an unknown label is a row of zeros).
-        indptr: int64 [n + 1]: the in-neighbours of node i are neighbor_rows[indptr[i]:indptr[i + 1]].
-        neighbor_rows: float32 [m, S], stored rows.
-        neighbor_degrees: int64 [m], the number of in-neighbours of each.
-
-    Returns: float32 [n, S].
-    """
-    counts = np.diff(indptr)
-    weights = 1 / np.sqrt(np.maximum(neighbor_degrees, 1) * np.repeat(counts, counts))
-    sums = np.zeros(base.shape, np.float32)
-    np.add.at(
-        sums,
-        np.repeat(np.arange(len(base)), counts),
-        neighbor_rows * weights[:, None].astype(np.float32),
-    )
-    near = np.float32(settings.restart) * base + np.float32(1 - settings.restart) * sums
-    return np.where(counts[:, None] > 0, near, base).astype(np.float32)
 
 
 #: Shares of all nodes that choose the epoch, and that are held out for the report.
@@ -160,7 +91,6 @@ class Distillation:
         repository: for the student.
         options: see there.
         advance: called with the progress of the run.
-        clock: seconds.
 
     Raises:
         BadRequest: a teacher that cannot teach, too few nodes, or labels that do not fit.
@@ -177,18 +107,11 @@ class Distillation:
         options: DistillOptions | None = None,
         *,
         advance: Advance = silent,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options or DistillOptions()
         self._folder = teacher_folder
         self._repository = repository
-        if set(self._options.settings.structure) - {"features"}:
-            raise BadRequest(
-                "structure labels: known classes diffused over the graph are not rows that a server could "
-                "keep up to date; a student that is served uses structure features, or none"
-            )
         self._advance = advance
-        self._clock = clock
         self._seconds: dict[str, float] = {}
         self.spec = read_teacher(teacher_folder)
         self._name = self._options.student or f"{self.spec.name}-student"
@@ -221,12 +144,12 @@ class Distillation:
         node_type = self.spec.head.node_type
         # A copy: torch requires writable memory.
         features = np.array(self._graph.nodes[node_type].features, np.float32)
-        began = self._clock()
+        began = time.monotonic()
         structure = self._structure(features)
         began = self._note("structure", began)
         soft = soft_labels(self._folder, self._graph, self._advance)
         began = self._note("teacher", began)
-        plain = dataclasses.replace(self._options.settings, structure=())
+        plain = dataclasses.replace(self._options.settings, structure=False)
         known = self._labels.copy()
         known[self._split.held_out] = -1  # nothing learns from the rows of the evaluation
         rows = None if structure is None else structure.rows
@@ -243,7 +166,7 @@ class Distillation:
         return msgspec.structs.replace(report, seconds=dict(self._seconds))
 
     def _note(self, step: str, began: float) -> float:
-        now = self._clock()
+        now = time.monotonic()
         self._seconds[step] = round(now - began, 3)
         return now
 
@@ -357,7 +280,7 @@ class Distillation:
             graph=self._graph.version,
             judged_by=judged_by,
             agreement=agreement,
-            by_degree=by_degree(self._degrees()[rows], labels, chosen),
+            by_degree=by_degree(degrees(self._graph, self.spec.head.node_type)[rows], labels, chosen),
             calibration=kept,
             best_epoch=student.best_epoch,
             epochs=len(student.history),
@@ -377,15 +300,6 @@ class Distillation:
             student_accuracy=accuracy["student"],
             mlp_accuracy=accuracy.get("mlp"),
         )
-
-    def _degrees(self) -> IdArray:
-        """In-edges of each node, of all edge types, int64 [N]."""
-        node_type = self.spec.head.node_type
-        found = np.zeros(self._graph.nodes[node_type].num_nodes, np.int64)
-        for edge in self._graph.edges.values():
-            if edge.dst == node_type:
-                found += np.diff(edge.indptr)
-        return found
 
     def _write(
         self,

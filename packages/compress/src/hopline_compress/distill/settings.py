@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from hopline.errors import ConfigError
 
-STRUCTURE = ("features", "labels")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -23,8 +21,7 @@ class Settings:
         label_weight: share of the loss that is cross entropy with known labels; the rest is divergence
             from the teacher.
         seed: of the initial weights, the dropout and the order of rows.
-        structure: what is computed from the graph, of "features" and "labels"; () is a plain MLP, as in
-            GLNN.
+        structure: also give it features diffused over the graph; without, it is a plain MLP, as in GLNN.
         width: features of more columns are reduced to this many strongest directions, before they are
             diffused and before the student learns from them; 0 leaves them unchanged.
         restart: share of the own row that a node keeps in each round of the diffusion (personalised
@@ -43,7 +40,7 @@ class Settings:
     temperature: float = 1.0
     label_weight: float = 0.1
     seed: int = 0
-    structure: tuple[str, ...] = ("features",)
+    structure: bool = True
     width: int = 128
     restart: float = 0.1
     tolerance: float = 1e-4
@@ -64,5 +61,3 @@ class Settings:
         for name in ("weight_decay", "width"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 or more")
-        if unknown := sorted(set(self.structure) - set(STRUCTURE)):
-            raise ConfigError(f"structure {', '.join(unknown)}: known are {', '.join(STRUCTURE)}")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
@@ -18,6 +15,7 @@ from hopline.commands.serve import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
+from hopline_compress.progress import progress_bars
 
 if TYPE_CHECKING:
     from hopline.models.local_repository import LocalRepository
@@ -133,7 +131,7 @@ def quantize(
     )
     if nodes is not None:
         options = _with_nodes(options, nodes, opened, folder)
-    with _bars(quiet=as_json) as advance:
+    with progress_bars(quiet=as_json) as advance:
         done = run(
             folder,
             opened,
@@ -239,19 +237,3 @@ def _cells(bucket: BucketFigures, *, labels: bool) -> list[str]:
 
 def _times(latencies: tuple[Latency, ...]) -> str:
     return ", ".join(f"{each.ratio:.2f} x for {each.rows:,}" for each in latencies)
-
-
-@contextlib.contextmanager
-def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each step, on stderr if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        tasks = {}
-
-        def advance(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done)
-
-        yield advance

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from hopline_compress.quantize.operators import PRODUCTS, Layer, weights_of
+from hopline_compress.quantize.operators import PRODUCTS, weights_of
 from hopline_compress.quantize.record import Feeds
 
 #: `range`: one scale for all columns of a layer's input, from its smallest to its largest value.
@@ -164,8 +164,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def saves(layer: Layer, least: int) -> bool:
-    """True if a layer has enough weights for narrow ones to make the file smaller."""
-    return int(np.prod(layer.shape)) >= least

@@ -212,7 +212,6 @@ def quantize(
     name: str = "",
     new_version: str = "",
     advance: Callable[[str, int, int], None] = lambda label, done, total: None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> QuantizeReport:
     """Write a narrow form of a packaged model as a new version.
 
@@ -230,7 +229,7 @@ def quantize(
         NodeNotFound, BadRequest: calibration nodes or labels that do not fit.
         ParityError: the loss is beyond `max_drop`; nothing is written.
     """
-    began = clock()
+    began = time.perf_counter()
     rng = np.random.default_rng(options.seed)
     spec = _graph_model(folder)
     check_schema(spec, graph)
@@ -292,7 +291,7 @@ def quantize(
         labels=labels is not None,
         weight_bits=reported_bits,
         vnni=has_vnni(),
-        seconds=clock() - began,
+        seconds=time.perf_counter() - began,
     )
 
 
