@@ -44,9 +44,9 @@ from torch_geometric.nn import SAGEConv
 import hopline
 from examples import torch_free
 from hopline import Graph
-from hopline.demo.process import Served, serving
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.types import FloatArray, IdArray
+from hopline_demo.process import Served, serving
 
 FULL, SAMPLED = "computers", "computers_sampled"
 FANOUTS = [10, 10]

@@ -26,6 +26,7 @@ DOORS = {door.group: door for door in (cli.DOOR, MODEL_KINDS, BROKERS, ENGINES, 
 BUDGET = {
     "hopline-brokers": 6662,
     "hopline-compress": 3493,
+    "hopline-demo": 1240,
     "hopline-generate": 4637,
     "hopline-mesh": 22761,
     "hopline-pipelines": 3797,
@@ -95,7 +96,13 @@ def test_what_an_absent_distribution_has_is_named_with_its_extra(door):
 
 def test_setup_installs_what_extras_name_and_what_no_extra_names():
     found = distributions.projects({"train"})
-    assert found == [".[train]", "./packages/compress", "./packages/mesh", "./packages/turnserve"]
+    assert found == [
+        ".[train]",
+        "./packages/compress",
+        "./packages/demo",
+        "./packages/mesh",
+        "./packages/turnserve",
+    ]
     found = distributions.projects({"test", "lint"})
     assert found[0] == ".[lint,test]"
     assert {re.match(r"\./packages/(\w+)", each)[1] for each in found[1:]} == set(PROJECTS)

@@ -27,8 +27,8 @@ from examples.fraud.risk import Split
 from examples.fraud.rules import rules_on
 from examples.fraud.tolokers import Tolokers, load
 from examples.fraud.transactions import Transactions, generate
-from hopline.demo.process import serving
 from hopline.types import FloatArray
+from hopline_demo.process import serving
 
 GNN, GNN_SAMPLED, GNN_TREES = "workers", "workers_sampled", "tolokers_trees"
 RISK, RISK_SAMPLED = "tolokers_risk", "tolokers_risk_sampled"

@@ -17,8 +17,8 @@ from examples.fraud import build, rules, sale, trees
 from examples.fraud.administration import Administrator, Keys, Outcome, may_change
 from examples.fraud.build import Built
 from examples.fraud.payments import PaymentService, Traffic
-from hopline.demo.process import Served, serving
 from hopline.errors import Unauthenticated
+from hopline_demo.process import Served, serving
 
 Say = Callable[[str], object]
 _COMMAND = (sys.executable, "-m", "examples.torch_free")

@@ -20,7 +20,6 @@ _COMPLETE = "_HOPLINE_COMPLETE"
 
 #: name -> one line of help, and what it runs: a Typer app or a function at "module:attribute".
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("Build, train, package and serve an example network.", "hopline.commands.demo:demo"),
     "graph": ("Build, inspect and change graphs.", "hopline.commands.graph:app"),
     "features": ("Copy features into a store, and compare the two.", "hopline.commands.features:app"),
     "package": (
@@ -59,6 +58,7 @@ DOOR = Door(
     "hopline.commands",
     {name: target for name, (_, target) in COMMANDS.items()},
     {
+        "demo": "'hopline[demo]'",
         "distill": "'hopline[compress]'",
         "quantize": "'hopline[compress]'",
         "generate": "'hopline[generate]'",

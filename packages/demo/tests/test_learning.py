@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from hopline.demo.learning import FraudSAGE, Neighborhoods
-from hopline.demo.network import generate
-from hopline.demo.recipe import Quality, Recipe, hold_out
 from hopline.graph import Graph
+from hopline_demo.learning import FraudSAGE, Neighborhoods
+from hopline_demo.network import generate
+from hopline_demo.recipe import Quality, Recipe, hold_out
 
 
 def test_batch_on_full_neighbourhoods_equals_whole_graph() -> None:

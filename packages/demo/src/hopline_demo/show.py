@@ -18,11 +18,11 @@ import numpy as np
 from rich.table import Table
 
 from hopline.client import Client
-from hopline.demo.process import Served, serving
-from hopline.demo.recipe import MODEL, Outcome, Quality, Recipe, finished, make, packaged_scores
-from hopline.demo.screen import Screen
 from hopline.errors import Unavailable
 from hopline.process.listeners import reserve
+from hopline_demo.process import Served, serving
+from hopline_demo.recipe import MODEL, Outcome, Quality, Recipe, finished, make, packaged_scores
+from hopline_demo.screen import Screen
 
 #: Limits of `--check`. Seeds 0 to 3 reach 0.98 to 1.0 and 0.7 to 0.9 at that size, the features alone 0.95
 #: and 0.2.

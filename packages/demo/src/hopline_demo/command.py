@@ -44,9 +44,9 @@ def demo(
     ] = False,
 ) -> None:
     """Generate a payment network, train GraphSAGE to find fraud rings, package and serve the model."""
-    from hopline.demo import show
-    from hopline.demo.recipe import Recipe
-    from hopline.demo.screen import Screen
+    from hopline_demo import show
+    from hopline_demo.recipe import Recipe
+    from hopline_demo.screen import Screen
 
     sizes = _SMALL if check else _FULL
     num_accounts = sizes[0] if accounts is None else accounts

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 import hopline
 from hopline.artifact import read_spec
-from hopline.demo.network import FEATURE_NAMES, RECIPE, Network, generate
-from hopline.demo.screen import Screen
 from hopline.engine.model import Model
 from hopline.graph import Graph
 from hopline.types import FloatArray, IdArray
+from hopline_demo.network import FEATURE_NAMES, RECIPE, Network, generate
+from hopline_demo.screen import Screen
 
 MODEL = "fraud"
 SEED = 1
@@ -170,7 +170,7 @@ def _learn(
     with screen.step("training") as step:
         import torch
 
-        from hopline.demo.learning import train_mlp, train_sage
+        from hopline_demo.learning import train_mlp, train_sage
 
         # Small batches: several threads mostly wait for each other.
         torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hopline.demo.recipe import Recipe, finished
+from hopline_demo.recipe import Recipe, finished
 
 UTF8 = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
 EPOCHS = 20

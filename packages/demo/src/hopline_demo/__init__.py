@@ -3,3 +3,5 @@
 Read in this order: `network` (the generated data), `learning` (the model), `recipe` (generate, train,
 package, once), `process` (the server as a child process), `screen` (output), `show` (the whole demo).
 """
+
+__version__ = "0.1.0"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hopline.demo.network import FEATURE_NAMES, Network, generate
 from hopline.errors import BadRequest
+from hopline_demo.network import FEATURE_NAMES, Network, generate
 
 ACCOUNTS, TRANSFERS = 6_000, 60_000
 
