@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from hopline.client import Client
+from hopline import Client
 from hopline.errors import Unavailable
 from hopline.process.listeners import reserve
 from hopline_demo.process import Served, serving
