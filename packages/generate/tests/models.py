@@ -6,7 +6,8 @@ import importlib.util
 import json
 from pathlib import Path
 
-from hopline_generate.spec import GenerativeSpec, write_generative
+from hopline.artifact import write_spec
+from hopline_generate.spec import GenerativeSpec
 
 
 def naive(folder: Path, **values: object) -> Path:
@@ -22,7 +23,7 @@ def naive_version(repository: Path, model: str = "echo", version: str = "1", **v
     folder.mkdir(parents=True)
     naive(folder, **values)
     context: int = values.get("context_tokens", 512)  # type: ignore[assignment]
-    write_generative(folder, GenerativeSpec(model, version, "naive", "naive.json", context))
+    write_spec(folder, GenerativeSpec(model, version, "naive", "naive.json", context))
     return folder
 
 

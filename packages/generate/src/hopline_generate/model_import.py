@@ -19,6 +19,7 @@ import msgspec
 import orjson
 
 from hopline import __version__
+from hopline.artifact import write_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError
 from hopline.packaging.folder import check_place, new_version
@@ -31,7 +32,7 @@ from hopline_generate.link import ProcessLink
 from hopline_generate.process import Orders
 from hopline_generate.request import Prompt, Sampling
 from hopline_generate.runner import RunnerSettings
-from hopline_generate.spec import GenerativeSpec, write_generative
+from hopline_generate.spec import GenerativeSpec
 
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 _MODEL_FILE = "openvino_model.xml"
@@ -76,7 +77,7 @@ def import_model(job: Import) -> GenerativeSpec:
             asyncio.run(_try(source, spec))
         with new_version(job.repository, job.name, job.version, overwrite=False) as place:
             _bring(source, place.folder, spec, links=job.links)
-            return write_generative(place.folder, spec)
+            return write_spec(place.folder, spec)
 
 
 def import_upstream(
@@ -105,7 +106,7 @@ def import_upstream(
         producer={"hopline": __version__},
     )
     with new_version(repository, name, version, overwrite=False) as place:
-        return write_generative(place.folder, spec)
+        return write_spec(place.folder, spec)
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from hopline.artifact import FORMAT_VERSION, sha256_of
-from hopline.errors import ArtifactError
-from hopline.types import UNREADABLE, ModelInfo, TensorInfo
+from hopline.artifact import FORMAT_VERSION, read_artifact
+from hopline.types import ModelInfo, TensorInfo
 
 
 class GenerativeSpec(msgspec.Struct, frozen=True):
@@ -54,34 +53,17 @@ class GenerativeSpec(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}
     producer: dict[str, str] = {}
 
+    def files_read(self, folder: Path) -> set[str]:
+        """As `hopline.artifact.Spec.files_read`: engines open files themselves."""
+        return set()
+
 
 def read_generative(folder: Path) -> GenerativeSpec:
     """Read a version. Its files are compared by the repository that fetched it.
 
-    Raises: ArtifactError: malformed, or of a newer format.
+    Raises: ArtifactError: malformed, of another kind, or of a newer format.
     """
-    file = folder / "model.json"
-    try:
-        spec = msgspec.json.decode(file.read_bytes(), type=GenerativeSpec)
-    except (OSError, *UNREADABLE) as error:
-        raise ArtifactError(f"{file}: not a valid model.json of a generative model: {error}") from None
-    if spec.format > FORMAT_VERSION:
-        raise ArtifactError(
-            f"{file}: format {spec.format} is newer than {FORMAT_VERSION}, which this Hopline reads"
-        )
-    return spec
-
-
-def write_generative(folder: Path, spec: GenerativeSpec) -> GenerativeSpec:
-    """Hash every file below `folder`, write model.json and return the spec as written."""
-    files = {
-        path.relative_to(folder).as_posix(): sha256_of(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "model.json"
-    }
-    spec = msgspec.structs.replace(spec, files=files)
-    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
-    return spec
+    return read_artifact(folder, GenerativeSpec, "generative", verify=False)
 
 
 def _optional(datatype: str, names: str) -> list[TensorInfo]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -35,20 +35,18 @@ from hopline.models.version_folder import in_order, is_name
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
 from hopline_serverless.known import KnownModel
-from turnserve.http1.messages import Response
+from turnserve.http1.messages import Request, Response
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer a request; see `hopline_serverless.app.answer`."""
-    headers = {
-        name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name[:5] == "HTTP_"
-    }
+    headers = {name[5:].replace("_", "-"): value for name, value in environ.items() if name[:5] == "HTTP_"}
     length = environ.get("CONTENT_LENGTH") or "0"
     body = environ["wsgi.input"].read(int(length)) if length.isdecimal() else b""
     # WSGI passes the path decoded, as bytes in Latin-1.
     path = environ.get("PATH_INFO", "/").encode("latin-1").decode("utf-8", "replace")
-    made = answer(Call(environ.get("REQUEST_METHOD", "GET"), path, headers, body))
-    sent = [*made.headers.items(), ("content-length", str(len(made.body)))]
+    made = answer(_request(environ.get("REQUEST_METHOD", "GET"), path, headers, body))
+    sent = [*_headers(made).items(), ("content-length", str(len(made.body)))]
     start_response(f"{made.status} {HTTPStatus(made.status).phrase}", sent)
     return [made.body]
 
@@ -73,24 +71,30 @@ def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
     return _plain(event)
 
 
-def _call(event: Mapping[str, Any], method: str, path: str) -> Call:
+def _call(event: Mapping[str, Any], method: str, path: str) -> Request:
     stage = event["requestContext"].get("stage", "") if "requestContext" in event else ""
     if stage and path.startswith(f"/{stage}/"):  # an HTTP API with a named stage
         path = path[len(stage) + 1 :]
-    headers = {name.lower(): str(value) for name, value in (event.get("headers") or {}).items()}
     body = (event.get("body") or "").encode("utf-8", "surrogatepass")
     if event.get("isBase64Encoded"):
         try:
             body = base64.b64decode(body)
         except binascii.Error:
             body = b"\x00"  # invalid JSON, which is then refused
-    return Call(method, path, headers, body)
+    return _request(method, path, event.get("headers") or {}, body)
 
 
-def _response(made: Answer) -> dict[str, Any]:
+def _request(method: str, path: str, headers: Mapping[str, object], body: bytes) -> Request:
+    fields = {
+        name.lower().encode(): str(value).encode("latin-1", "replace") for name, value in headers.items()
+    }
+    return Request(method.encode(), path.encode("utf-8", "replace"), fields, body)
+
+
+def _response(made: Response) -> dict[str, Any]:
     return {
         "statusCode": made.status,
-        "headers": made.headers,
+        "headers": _headers(made),
         "body": made.body.decode(),
         "isBase64Encoded": False,
     }
@@ -103,7 +107,7 @@ def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, msgspec.MsgspecError):
         body = b"\x00"
     model = event.get("model")
-    made = score(None if model is None else str(model), None, Call("POST", "", {}, body))
+    made = score(None if model is None else str(model), None, _request("POST", "", {}, body))
     decoded: dict[str, Any] = orjson.loads(made.body)
     return decoded if made.status == 200 else {**decoded, "status": made.status}
 
@@ -212,27 +216,6 @@ class Models:
         return found
 
 
-class Call(NamedTuple):
-    """A request to a function, from any platform.
-
-    Attributes:
-        headers: by lower-case name.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class Answer(NamedTuple):
-    """The response to a call."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
 @functools.cache
 def models() -> Models:
     """The function's models, opened once; a failure is not cached."""
@@ -247,7 +230,7 @@ def warm_up() -> None:
         log.error("the function cannot answer: %s", error)
 
 
-def answer(call: Call) -> Answer:
+def answer(call: Request) -> Response:
     """Answer a call; never raises.
 
     Paths are those of the server: `/v1/models/<model>/score`, also with `/versions/<version>`, and
@@ -255,7 +238,8 @@ def answer(call: Call) -> Answer:
     """
     methods: tuple[str, ...] = ("POST",)
     version: str | None
-    match [unquote(part) for part in call.path.strip("/").split("/")]:
+    path, method = call.target.decode(), call.method.decode()
+    match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v1", "models", model, "score"]:
             version = None
         case ["v1", "models", model, "versions", named, "score"]:
@@ -263,55 +247,54 @@ def answer(call: Call) -> Answer:
         case ["healthz"]:
             methods, model, version = ("GET", "HEAD"), "", None
         case _:
-            return _as_answer(plain_error(404, f"unknown path {call.path}; see / for an overview"))
-    if call.method not in methods:
-        text = f"{call.method} is not allowed for this path; use {', '.join(methods)}"
-        return _as_answer(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
+            return plain_error(404, f"unknown path {path}; see / for an overview")
+    if method not in methods:
+        text = f"{method} is not allowed for this path; use {', '.join(methods)}"
+        return plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode())
     if not model:
-        return _as_answer(Response(b'{"live":true}'))
+        return Response(b'{"live":true}')
     return score(model, version, call)
 
 
-def score(model: str | None, version: str | None, call: Call) -> Answer:
+def score(model: str | None, version: str | None, call: Request) -> Response:
     """Answer a score request; never raises.
 
     Args:
         model: None if the function has only one.
     """
-    request_id = call.headers.get("x-request-id") or secrets.token_hex(8)
-    line = b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
+    request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or secrets.token_hex(8)
+    line = b"x-request-id: %b\r\n" % request_id.encode("latin-1")
     try:
-        return _as_answer(Response(_scored(model, version, call, request_id), headers=line))
+        return Response(_scored(model, version, call, request_id), headers=line)
     except HoplineError as error:
-        return _as_answer(error_response(error, line))
+        return error_response(error, line)
     except Exception:
         log.exception("request %s failed", request_id)
         text = f"internal error; the function's log has the details under request id {request_id}"
-        return _as_answer(error_response(HoplineError(text), line))
+        return error_response(HoplineError(text), line)
 
 
-def _scored(model: str | None, version: str | None, call: Call, request_id: str) -> bytes:
+def _scored(model: str | None, version: str | None, call: Request, request_id: str) -> bytes:
     known = models()
     limit = known.settings.server.max_body_bytes
     text = call.body
     if len(text) > limit:
         raise RequestTooLarge(f"the body is larger than {limit} bytes (server.max_body_bytes)")
-    if "content-encoding" in call.headers:
+    if b"content-encoding" in call.headers:
         from hopline.transports.compression import decompress
 
-        text = decompress(call.headers["content-encoding"], text, limit)
+        text = decompress(call.headers[b"content-encoding"].decode("latin-1"), text, limit)
     body = decode_score(text)
-    header = call.headers.get("timeout-ms")
     # Checked as on a server, but not enforced: an answer is faster than any deadline.
-    limit_at = deadline_after(body.timeout_ms, header.encode() if header else None, time.monotonic())
+    limit_at = deadline_after(body.timeout_ms, call.headers.get(b"timeout-ms"), time.monotonic())
     request = score_request(model or "", version, body, limit_at, request_id)
     return encode_result(known.of(model, request.version).answer(request), request)
 
 
-def _as_answer(response: Response) -> Answer:
+def _headers(response: Response) -> dict[str, str]:
     headers = {"content-type": response.content_type.decode("latin-1")}
     for line in response.headers.decode("latin-1").split("\r\n"):
         name, colon, value = line.partition(":")
         if colon:
             headers[name.lower()] = value.strip()
-    return Answer(response.status, headers, response.body)
+    return headers

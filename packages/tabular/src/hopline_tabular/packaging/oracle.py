@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import numpy as np
+from sklearn.base import is_regressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
@@ -17,6 +19,14 @@ from hopline_tabular.packaging.predictor import is_xgboost
 from hopline_tabular.packaging.sample import Sample
 
 Task = Literal["binary", "multiclass", "regression"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings: extremes and unknown categories are intended."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Oracle:
@@ -37,9 +47,8 @@ class Oracle:
     """
 
     def __init__(self, estimator: Any, task: str | None = None) -> None:
-        estimator = getattr(
-            estimator, "best_estimator_", estimator
-        )  # a search predicts with its best estimator
+        # a search predicts with its best estimator
+        estimator = getattr(estimator, "best_estimator_", estimator)
         if not hasattr(estimator, "predict"):
             raise PackagingError(
                 f"{type(estimator).__name__} has no predictions; pass a classifier, a regressor, or a "
@@ -65,8 +74,7 @@ class Oracle:
 
     def answer(self, sample: Sample) -> AnyArray:
         """Answers expected of the packaged model, float64: [n] for binary, else [n, classes or targets]."""
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # extremes and unknown categories are intended
+        with _quiet():
             rows = sample.for_estimator()
             if self.task == "regression":
                 return np.asarray(self.estimator.predict(rows), np.float64).reshape(sample.num_rows, -1)
@@ -75,16 +83,14 @@ class Oracle:
 
     def labels(self, sample: Sample) -> AnyArray:
         """Class number of each row, int64 [n]."""
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with _quiet():
             found = self.estimator.predict(sample.for_estimator())
         number = {value: place for place, value in enumerate(self.estimator.classes_)}
         return np.array([number[value] for value in found], dtype=np.int64)
 
     def preprocess(self, sample: Sample) -> AnyArray:
         """The input of the last step, float64 [n, features]."""
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with _quiet():
             found = sample.for_estimator()
             for step in self.steps:
                 found = step.transform(found)
@@ -97,7 +103,7 @@ class Oracle:
         if classes is None:
             if getattr(self.predictor, "_estimator_type", "") == "classifier":
                 raise PackagingError(f"{name} is a classifier without classes_; fit it")
-            if not _is_regressor(self.predictor):
+            if not is_regressor(self.predictor):
                 raise PackagingError(f"{name} is neither a classifier nor a regressor")
             return "regression"
         if not hasattr(self.estimator, "predict_proba"):
@@ -107,12 +113,6 @@ class Oracle:
         if isinstance(classes, list):
             raise PackagingError(f"{name} answers several labels for a row; package one model for each")
         return "binary" if len(classes) == 2 else "multiclass"
-
-
-def _is_regressor(predictor: Any) -> bool:
-    from sklearn.base import is_regressor
-
-    return cast(bool, is_regressor(predictor))
 
 
 def _steps(estimator: Any) -> tuple[list[Any], Any]:
