@@ -27,15 +27,16 @@ from hopline_tabular.model import TabularModel
 from hopline_tabular.packaging.compose import transform
 from hopline_tabular.packaging.gate import (
     Agreement,
+    ColumnProbe,
     answers_alone,
     check_answers,
     check_preprocessing,
     compare,
+    probe,
 )
 from hopline_tabular.packaging.graph import ML_OPSET, OPSET, Kind, OnnxGraph
 from hopline_tabular.packaging.oracle import Oracle
 from hopline_tabular.packaging.predictor import is_xgboost, precisions, predict
-from hopline_tabular.packaging.probes import ColumnProbe, probe
 from hopline_tabular.packaging.sample import Sample, SampleLike, read_sample
 from hopline_tabular.spec import Column, TabularSpec
 
@@ -179,7 +180,7 @@ class TabularJob:
     def _column(self, column: Column) -> Column:
         """A column with what is known from the estimator."""
         is_null_in_sample = None in self.sample.rows[column.name]
-        absent = next(one for one in self.probes if one.column is column and one.what == "absent")
+        absent = next(one for one in self.probes if one.column is column and one.value is None)
         if column.name in self.given:
             if is_null_in_sample and not column.nullable:
                 raise PackagingError(f"column {column.name!r} is not nullable, but the sample lacks values")

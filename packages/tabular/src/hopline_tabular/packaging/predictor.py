@@ -106,26 +106,18 @@ def _register_xgboost() -> None:
         calculate_linear_regressor_output_shapes,
     )
 
-    for name, is_classifier in _XGBOOST:
-        shapes = (
-            calculate_linear_classifier_output_shapes
-            if is_classifier
-            else calculate_linear_regressor_output_shapes
-        )
-        options = {"nocl": [True, False], "zipmap": [True, False, "columns"]} if is_classifier else None
+    options = {"nocl": [True, False], "zipmap": [True, False, "columns"]}
+    for name, shapes, allowed in (
+        ("XGBClassifier", calculate_linear_classifier_output_shapes, options),
+        ("XGBRFClassifier", calculate_linear_classifier_output_shapes, options),
+        ("XGBRegressor", calculate_linear_regressor_output_shapes, None),
+        ("XGBRFRegressor", calculate_linear_regressor_output_shapes, None),
+    ):
         update_registered_converter(
             getattr(xgboost, name),
             f"XGBoost{name}",
             shapes,
             convert_xgboost,
-            options=options,
+            options=allowed,
             overwrite=True,
         )
-
-
-_XGBOOST = (
-    ("XGBClassifier", True),
-    ("XGBRFClassifier", True),
-    ("XGBRegressor", False),
-    ("XGBRFRegressor", False),
-)
