@@ -27,12 +27,12 @@ BUDGET = {
     "hopline-brokers": 6662,
     "hopline-compress": 3493,
     "hopline-demo": 1240,
-    "hopline-generate": 4637,
+    "hopline-generate": 4620,
     "hopline-mesh": 22761,
     "hopline-pipelines": 3797,
     "hopline-ray": 687,
-    "hopline-serverless": 830,
-    "hopline-tabular": 2560,
+    "hopline-serverless": 813,
+    "hopline-tabular": 2539,
     "turnserve": 5448,
 }
 
