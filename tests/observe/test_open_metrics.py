@@ -17,7 +17,7 @@ from hopline.observe.exposition import Exemplar, wants_open_metrics
 from hopline.observe.metrics import Metrics
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline_brokers.stream.follow import MetricsPort
+from hopline_brokers.stream.follow import metrics_port
 from tests.prometheus_server import prometheus
 from turnserve.http1.messages import Request
 
@@ -129,14 +129,14 @@ def test_the_scraper_chooses_the_format(accept: bytes | None, is_open: bool) -> 
 
 
 async def test_prometheus_scrapes_openmetrics_and_stores_exemplars(tmp_path: Path) -> None:
-    """From the port of `hopline stream`, which writes its own HTTP."""
+    """From the port of `hopline stream`."""
     metrics = Metrics()
     metrics.model("m", "1").total.observe(0.0015)
     metrics.exemplify("m", "1", Exemplar(TRACE, 0.0015, time.time()))
-    async with MetricsPort(metrics, "127.0.0.1", 0) as port:
+    async with metrics_port(metrics, "127.0.0.1", 0) as port:
         config = (
             "scrape_configs:\n- job_name: hopline\n  scrape_interval: 100ms\n  scrape_timeout: 100ms\n"
-            f"  static_configs:\n  - targets: ['127.0.0.1:{port.port}']\n"
+            f"  static_configs:\n  - targets: ['127.0.0.1:{port}']\n"
         )
         found = await asyncio.to_thread(_exemplars_of, tmp_path, config)
     assert found["labels"] == {"trace_id": TRACE}

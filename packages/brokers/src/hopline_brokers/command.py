@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 
 #: Exit code of a stream that stopped at an event that it could not apply.
 STOPPED = 3
-#: New objects after which the garbage collector runs: about a few batches' worth.
-_YOUNG = 100_000
 
 
 class UnknownNode(StrEnum):
@@ -112,13 +108,10 @@ def stream(
     """Apply events of a message broker to a live graph. Exits with 3 if it stops at an event."""
     resolved = resolve_config(config, {"graph.path": graph}, settings or [])
     needed_folder(resolved, "graph.path")
-    import uvloop
-
     from hopline.observe.logs import configure_logs
-    from hopline.process.time_slice import lower_priority
     from hopline_brokers.stream.consumer import StreamOptions
     from hopline_brokers.stream.dead_letters import StreamStopped
-    from hopline_brokers.stream.follow import Stream, follow
+    from hopline_brokers.stream.follow import Stream, follow, run
 
     followed = Stream(
         source,
@@ -138,13 +131,8 @@ def stream(
         ),
     )
     configure_logs(resolved.log)
-    lower_priority(resolved.live.nice)
-    # Thousands of messages are allocated and freed, and none is part of a cycle.
-    gc.freeze()
-    gc.set_threshold(_YOUNG)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(follow(followed))
+        run(follow(followed), resolved.live.nice)
     except StreamStopped as error:
         typer.secho(f"stopped: {error}", fg="red", err=True)
         raise typer.Exit(STOPPED) from None

@@ -1,15 +1,19 @@
 """Versions named by the stream: what the graph becomes must not depend on how a host batches messages."""
 
 import asyncio
+from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from hopline.brokers.base import Gap, Message
+from hopline.events.decode import Decoder
 from hopline.graph.live.version import MESSAGES
-from hopline_brokers.stream.batch import Naming
+from hopline_brokers.stream.batch import Naming, read_batch
 from hopline_brokers.stream.dead_letters import StreamStopped
 from packages.brokers.tests.stream.fakes import FakeSource, FakeWriter, Log
 from packages.brokers.tests.stream.test_consumer import add, consumer, disk_of, know
+from tests.events.events_of_people import SHOP
 
 PLACE = "fake/a"
 
@@ -60,6 +64,56 @@ async def test_many_repetitions_are_processed_one_batch_each():
     writer = await follow(Log(a=[know("u0", "u1", id="e")] * 2_000), disk, step=5_000)
     assert len(writer.named) == 2_000
     assert len(disk.edges) == 1
+
+
+def facts(batch):
+    """All of a batch, as values that can be compared."""
+    changes = batch.changes
+    parts = {
+        name: {key: np.asarray(value).tolist() for key, value in asdict(part).items()}
+        for name, part in (changes.edges | changes.nodes).items()
+    }
+    times = None if changes.event_time_ms is None else changes.event_time_ms.tolist()
+    arrays = (batch.payload.tolist(), batch.index.tolist())
+    return (
+        parts,
+        changes.num_events,
+        list(changes.event_ids),
+        times,
+        *arrays,
+        list(batch.refused),
+        batch.messages,
+    )
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_the_parts_of_a_batch_are_the_batches_of_its_messages(count):
+    payloads = [
+        b"{nope",
+        know("u0", "u1"),
+        add("u9", features=[1.0]),
+        b"{nope",
+        add("u9"),
+        know("u9", "u1"),
+    ]
+    messages = [
+        Message(payload, "fake/a", at + 1, timestamp_ms=1_000 + at) for at, payload in enumerate(payloads)
+    ]
+    decoder = Decoder(SHOP)
+    parts = read_batch(messages, decoder).split(count)
+    for part, own in zip(parts, (messages[:count], messages[count:]), strict=True):
+        assert part.messages == own
+        if own:
+            assert facts(part) == facts(read_batch(own, decoder))
+
+
+async def test_a_message_without_events_is_done_before_the_stream_stops_at_another_schema():
+    disk, letters = disk_of(), []
+    log = Log(a=[b"{nope", add("u8", features=[1.0, 2.0])])
+    with pytest.raises(StreamStopped, match="fake/a at 2"):
+        await consumer(log, disk, letters, on_schema_change="stop").run()
+    assert [each.code for each in letters] == ["malformed"]
+    assert disk.positions["fake/a"] == 1
 
 
 async def test_a_stream_of_two_partitions_has_no_order():

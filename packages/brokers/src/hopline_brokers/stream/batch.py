@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hopline.brokers.base import Gap, Message, Position
 from hopline.events.decode import Decoded, Decoder
+from hopline.events.parts import choose
 from hopline.events.payloads import originals, together
 from hopline.events.rows import Refused
 from hopline.graph.live.changes import Changes, NodeChanges, Rejected
@@ -225,6 +226,33 @@ class Batch:
         """The positions at which to resume once the batch is done."""
         return {message.partition: message.position for message in self.messages}
 
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        """The first `count` messages, and the others."""
+        return self._part(0, count), self._part(count, len(self.messages))
+
+    def _part(self, first: int, end: int) -> Batch:
+        if (first, end) == (0, len(self.messages)):
+            return self
+        inside = (first <= self.payload) & (self.payload < end)
+        refused = [
+            replace(each, payload=each.payload - first)
+            for each in self.refused
+            if first <= each.payload < end
+        ]
+        changes = choose(self.changes, inside) if inside.any() else Changes()
+        return Batch(
+            self.messages[first:end], changes, self.payload[inside] - first, self.index[inside], refused
+        )
+
+    def first_foreign(self, count: int) -> tuple[int, str] | None:
+        """The first of messages 0 to `count` with events of another schema, and the reason."""
+        foreign = [each for each in self.refused if each.code == "schema_changed" and each.payload <= count]
+        if not foreign:
+            return None
+        first = min(foreign, key=lambda each: each.payload)
+        message = self.messages[first.payload]
+        return first.payload, f"{message.partition} at {message.position}: {first.reason}"
+
     def letters(self, rejected: Iterable[Rejected]) -> list[DeadLetter]:
         """Dead letters of refused and rejected events, in the order of their messages."""
         found = list(self.refused)
@@ -288,16 +316,6 @@ def read_batch(messages: Sequence[Message], decoder: Decoder) -> Batch:
         starts = [f"{message.partition}@{message.position}#" for message in messages]
         changes = replace(changes, event_ids=[each or f"{starts[at]}{k}" for each, at, k in named])
     return Batch(messages, changes, decoded.payload, decoded.index, decoded.refused)
-
-
-def up_to_foreign(messages: Sequence[Message], refused: Sequence[Refused]) -> tuple[int, str] | None:
-    """The first message with events of another schema, and the reason; None if there is none."""
-    foreign = [each for each in refused if each.code == "schema_changed"]
-    if not foreign:
-        return None
-    first = min(foreign, key=lambda each: each.payload)
-    message = messages[first.payload]
-    return first.payload, f"{message.partition} at {message.position}: {first.reason}"
 
 
 def _renumbered(decoded: Decoded, messages: Sequence[Message], sound: list[int]) -> Decoded:

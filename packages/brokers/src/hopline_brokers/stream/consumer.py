@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -25,8 +25,8 @@ from hopline.brokers.base import Message, Source
 from hopline.errors import Unavailable
 from hopline.events.decode import Decoder
 from hopline.events.parts import choose
-from hopline.graph.live.changes import Applied, Changes
-from hopline_brokers.stream.batch import Batch, Naming, Upserts, as_sets, read_batch, up_to_foreign
+from hopline.graph.live.changes import Applied, Changes, Rejected
+from hopline_brokers.stream.batch import Batch, Naming, Upserts, as_sets, read_batch
 from hopline_brokers.stream.clock import Clock
 from hopline_brokers.stream.dead_letters import DeadLetters, StreamStopped
 from hopline_brokers.stream.intake import Intake
@@ -48,8 +48,6 @@ _IDLE_S = 0.05
 #: The source pauses for this multiple of the time between batches, so that it is polled when one begins;
 #: but no longer than the second number, in seconds.
 _PAUSE, _LONGEST_PAUSE_S = 1.25, 0.025
-#: Seconds between retries while the graph has no room.
-_FULL_S = 1.0
 #: Seconds between two confirmations that the graph is up to date.
 _CONFIRM_S = 0.25
 #: Codes of events that are sent again when there is room.
@@ -244,46 +242,108 @@ class Consumer:
         return self._took_s + self._options.max_wait_ms / 1e3 - time.monotonic()
 
     async def _process(self, messages: Sequence[Message], decoder: Decoder) -> None:
-        while messages:
-            messages = await self._process_first(messages, decoder)
-
-    async def _process_first(self, messages: Sequence[Message], decoder: Decoder) -> Sequence[Message]:
-        """Process messages, or the first of them that one batch can have; returns the others."""
-        if self._redelivered:
-            again, messages = self._redelivered.split(messages)
-            if again:
-                batch = read_batch(again, decoder)
-                outcome = Outcome(batch.changes.num_events)
-                if batch.changes.num_events:
-                    await self._recall(batch, outcome)
-                await self._finish(batch, outcome)
-            if not messages:
-                return ()
+        """Process messages in their order, in as many batches as they need."""
+        again, messages = self._redelivered.split(messages)
+        if again:
+            batch = read_batch(again, decoder)
+            await self._finish(batch, await self._recall(batch))
+        if not messages:
+            return
         if self._naming is not None:
             self._naming.check(messages)
-        batch = read_batch(messages, decoder)
-        later: Sequence[Message] = ()
-        if self._naming is not None and (count := self._naming.repeats(batch)) < len(messages):
-            messages, later = messages[:count], messages[count:]
-            batch = read_batch(messages, decoder)
-        foreign = None
-        if self._options.on_schema_change == "stop":
-            foreign = up_to_foreign(messages, batch.refused)
-            if foreign is not None:
-                batch = read_batch(messages[: foreign[0]], decoder)
-        if batch.messages:
-            outcome = Outcome(batch.changes.num_events)
-            if batch.changes.num_events or self._naming is not None:
-                await self._apply_batch(batch, outcome)
-            await self._finish(batch, outcome)
+        rest, foreign = read_batch(messages, decoder), None
+        while rest.messages and foreign is None:
+            count = len(rest.messages) if self._naming is None else self._naming.repeats(rest)
+            if self._options.on_schema_change == "stop":
+                foreign = rest.first_foreign(count)
+            batch, rest = rest.split(count if foreign is None else foreign[0])
+            if batch.messages:
+                await self._finish(batch, await self._apply_batch(batch))
         if foreign is not None:
             await self.commit()
             raise StreamStopped(f"events of another schema: {foreign[1]}")
-        return later
+
+    async def _apply_batch(self, batch: Batch) -> Outcome:
+        """Apply a batch, once: if the writer's answer is lost, first find out what became of it."""
+        changes, outcome = batch.changes, Outcome(batch.changes.num_events)
+        if not changes.num_events and self._naming is None:
+            return outcome
+        started = time.perf_counter()
+        if self._upserts is not None:
+            await self._add_nodes(changes, self._upserts)
+            changes = as_sets(changes)
+        names = {} if self._naming is None else self._naming.stored(batch)
+        changes = replace(changes, positions={**self._positions(), **end_of(batch.messages), **names})
+        is_sent = False
+
+        async def apply() -> Applied | None:
+            nonlocal is_sent
+            if is_sent and Redelivered((await self._writer.standing()).positions).holds(batch.messages):
+                return None
+            is_sent = True
+            (answer,) = await self._writer.apply([changes])
+            return answer
+
+        answer = await self._patience.until_done("writer", apply)
+        self._is_durable(changes.positions)
+        if answer is not None:
+            outcome.take(answer)
+        else:
+            outcome = await self._recall(batch)
+            outcome.applied, outcome.duplicate = outcome.duplicate, outcome.applied
+        if outcome.first("full") is not None:
+            await self._apply_when_room(batch, changes, outcome)
+        self._metrics.apply_seconds.observe(time.perf_counter() - started)
+        self._metrics.batch_events.observe(changes.num_events)
+        return outcome
+
+    async def _recall(self, batch: Batch) -> Outcome:
+        """The outcome of events that the writer judged: events that it knows are in the graph."""
+        outcome = Outcome(batch.changes.num_events)
+        if batch.changes.num_events:
+            answer = await self._apply(probe(batch.changes))
+            reason = "the writer rejected it when it first came; the reason was lost in a crash"
+            rejected = [replace(each, code="rejected", reason=reason) for each in answer.rejected]
+            outcome.take(replace(answer, rejected=rejected))
+        return outcome
+
+    async def _apply_when_room(self, batch: Batch, changes: Changes, outcome: Outcome) -> None:
+        """Retry events for which the graph had no room, until it has."""
+        positions = {**self._positions(), **nothing_since(self._done, batch.messages)}
+        # after a crash they are judged again
+        await self._apply(Changes(positions=positions))
+
+        async def again() -> None:
+            wanted = np.zeros(changes.num_events, np.bool_)
+            wanted[[at for at, each in outcome.rejected.items() if each.code in _FOR_ROOM]] = True
+            answer = await self._apply(replace(choose(changes, wanted), positions=positions))
+            outcome.take(answer, np.flatnonzero(wanted))
+            _check_room(outcome.rejected.values())
+
+        await self._patience.until_done("room", again)
+
+    async def _add_nodes(self, changes: Changes, upserts: Upserts) -> None:
+        nodes = replace(upserts.missing(changes), positions=self._positions())
+        if not nodes.num_events:
+            return
+
+        async def add() -> Applied:
+            answer = await self._apply(nodes)
+            _check_room(answer.rejected)
+            return answer
+
+        answer = await self._patience.until_done("room", add)
+        if all(each.code == "node_exists" for each in answer.rejected):
+            upserts.remember(nodes)
 
     async def _finish(self, batch: Batch, outcome: Outcome) -> None:
         """Complete a batch after applying: count outcomes, and write dead letters."""
-        self._count(batch, outcome)
+        self._metrics.outcomes(outcome.counts())
+        times = batch.changes.event_time_ms
+        if times is not None:
+            self._metrics.late.inc(int(np.count_nonzero((times > 0) & (times < self._newest_ms))))
+            self._newest_ms = max(self._newest_ms, int(times.max()))
+            self._metrics.visible(times[outcome.applied], 1e3 * self._clock.now())
         letters = batch.letters(outcome.rejected.values())
         if letters:
             await self._patience.until_done("dead letters", lambda: self._dead_letters.write(letters))
@@ -291,94 +351,6 @@ class Consumer:
         self._done |= batch.positions
         if outcome.sequence and self._listener is not None:
             self._listener.changed(outcome.sequence, self._newest_ms)
-
-    async def _apply_batch(self, batch: Batch, outcome: Outcome) -> None:
-        changes = batch.changes
-        started = time.perf_counter()
-        if self._upserts is not None:
-            await self._add_nodes(changes, self._upserts)
-            changes = as_sets(changes)
-        changes = replace(changes, positions={**self._positions(), **end_of(batch.messages)})
-        if self._naming is not None:
-            changes = replace(changes, positions={**changes.positions, **self._naming.stored(batch)})
-        try:
-            (answer,) = await self._writer.apply([changes])
-        except Unavailable as error:
-            await self._apply_in_doubt(batch, changes, outcome, error)
-        else:
-            outcome.take(answer)
-            self._is_durable(changes.positions)
-        await self._until_room(batch, changes, outcome)
-        self._metrics.apply_seconds.observe(time.perf_counter() - started)
-        self._metrics.batch_events.observe(changes.num_events)
-
-    async def _apply_in_doubt(
-        self, batch: Batch, changes: Changes, outcome: Outcome, error: Unavailable
-    ) -> None:
-        """Apply events that may have been applied: the writer's answer was lost."""
-        reported = [error]
-
-        async def again() -> Applied | None:
-            if reported:
-                raise reported.pop()  # as if it occurred now: it is waited for, and reported
-            standing = await self._writer.standing()
-            if Redelivered(standing.positions).holds(batch.messages):
-                return None
-            (answer,) = await self._writer.apply([changes])
-            return answer
-
-        answer = await self._patience.until_done("writer", again)
-        self._is_durable(changes.positions)
-        if answer is not None:
-            outcome.take(answer)
-        else:
-            await self._recall(batch, outcome)
-            outcome.applied |= outcome.duplicate
-            outcome.duplicate[:] = False
-
-    async def _recall(self, batch: Batch, outcome: Outcome) -> None:
-        """Find the outcome of events that the writer judged: events that it knows are in the graph."""
-        (answer,) = await self._patience.until_done(
-            "writer", lambda: self._writer.apply([probe(batch.changes)])
-        )
-        reason = "the writer rejected it when it first came; the reason was lost in a crash"
-        rejected = [replace(each, code="rejected", reason=reason) for each in answer.rejected]
-        outcome.take(replace(answer, rejected=rejected))
-
-    async def _until_room(self, batch: Batch, changes: Changes, outcome: Outcome) -> None:
-        """Retry events for which the graph had no room, until it has."""
-        full = outcome.first("full")
-        if full is None:
-            return
-        positions = {**self._positions(), **nothing_since(self._done, batch.messages)}
-        self._metrics.waiting("room", 1)
-        while full is not None:
-            logger.warning("waiting for room in the graph: %s", full.reason)
-            # after a crash they are judged again
-            await self._apply(Changes(positions=positions))
-            await self._clock.sleep(_FULL_S)
-            wanted = np.zeros(changes.num_events, np.bool_)
-            wanted[[at for at, each in outcome.rejected.items() if each.code in _FOR_ROOM]] = True
-            again = choose(changes, wanted)
-            outcome.take(await self._apply(replace(again, positions=positions)), np.flatnonzero(wanted))
-            full = outcome.first("full")
-        self._metrics.waiting("room", 0)
-
-    async def _add_nodes(self, changes: Changes, upserts: Upserts) -> None:
-        nodes = replace(upserts.missing(changes), positions=self._positions())
-        if not nodes.num_events:
-            return
-        while True:
-            answer = await self._apply(nodes)
-            full = next((each for each in answer.rejected if each.code == "full"), None)
-            if full is None:
-                break
-            logger.warning("waiting for room in the graph: %s", full.reason)
-            self._metrics.waiting("room", 1)
-            await self._clock.sleep(_FULL_S)
-        self._metrics.waiting("room", 0)
-        if all(each.code == "node_exists" for each in answer.rejected):
-            upserts.remember(nodes)
 
     async def _apply(self, changes: Changes) -> Applied:
         (answer,) = await self._patience.until_done("writer", lambda: self._writer.apply([changes]))
@@ -393,11 +365,11 @@ class Consumer:
         others = {} if self._listener is None else self._listener.positions()
         return {**self._done, **nothing_since(self._done), **others}
 
-    def _count(self, batch: Batch, outcome: Outcome) -> None:
-        self._metrics.outcomes(outcome.counts())
-        times = batch.changes.event_time_ms
-        if times is None:
-            return
-        self._metrics.late.inc(int(np.count_nonzero((times > 0) & (times < self._newest_ms))))
-        self._newest_ms = max(self._newest_ms, int(times.max()))
-        self._metrics.visible(times[outcome.applied], 1e3 * self._clock.now())
+
+def _check_room(rejected: Iterable[Rejected]) -> None:
+    """Raise Unavailable if the graph had no room for an event."""
+    full = min(
+        (each for each in rejected if each.code == "full"), key=lambda each: each.order, default=None
+    )
+    if full is not None:
+        raise Unavailable(full.reason)

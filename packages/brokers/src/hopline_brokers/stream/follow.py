@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -27,6 +29,7 @@ from hopline.graph.schema import GraphSchema
 from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Metrics
 from hopline.process.parent import on_parent_end
+from hopline.process.time_slice import lower_priority
 from hopline_brokers.stream.consumer import Consumer, StreamOptions
 from hopline_brokers.stream.dead_letters import (
     DeadLetters,
@@ -39,6 +42,8 @@ from hopline_brokers.stream.links import OwnWriter, SocketWriter, writer_listens
 from hopline_brokers.stream.meters import StreamMetrics
 from hopline_brokers.stream.rescore import RescoreOptions, Rescorer
 from hopline_brokers.stream.writer import Patience
+from turnserve.http1.endpoint import HttpEndpoint
+from turnserve.http1.messages import Request, Response
 
 #: Seconds between two lines: on a terminal the line is replaced, else each is a line of the log.
 _SCREEN_S, _LOG_S = 0.5, 10.0
@@ -104,80 +109,65 @@ def _p99(bounds: tuple[float, ...], counts: list[int]) -> str:
     return f"> {bounds[-1]:g} s"
 
 
-_LONGEST_HEAD = 16 << 10
-_ACCEPT = re.compile(rb"^accept:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_PATIENCE_S = 5.0
+_TEXT = b"text/plain; charset=utf-8"
+#: Bytes of a request's body: none is read.
+_MAX_BODY_BYTES = 1024
 
 
-class MetricsPort:
-    """An HTTP listener, open while it is entered.
+@contextlib.asynccontextmanager
+async def metrics_port(metrics: Metrics, host: str, port: int) -> AsyncIterator[int]:
+    """A port with /metrics and /healthz, open while it is entered.
 
     Args:
-        host, port: address; port 0 chooses a free port, which `port` then holds.
+        host, port: address; port 0 chooses a free port.
+    Yields: the port.
+    Raises: BadRequest: cannot listen on the port.
     """
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
-        self._metrics = metrics
-        self._host = host
-        self._server: asyncio.Server | None = None
-        self.port = port
-
-    async def __aenter__(self) -> MetricsPort:
-        """Listen. Raises: BadRequest: cannot listen on the port."""
-        try:
-            self._server = await asyncio.start_server(
-                self._answer, self._host, self.port, limit=_LONGEST_HEAD
-            )
-        except OSError as error:
-            raise BadRequest(
-                f"--metrics-port {self.port}: cannot listen on {self._host}: {error.strerror}"
-            ) from None
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Stop listening."""
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(
-            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
-        ):
-            async with asyncio.timeout(_PATIENCE_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                method, _, rest = head.partition(b" ")
-                path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
-                accepted = _ACCEPT.search(head)
-                writer.write(self._response(method, path, accepted[1] if accepted else None))
-                await writer.drain()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    def _response(self, method: bytes, path: bytes, accept: bytes | None) -> bytes:
-        status, kind, body = b"200 OK", b"text/plain; charset=utf-8", b"ok\n"
-        if method not in (b"GET", b"HEAD"):
-            status, body = b"405 Method Not Allowed", b"GET only\n"
-        elif path == b"/metrics":
-            is_open = wants_open_metrics(accept)
+    def answer(request: Request) -> Response:
+        path = request.target.partition(b"?")[0]
+        if request.method not in (b"GET", b"HEAD"):
+            return Response(b"GET only\n", 405, _TEXT)
+        if path == b"/metrics":
+            is_open = wants_open_metrics(request.headers.get(b"accept"))
             kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
-            body = self._metrics.render(open_metrics=is_open)
-        elif path != b"/healthz":
-            status, body = b"404 Not Found", b"/metrics and /healthz are here\n"
-        head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (
-            status,
-            kind,
-            len(body),
-        )
-        return head if method == b"HEAD" else head + body
+            return Response(metrics.render(open_metrics=is_open), content_type=kind)
+        if path == b"/healthz":
+            return Response(b"ok\n", content_type=_TEXT)
+        return Response(b"/metrics and /healthz are here\n", 404, _TEXT)
+
+    def refusal(status: int, text: str) -> Response:
+        return Response(text.encode(), status, _TEXT)
+
+    endpoint = HttpEndpoint(answer, refusal, max_body_bytes=_MAX_BODY_BYTES)
+    loop = asyncio.get_running_loop()
+    endpoint.tick(loop.time())
+    try:
+        server = await loop.create_server(endpoint, host, port)
+    except OSError as error:
+        raise BadRequest(f"--metrics-port {port}: cannot listen on {host}: {error.strerror}") from None
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            endpoint.tick(loop.time())
+
+    ticks = asyncio.create_task(tick())
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        ticks.cancel()
+        server.close()
+        endpoint.abort()
+        await server.wait_closed()
 
 
 logger = logging.getLogger("hopline.stream")
 
 #: Seconds from the stop of a server's stream until messages that were taken are given up.
 _END_S = 1.0
+#: New objects after which the garbage collector runs: about a few batches' worth.
+_YOUNG = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +213,16 @@ class Stream:
     setting: str = "--from"
 
 
+def run(work: Coroutine[Any, Any, None], nice: int) -> None:
+    """Run a stream's work in this process, which the process of a server may interrupt."""
+    lower_priority(nice)
+    # Thousands of messages are allocated and freed, and none is part of a cycle.
+    gc.freeze()
+    gc.set_threshold(_YOUNG)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
 async def follow(stream: Stream, on_current: Callable[[], object] | None = None) -> None:
     """Follow a stream until SIGTERM or SIGINT; messages that were taken are finished.
 
@@ -240,9 +240,9 @@ async def follow(stream: Stream, on_current: Callable[[], object] | None = None)
     async with contextlib.AsyncExitStack() as stack:
         if stream.metrics_port >= 0:
             port = await stack.enter_async_context(
-                MetricsPort(registry, stream.metrics_host, stream.metrics_port)
+                metrics_port(registry, stream.metrics_host, stream.metrics_port)
             )
-            logger.info("metrics at http://%s:%d/metrics", stream.metrics_host, port.port)
+            logger.info("metrics at http://%s:%d/metrics", stream.metrics_host, port)
         if on_current is None and not writer_listens(path):
             await stack.enter_async_context(OwnWriter(stream.config))
         writer = SocketWriter(path)

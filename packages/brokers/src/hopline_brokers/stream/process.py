@@ -7,7 +7,6 @@ the stream has, or after `live.catch_up_s`. It stops in order on SIGTERM, or whe
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import sys
@@ -16,16 +15,12 @@ from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.logs import configure_logs
 from hopline.process.parent import read_orders, say_ready
-from hopline.process.time_slice import lower_priority
 from hopline_brokers.stream.consumer import StreamOptions
-from hopline_brokers.stream.follow import Stream, follow
+from hopline_brokers.stream.follow import Stream, follow, run
 
 logger = logging.getLogger("hopline.stream")
 
-ENTRY = "hopline_brokers.stream.process:main"
 _MAX_BATCH, _MAX_WAIT_MS = 10_000, 20.0
-#: New objects after which the garbage collector runs: about a few batches' worth.
-_YOUNG = 100_000
 
 
 def main() -> None:
@@ -33,14 +28,8 @@ def main() -> None:
     orders = json.loads(read_orders())
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
-    lower_priority(config.live.nice)
-    import uvloop
-
-    gc.freeze()
-    gc.set_threshold(_YOUNG)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_follow(config, orders["ready"]))
+        run(_follow(config, orders["ready"]), config.live.nice)
     except HoplineError as error:
         logger.error("the stream of the live graph stopped: %s", error)
         sys.exit(1)
