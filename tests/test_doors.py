@@ -1,10 +1,12 @@
 """What other packages add: found by name, imported when it is requested, named where it is missing."""
 
+import importlib
 import importlib.metadata
+import json
 
 import pytest
 
-from hopline.doors import Door, imported
+from hopline.doors import NAMES, Door, imported
 
 
 @pytest.fixture
@@ -52,3 +54,26 @@ def test_a_known_package_that_is_missing_is_named(installed):
     assert DOOR.find("leaf") is None
     assert DOOR.how_to_install("leaf") == "pip install 'hopline[leaf]'"
     assert DOOR.how_to_install("nothing") == ""
+
+
+def test_a_required_name_says_what_to_install(installed):
+    installed.append(point("leaf", "no_such_module:name"))
+    with pytest.raises(
+        ModuleNotFoundError, match=r"leaf needs no_such_module: pip install 'hopline\[leaf\]'"
+    ):
+        DOOR.require("leaf")
+    installed.clear()
+    with pytest.raises(ModuleNotFoundError, match=r"leaf needs a package: pip install 'hopline\[leaf\]'"):
+        DOOR.require("leaf")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES.packages if name != "package.sklearn"])
+def test_public_names_of_packages_are_found_below_hopline_or_named(installed, name):
+    module, _, attribute = name.rpartition(".")
+    place = importlib.import_module(f"hopline.{module}")
+    with pytest.raises(ModuleNotFoundError, match=rf"{name} needs a package: pip install 'hopline\["):
+        getattr(place, attribute)
+    installed.append(point(name, "json:loads", "hopline.names"))
+    assert getattr(place, attribute) is json.loads
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        place.nothing  # noqa: B018
