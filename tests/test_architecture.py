@@ -105,11 +105,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3413,
+    "(top)": 3410,
     "answering": 5197,
     "brokers": 365,
     "client": 1189,
-    "commands": 4033,
+    "commands": 3617,
     "config": 1338,
     "engine": 7307,
     "events": 2251,
@@ -118,7 +118,7 @@ BUDGET: dict[str, int] = {
     "graph_store": 1283,
     "ingress": 1639,
     "isolated": 1741,
-    "jobs": 4719,
+    "jobs": 4189,
     "kernels": 651,
     "live": 2133,
     "memory": 407,
@@ -127,7 +127,7 @@ BUDGET: dict[str, int] = {
     "packaging": 10664,
     "prefetch": 890,
     "process": 1785,
-    "records": 4238,
+    "records": 4052,
     "rollout": 4292,
     "runtimes": 1178,
     "sampling": 545,

@@ -27,6 +27,7 @@ BUDGET = {
     "hopline-brokers": 6629,
     "hopline-compress": 3493,
     "hopline-demo": 1240,
+    "hopline-drift": 1144,
     "hopline-generate": 4620,
     "hopline-mesh": 22761,
     "hopline-pipelines": 3797,

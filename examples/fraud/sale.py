@@ -18,8 +18,8 @@ import hopline
 from examples.fraud.payments import PaymentService
 from examples.fraud.trees import MODEL
 from hopline.records.drift.reference import write_reference
-from hopline.records.drift.training import Choice, from_table
 from hopline.types import FloatArray
+from hopline_drift.training import Choice, from_table
 
 COLUMN = "merchant_category"
 #: An hour is right where sales last for hours.

@@ -43,12 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Compare a server with its objectives, or write alert rules for them.",
         "hopline.commands.slo:slo",
     ),
-    "replay": (
-        "Repeat the requests of a prediction log, and compare the answers.",
-        "hopline.commands.replay:replay",
-    ),
     "log": ("Show a prediction log.", "hopline.commands.log:app"),
-    "drift": ("Compare requests and answers with a reference.", "hopline.commands.drift:app"),
     "mcp": ("Offer a server's models to agents (Model Context Protocol).", "hopline.commands.mcp:mcp"),
     "config": ("Show all settings and their values.", "hopline.commands.config:app"),
 }
@@ -59,6 +54,8 @@ DOOR = Door(
     {name: target for name, (_, target) in COMMANDS.items()},
     {
         "demo": "'hopline[demo]'",
+        "drift": "'hopline[drift]'",
+        "replay": "'hopline[drift]'",
         "distill": "'hopline[compress]'",
         "quantize": "'hopline[compress]'",
         "generate": "'hopline[generate]'",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest
-from hopline.jobs.replay import is_repeatable
 from hopline.types import ScoreRequest
+from hopline_drift.replay import is_repeatable
 from hopline_generate.request import completed, read_rows, read_stop
 
 

@@ -6,13 +6,14 @@ from xgboost import XGBClassifier
 
 import hopline
 from hopline.config.reader import load_config
-from hopline.jobs.replay import replay
-from hopline.jobs.targets import ServerTarget, ServiceTarget
+from hopline.jobs.targets import ServerTarget
 from hopline.records.reader import LogReader
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from hopline_drift.replay import replay
+from hopline_drift.targets import ServiceTarget
+from packages.drift.tests.conftest import serve  # noqa: F401
 from packages.tabular.tests.tabular_models import columns_of, payments, pipeline
-from tests.jobs.conftest import serve  # noqa: F401
 
 
 @pytest.fixture(scope="module")

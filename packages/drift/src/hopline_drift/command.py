@@ -149,8 +149,8 @@ def reference(
 ) -> None:
     """Write the reference with which later traffic is compared."""
     from hopline.graph import Graph
-    from hopline.records.drift import training
     from hopline.records.drift.reference import write_reference
+    from hopline_drift import training
 
     if (graph is None) != (artifact is None):
         raise BadRequest("--graph and --artifact go together: the model names what it reads of the graph")

@@ -24,8 +24,8 @@ from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
-    from hopline.jobs.replay import ReplayReport
-    from hopline.jobs.targets import Target
+    from hopline_drift.replay import ReplayReport
+    from hopline_drift.targets import Target
 
 
 #: Requests on other graphs that are shown.
@@ -74,8 +74,9 @@ def replay(
 
     Exits with 1 if an answer could not be compared although it should be.
     """
-    from hopline.jobs.targets import ServerTarget, ServiceTarget
+    from hopline.jobs.targets import ServerTarget
     from hopline.records.reader import LogReader
+    from hopline_drift.targets import ServiceTarget
 
     if url is not None and (graph is not None or repository is not None):
         raise BadRequest("pass --url, or --repository and --graph: a running server has its own models")
@@ -93,7 +94,7 @@ def replay(
         target = ServiceTarget(resolved)
 
     async def run() -> ReplayReport:
-        from hopline.jobs.replay import replay as replayed
+        from hopline_drift.replay import replay as replayed
 
         async with target:
             with _bar(quiet=as_json) as progress:
@@ -192,7 +193,7 @@ def _figures(report: ReplayReport) -> list[tuple[str, str]]:
 
 
 def _histogram(report: ReplayReport) -> Table:
-    from hopline.jobs.replay import BOUNDS
+    from hopline_drift.replay import BOUNDS
 
     names = ["same values", *(f"≤ {bound:.0e}" for bound in BOUNDS[1:]), f"> {BOUNDS[-1]:.0e}"]
     table = Table("largest difference", "requests", "", box=None, pad_edge=False)

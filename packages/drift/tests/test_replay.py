@@ -19,12 +19,12 @@ from hopline.errors import (
     RateLimited,
     Unavailable,
 )
-from hopline.jobs.replay import BOUNDS, OTHER_GRAPH, compare, replay
-from hopline.jobs.targets import ServiceTarget
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import Inputs
 from hopline.records.reader import LogReader
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
+from hopline_drift.replay import BOUNDS, OTHER_GRAPH, compare, replay
+from hopline_drift.targets import ServiceTarget
 from tests.records.conftest import logging_service
 from tests.servers import running
 

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphBehind, HoplineError, ModelNotReady, Overloaded, Unavailable
-from hopline.jobs.targets import Target
 from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
 from hopline.types import AnyArray, ScoreRequest, ScoreResult
+from hopline_drift.targets import Target
 
 _HALF = 0.5
 

@@ -11,17 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from hopline.artifact import Head
-from hopline.commands.drift import app
 from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.observe.metrics import Metrics
 from hopline.observe.psi import CategoryBins
 from hopline.records.drift.observed import LABEL, SCORE, Quantity
 from hopline.records.drift.reference import Reference, read_reference, write_reference
-from hopline.records.drift.training import Choice, Packaged, from_graph, from_log, from_table
 from hopline.records.log import PredictionLog
 from hopline.testing.graphs import hetero_graph, power_law_graph
 from hopline.types import ScoreRequest
+from hopline_drift.command import app
+from hopline_drift.training import Choice, Packaged, from_graph, from_log, from_table
 from tests.records.drift.streams import Clock, FakeServed, Traffic, answer, monitor, quantities, ran
 
 EDGE = "node__to__node"
