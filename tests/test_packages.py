@@ -135,6 +135,14 @@ def test_packages_import_the_modules_that_the_guide_for_authors_lists():
     assert listed - set().union(*used.values()) == set(), "no package of this repository imports them"
 
 
+@pytest.mark.parametrize("name", sorted(set(PROJECTS) - {"mesh", *BELOW}))
+def test_what_a_package_logs_is_below_the_logger_that_the_server_configures(name):
+    """The mesh watch and turnserve have loggers of their own, which are configured too."""
+    for file in (house.ROOT / "packages" / name / "src").rglob("*.py"):
+        names = re.findall(r"getLogger\((.*?)\)", file.read_text())
+        assert [each for each in names if each and not each.startswith('"hopline.')] == [], file
+
+
 ALONE = """
 import importlib.metadata, sys
 importlib.metadata.entry_points = lambda group: []

@@ -32,8 +32,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logs(config: LogConfig, packages: Sequence[str] = ("hopline",)) -> None:
-    """Send everything that these packages log to stderr in the configured format."""
+def configure_logs(config: LogConfig, packages: Sequence[str] = ("hopline", "turnserve")) -> None:
+    """Send all that these packages log to stderr as configured; others log below "hopline" for that."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()

@@ -15,7 +15,7 @@ from hopline.brokers.base import Gap, Health, Message
 from hopline.retry import Backoff
 from hopline_brokers.address import Address
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.brokers")
 
 
 class Condition:

@@ -16,7 +16,7 @@ from hopline.brokers.base import Gap, Position
 from hopline.errors import BrokerUnavailable
 from hopline_brokers import kafka
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.brokers")
 
 _MOVED = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE)
 

@@ -45,7 +45,7 @@ from hopline.transports.score_json import (
 from hopline.transports.traces import join_trace
 from hopline.types import ScoreRequest, ScoreResult
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.brokers")
 
 REQUEST_ID = "request-id"
 #: Header of an error answer: its code, as in the HTTP header of that name.

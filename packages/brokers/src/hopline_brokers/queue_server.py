@@ -120,7 +120,7 @@ class Retries:
         return self.num_apart < self._most and self._bytes + len(message.payload) <= _WAITING_BYTES
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.brokers")
 
 _SETTING = "queues.requests"
 _POLL_S = 0.5

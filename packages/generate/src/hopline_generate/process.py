@@ -28,7 +28,7 @@ from hopline_generate import wire
 from hopline_generate.engine import EngineSettings, load_engine
 from hopline_generate.runner import Runner, RunnerSettings, Text
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.generate")
 
 #: For the first worker to connect, and for another one after the last has gone.
 _FIRST_S, _LINGER_S = 60.0, 2.0

@@ -123,7 +123,7 @@ def decode_together(
     return found
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.generate")
 
 #: Between looks at deadlines of texts that wait, in seconds.
 _LOOK_S = 0.05

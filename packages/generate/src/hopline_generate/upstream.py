@@ -35,7 +35,7 @@ from hopline_generate.engine import EngineInfo
 from hopline_generate.request import MOST_TOKENS, Prompt
 from hopline_generate.spec import GenerativeSpec
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.generate")
 
 _CONNECT_S = 5.0
 #: Between two pieces of a text, and to the first one.

@@ -27,7 +27,7 @@ from hopline_pipelines.values import Values
 if TYPE_CHECKING:
     from hopline_pipelines.plan import Plan
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.pipelines")
 
 _IDLE, _WAITING, _RUNNING, _DONE, _FAILED = range(5)
 #: Represents the run itself among those that wait for a step.

@@ -24,7 +24,7 @@ from hopline.transports.http import HttpApp
 from hopline.types import ScoreRequest, ScoreResult
 from turnserve.http1.messages import Pending, Request, Response
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.ray")
 
 #: Seconds for the requests that a stopped replica has, when Serve has already waited for them.
 _CLOSE_S = 5.0

@@ -112,7 +112,7 @@ def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
     return decoded if made.status == 200 else {**decoded, "status": made.status}
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.serverless")
 
 #: Seconds between checks for replaced files: a check may query a network file system.
 _LOOK_S = 2.0

@@ -104,7 +104,7 @@ def run(
         HoplineError: the watch cannot start; the message gives the reason.
     """
     log = LogConfig(level=settings.log.log_level, format=settings.log.log_format)
-    configure_logs(log, ("hopline", "hopline_mesh"))
+    configure_logs(log, ("hopline", "hopline_mesh", "turnserve"))
     asyncio.run(watch(settings, started, feed))
 
 
