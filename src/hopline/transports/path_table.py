@@ -8,7 +8,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
 #: A part of a path: characters that it may have, or any as %XX (RFC 3986, 3.3).
-_PART = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
+_PART = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]++|%[0-9A-Fa-f]{2})++")
 #: Characters that are in no name: slashes, and those that control.
 _IN_NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
 #: The rule of `parts_of`, for error texts.
