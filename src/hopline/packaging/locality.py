@@ -1,8 +1,8 @@
 """Finds out why a module cannot be served node by node, from its answers on changed graphs.
 
-Used only when served answers differ from the module's, or to find what no comparison on the same graph
-can show: a random answer, or one that depends on the order in which edges are listed. Each check changes
-one thing of a graph and tests whether answers change for nodes whose neighbourhood did not.
+Used when served answers differ from the module's, and to find what no comparison on the same graph can
+show: an answer that depends on how many nodes there are, or on a hop that counts less than the tolerance.
+Each check changes one thing of a graph and tests answers for nodes whose neighbourhood did not change.
 """
 
 from __future__ import annotations
