@@ -63,6 +63,8 @@ class BrowserRules:
         self._names = frozenset(names)
         self._suffixes = tuple(name for name in names if name.startswith("."))
         self._known: set[bytes] = set()
+        #: The headers of the last request that was admitted; requests with the same head share them.
+        self._admitted: dict[bytes, bytes] | None = None
 
     def screen(self, request: Request, access: Access) -> None:
         """Check a request with a large body, which has not arrived; as `admit`."""
@@ -76,6 +78,8 @@ class BrowserRules:
             BadRequest: the body has a type that pages send.
         """
         headers = request.headers
+        if headers is self._admitted:
+            return
         host = headers.get(b"host")
         if host is not None and host not in self._known:
             self._check_host(host)
@@ -85,6 +89,7 @@ class BrowserRules:
         if kind is not None and request.method == b"POST" and kind.lower().startswith(_PAGE_TYPES):
             shown = kind.partition(b";")[0].decode("latin-1")
             raise BadRequest(f"content-type is {quoted(shown)}; send JSON as application/json")
+        self._admitted = headers
 
     def check_site(self, request: Request) -> None:
         """Check that no page of another site sends a request; a link may lead here.
