@@ -391,7 +391,10 @@ class HttpApp:
         path, _, query = target.partition(b"?")
         parts = parts_of(path) or []
         found = self._table.find(parts)
-        route = unsupported(parts) if found is None else self._route_of(found)
+        if found is None:
+            route = unsupported(parts)
+        else:
+            route = route_of(found, self._handlers, open_metrics=self._open_metrics)
         if route is None:
             text = f"unknown path {path.decode('latin-1')}; "
             text += "see / for an overview" if parts else ONE_SPELLING
@@ -406,9 +409,6 @@ class HttpApp:
             self._routes.clear()
         self._routes[target] = route
         return route
-
-    def _route_of(self, found: Match[Operation]) -> Route:
-        return route_of(found, self._handlers, open_metrics=self._open_metrics)
 
     def _make_handlers(self, max_nodes: int) -> dict[str, Handler]:
         """Return the handler of each operation."""

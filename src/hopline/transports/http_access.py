@@ -66,10 +66,6 @@ class BrowserRules:
         #: The headers of the last request that was admitted; requests with the same head share them.
         self._admitted: dict[bytes, bytes] | None = None
 
-    def screen(self, request: Request, access: Access) -> None:
-        """Check a request with a large body, which has not arrived; as `admit`."""
-        self.admit(request, access)
-
     def admit(self, request: Request, access: Access) -> None:
         """Check a request to a server without authentication, whatever its path.
 
@@ -90,6 +86,9 @@ class BrowserRules:
             shown = kind.partition(b";")[0].decode("latin-1")
             raise BadRequest(f"content-type is {quoted(shown)}; send JSON as application/json")
         self._admitted = headers
+
+    #: The check of a request with a large body, which has not arrived.
+    screen = admit
 
     def check_site(self, request: Request) -> None:
         """Check that no page of another site sends a request; a link may lead here.
