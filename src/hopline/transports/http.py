@@ -30,7 +30,7 @@ from hopline.transports.http_access import BrowserRules, Guard, client_of, named
 from hopline.transports.http_answers import described, listed
 from hopline.transports.http_bodies import Reading, check_change, check_json, check_score, is_small, read
 from hopline.transports.http_errors import encode_json, error_response, limit_error, plain_error
-from hopline.transports.http_operations import Operation, added_routes, operations_of, table_of
+from hopline.transports.http_operations import added_routes, operations_of, table_of
 from hopline.transports.http_routes import (
     Handler,
     Route,
@@ -46,7 +46,7 @@ from hopline.transports.lifecycle_requests import DECISIONS, IndexBody, Lifecycl
 from hopline.transports.oip_json import check_names, decode_infer, logged_id
 from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
-from hopline.transports.path_table import ONE_SPELLING, Match, parts_of
+from hopline.transports.path_table import ONE_SPELLING, parts_of
 from hopline.transports.platform_routes import Predicting, only_model, score_body
 from hopline.transports.score_json import deadline_after, decode_score, may_name_version, score_request
 from hopline.transports.traces import join_trace
@@ -269,8 +269,8 @@ class HttpApp:
 
     def _metrics(self, request: Request, id_line: bytes) -> Response:
         is_open = wants_open_metrics(request.headers.get(b"accept"))
-        kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
         body = self._service.metrics.render(open_metrics=is_open)
+        kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
         return Response(body, 200, kind, b"%bvary: accept\r\n" % id_line)
 
     def _options(self, request: Request, id_line: bytes) -> Response:
@@ -286,14 +286,15 @@ class HttpApp:
         return Response(self._description.page, 200, _HTML, id_line)
 
     def _list_models(self, request: Request, id_line: bytes) -> Response:
-        names = self._service.model_names()
-        infos = [self._service.describe(name) for name in names if self._shows(request, name)]
+        service = self._service
+        infos = [service.describe(name) for name in service.model_names() if self._shows(request, name)]
         # OpenAI's clients read their own names at the same path, and Hopline's theirs.
         return Response(msgspec.json.encode({"models": infos, **listed(infos)}), headers=id_line)
 
     def _describe(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        found = described(self._service.describe(model, version))
-        return Response(msgspec.json.encode(found), headers=id_line)
+        return Response(
+            msgspec.json.encode(described(self._service.describe(model, version))), headers=id_line
+        )
 
     def _server_metadata(self, request: Request, id_line: bytes) -> Response:
         metadata = oip.server_metadata()
@@ -316,8 +317,8 @@ class HttpApp:
         return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
 
     def _config(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        config = oip.model_config(self._service.describe(model, version), self._max_nodes)
-        return Response(encode_json(config), headers=id_line)
+        info = self._service.describe(model, version)
+        return Response(encode_json(oip.model_config(info, self._max_nodes)), headers=id_line)
 
     def _statistics(
         self, model: str | None, version: str | None, request: Request, id_line: bytes
@@ -354,8 +355,9 @@ class HttpApp:
 
     def _rollouts(self, request: Request, id_line: bytes) -> Response:
         names = [name for name in self._service.model_names() if self._shows(request, name)]
-        found = [self._lifecycle.describe(name) for name in names]
-        return Response(encode_json({"rollouts": found}), headers=id_line)
+        return Response(
+            encode_json({"rollouts": list(map(self._lifecycle.describe, names))}), headers=id_line
+        )
 
     def _rollout(self, model: str, request: Request, id_line: bytes) -> Response:
         return Response(encode_json(self._lifecycle.describe(model)), headers=id_line)
@@ -372,11 +374,9 @@ class HttpApp:
     # Drift
 
     def _drift(self, model: str | None, request: Request, id_line: bytes) -> Pending:
-        drift: Any = getattr(self._service, "drift", None)
-        if drift is None:
-            raise BadRequest("this server does not monitor drift; set drift.enabled and drift.path")
-
-        return self._work(asyncio.to_thread(drift.report, model), id_line)
+        if drift := getattr(self._service, "drift", None):
+            return self._work(asyncio.to_thread(drift.report, model), id_line)
+        raise BadRequest("this server does not monitor drift; set drift.enabled and drift.path")
 
     def _shows(self, request: Request, model: str) -> bool:
         """Return whether a list shows this model to the client of the request."""

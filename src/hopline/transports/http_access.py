@@ -147,8 +147,7 @@ def _without_dot(name: str) -> str:
 
 
 def _with_port(authority: str, scheme: str) -> str:
-    lower = authority.lower()
-    return lower.removesuffix(f":{_USUAL_PORTS.get(scheme, '')}")
+    return authority.lower().removesuffix(f":{_USUAL_PORTS.get(scheme, '')}")
 
 
 def _is_address(name: str) -> bool:
@@ -252,7 +251,6 @@ def named_model(body: bytes) -> str:
 
 def client_of(request: Request) -> Client:
     """Return the client of a request that a guard admitted."""
-
     client = request.client
     assert isinstance(client, Client)
     return client
