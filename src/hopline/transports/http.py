@@ -114,9 +114,8 @@ class HttpApp:
             if request.method not in route.methods and route.methods:
                 return self._method_not_allowed(request, route, id_line)
             self._admission.admit(request, route.access)
-            if (len(request.body) > PIECE_BYTES or b"content-encoding" in headers) and not is_small(
-                request
-            ):
+            is_large = len(request.body) > PIECE_BYTES or b"content-encoding" in headers
+            if is_large and not is_small(request):
                 reading = read(request, route.check, self._max_body_bytes)
                 return Reading(reading, functools.partial(self._handle_read, route, request, id_line))
             # The same as `_handle_read`, without a call, since most requests are small.
@@ -458,8 +457,7 @@ class HttpApp:
 
     def _method_not_allowed(self, request: Request, route: Route, id_line: bytes) -> Response:
         allowed = b", ".join(route.methods)
-        method = request.method.decode("latin-1")
-        text = f"{method} is not allowed for this path; use {allowed.decode()}"
+        text = f"{request.method.decode('latin-1')} is not allowed for this path; use {allowed.decode()}"
         self._count(405)
         return plain_error(405, text, b"%ballow: %b\r\n" % (id_line, allowed), oip=route.oip)
 
