@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.exporter import keep_tables
 from tests.turns import Turns
 
 if TYPE_CHECKING:
@@ -68,7 +69,12 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported from the garbage collector: it looks at a million objects again and again."""
+    """Keep what was imported from the garbage collector: it looks at a million objects again and again.
+
+    Where models are made, the tables of torch's exporter are kept too.
+    """
+    if "torch" in sys.modules:
+        keep_tables(pytest.MonkeyPatch())
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.docs.player import ROOT, play
-from tests.packaging.conftest import _one_thread_and_one_seed, _operators_parsed_once  # noqa: F401
+from tests.packaging.conftest import _one_thread_and_one_seed  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def check_docs():
 
 
 @pytest.fixture(scope="session")
-def quickstart(check_docs, tmp_path_factory, _operators_parsed_once):  # noqa: F811
+def quickstart(check_docs, tmp_path_factory):
     """The folder that somebody has who followed the quickstart."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("quickstart")

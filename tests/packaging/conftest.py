@@ -1,4 +1,3 @@
-import functools
 import warnings
 
 import pytest
@@ -19,14 +18,3 @@ for _conv in (torch_geometric.nn.SAGEConv, torch_geometric.nn.GraphConv):
 def _one_thread_and_one_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _operators_parsed_once():
-    """The exporter parses the source of its 500 operators at every call, which is most of its time."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    parsed = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", parsed)
-        yield

@@ -23,7 +23,7 @@ from hopline.types import ScoreRequest
 from hopline_pipelines.check import no_models
 from tests import loaded_units_rig
 from tests.engine import zoo
-from tests.packaging.conftest import _one_thread_and_one_seed, _operators_parsed_once  # noqa: F401
+from tests.packaging.conftest import _one_thread_and_one_seed  # noqa: F401
 
 FRAUD = """
 [inputs]
@@ -52,7 +52,7 @@ decision = "decision.decision"
 
 
 @pytest.fixture(scope="module")
-def fraud(tmp_path_factory, _operators_parsed_once):  # noqa: F811
+def fraud(tmp_path_factory):
     """A repository with a graph model, trees on its embeddings, and the pipeline; and the fitted trees."""
     from hopline import package, package_tabular
 

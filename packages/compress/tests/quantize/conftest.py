@@ -22,7 +22,6 @@ from hopline.engine.model import Model
 from hopline.graph import Graph
 from hopline.packaging import package
 from hopline.types import ScoreRequest
-from tests.packaging.conftest import _operators_parsed_once  # noqa: F401
 
 N, DIM, HIDDEN, CLASSES = 600, 24, 48, 5
 
@@ -139,7 +138,7 @@ class Cases:
 
 
 @pytest.fixture(scope="session")
-def blocks(tmp_path_factory, _operators_parsed_once):  # noqa: F811
+def blocks(tmp_path_factory):
     """A model that reads padded blocks."""
     torch.manual_seed(5)
     torch.set_num_threads(1)
@@ -152,7 +151,7 @@ def blocks(tmp_path_factory, _operators_parsed_once):  # noqa: F811
 
 
 @pytest.fixture(scope="session")
-def cases(tmp_path_factory, _operators_parsed_once):  # noqa: F811
+def cases(tmp_path_factory):
     graph = hubs().save(tmp_path_factory.mktemp("quantize-graph") / "graph")
     return Cases(graph, tmp_path_factory.mktemp("quantize-models"))
 

@@ -1,0 +1,58 @@
+"""Kept tables of torch's exporter: files are those of torch's own, and nothing is left behind."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import decomp_utils, exported_program
+
+from hopline.packaging.export import export
+
+#: Operators with and without an ONNX form of their own, composed ones, and such as torch decomposes.
+MODULES = {
+    "linear": nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.LayerNorm(5)),
+    "composed": nn.Sequential(nn.Linear(6, 4), nn.Softmax(1), nn.SELU(), nn.Softplus()),
+    "decomposed": nn.Sequential(nn.Mish(), nn.Hardtanh(), nn.GLU(), nn.LogSigmoid()),
+}
+KEPT = [
+    (exported_program, "_collect_all_valid_cia_ops"),
+    (decomp_utils, "_collect_all_valid_cia_ops"),
+    (decomp_utils, "_get_decomp_for_cia"),
+    (exported_program, "_override_composite_implicit_decomp"),
+]
+
+
+def written(module, path):
+    export(module.eval(), [torch.zeros(7, 6)], [{0: torch.export.Dim("n", min=1)}], ["x"], "h", path)
+    return path.read_bytes()
+
+
+def kernels():
+    return {op: dict(op.py_kernels) for op in exported_program._collect_all_valid_cia_ops()}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_file_is_that_of_torchs_own_exporter(name, tmp_path):
+    torch.manual_seed(0)
+    found = [written(MODULES[name], tmp_path / f"{turn}.onnx") for turn in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        for place, function in KEPT:
+            patch.setattr(place, function, getattr(place, function).__wrapped__)
+        own = written(MODULES[name], tmp_path / "own.onnx")
+    assert found == [own, own]
+
+
+def test_an_export_leaves_no_kernel_behind(tmp_path):
+    before = kernels()
+    written(MODULES["composed"], tmp_path / "first.onnx")
+    written(MODULES["composed"], tmp_path / "second.onnx")
+    assert kernels() == before
+
+
+def test_an_operator_that_is_registered_later_is_listed():
+    library = torch.library.Library("hopline_tests_exporter", "DEF")
+    before = exported_program._collect_all_valid_cia_ops()
+    library.define("halved(Tensor x) -> Tensor")
+    library.impl("halved", lambda x: x / 2, "CompositeImplicitAutograd")
+    found = exported_program._collect_all_valid_cia_ops() - before
+    assert [op.name() for op in found] == ["hopline_tests_exporter::halved"]
+    library._destroy()
