@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
@@ -98,10 +100,24 @@ def _add_installed(app: typer.Typer, wanted: str) -> None:
         app.command(wanted, hidden=True, add_help_option=False, context_settings=anything)(absent)
     for name, point in found.items():
         if name != wanted:
-            summary = point.dist.metadata["Summary"] if point.dist is not None else ""
-            app.command(name, help=summary)(_placeholder)
+            app.command(name, help=_summary(point.module))(_placeholder)
             continue
         _add(app, name, point.load())
+
+
+def _summary(module: str) -> str:
+    """The help of "`hopline NAME`: help", the first line of a command's module, which is not imported."""
+    from importlib.util import find_spec
+
+    package, *names = module.split(".")
+    spec = find_spec(package)  # only a package above a module would be imported
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    path = Path(spec.submodule_search_locations[0], *names)
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    docstring = ast.get_docstring(ast.parse(source.read_bytes())) or ""
+    text = docstring.partition("\n")[0].partition("`: ")[2]
+    return text[:1].upper() + text[1:]
 
 
 def _add(app: typer.Typer, name: str, found: Any) -> None:

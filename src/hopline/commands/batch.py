@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,16 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from hopline.commands.options import (
+    AnySetting,
+    AsJson,
+    ConfigFile,
+    GraphFolder,
+    Repository,
+    refuse_feature_store,
+)
+from hopline.commands.progress import RowRate, progress_bars
 from hopline.commands.screen import Screen
-from hopline.commands.serve import resolve_config
+from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.config.setting import read_size
-from hopline.errors import BadRequest, ConfigError, ModelNotFound
+from hopline.errors import BadRequest, ModelNotFound
 
 if TYPE_CHECKING:
     from hopline.jobs.batch.report import BatchReport
@@ -34,11 +39,8 @@ def batch(
     version: Annotated[
         str | None, typer.Option(help="Version of the model. Default: the newest.", show_default=False)
     ] = None,
-    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
-    repository: Annotated[
-        str | None,
-        typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
-    ] = None,
+    graph: GraphFolder = None,
+    repository: Repository = None,
     outputs: Annotated[
         str | None,
         typer.Option(
@@ -86,14 +88,9 @@ def batch(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Score all nodes of a graph, compute each row of each level once, and publish all results together."""
     from hopline.config.urls import shown
@@ -105,11 +102,7 @@ def batch(
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
-    if resolved.features.store:
-        raise ConfigError(
-            "features.store: a batch run reads features from the graph folder; build the graph "
-            'with them and run with --set features.store=""'
-        )
+    refuse_feature_store(resolved, "a batch run reads")
     graph_folder = needed_folder(resolved, "graph.path")
     scheme = scheme_of(to)
     folder, version = model_folder(resolved, model, version)
@@ -129,7 +122,7 @@ def batch(
         restart=restart,
         checkpoint_s=checkpoint_s,
     )
-    with _bars(quiet=as_json) as advance:
+    with progress_bars(RowRate(), quiet=as_json) as advance:
         run = BatchRun(
             folder,
             graph_folder,
@@ -201,27 +194,3 @@ def show(report: BatchReport, to: str, console: Console) -> None:
     console.print(f"Published: {to}", style="bold green", highlight=False)
     if report.kept:
         console.print(f"States for --since: {report.kept}", style="dim", highlight=False)
-
-
-class _Rate(ProgressColumn):
-    """A column of a progress bar: rows per second."""
-
-    def render(self, task: Task) -> Text:
-        """The rate of a task, once it is known."""
-        return Text(f"{task.speed:,.0f} rows/s" if task.speed else "", style="progress.data.speed")
-
-
-@contextlib.contextmanager
-def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each stage, on stderr if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
-
-        def advance(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total, completed=done)
-            bars.update(tasks[label], completed=done)  # type: ignore[arg-type]
-
-        yield advance

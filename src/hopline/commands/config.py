@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from hopline.commands.options import AsJson
 from hopline.commands.screen import Screen, whole
 from hopline.config.reader import config_table, load_config, process_env, show_config
 from hopline.process.cgroup import memory_bytes, usable_cpus
@@ -30,7 +31,7 @@ def show(
         Path | None,
         typer.Option(help="Settings file. Default: hopline.toml, if it exists.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Resolve defaults, file and environment, and print every setting."""
     file = config or (Path("hopline.toml") if Path("hopline.toml").is_file() else None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token, Url, read_metrics
+from hopline.commands.options import AsJson
 from hopline.commands.screen import Screen, whole
 from hopline.observe.scrape import Scrape
 
@@ -72,7 +72,7 @@ def attributed_share(scrape: Scrape, models: list[ModelCost]) -> float:
 
 
 def cost(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import TextColumn
 
+from hopline.commands.progress import RowRate, progress_bars
 from hopline.errors import BadRequest, FeatureGroupNotFound
 from hopline.features.base import DTYPES, FeatureGroup, FeatureStore
 from hopline.features.parquet import read_file
@@ -119,16 +118,18 @@ def _of_file(path: Path, id_column: str, name: str | None, batch: int) -> _Sourc
 
 
 async def _load(url: str, sources: list[_Source]) -> None:
+    counts = TextColumn("{task.completed:,} / {task.total:,}")
     async with _opened(url) as store:
-        with _bars() as bars:
+        with progress_bars(counts, RowRate()) as advance:
             for source in sources:
                 await store.create(source.group)
-                task = bars.add_task(source.group.name, total=source.num_rows)
+                done = 0
                 for ids, values in source.batches:
                     rows = np.asarray(values, np.float32)
                     refuse_not_finite(source.group, ids, rows)
                     await store.write(source.group, ids, rows)
-                    bars.advance(task, len(values))
+                    done += len(values)
+                    advance(source.group.name, done, source.num_rows)
     for source in sources:
         typer.echo(f"{source.group.name}: {source.num_rows:,} rows of {source.group.row_bytes:,} bytes")
 
@@ -205,26 +206,3 @@ async def _opened(url: str) -> AsyncIterator[FeatureStore]:
         yield store
     finally:
         await store.close()
-
-
-class _RowsPerSecond(ProgressColumn):
-    """A column of a progress bar: rows per second."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} rows/s")
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    """A progress bar for each group, on stderr; stdout is for the results."""
-    counts = TextColumn("{task.completed:,} / {task.total:,}")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        counts,
-        _RowsPerSecond(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        yield bars

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from hopline.commands import graph_live
 from hopline.commands.graph_files import FileOptions, counts, missing
+from hopline.commands.options import AsJson
 from hopline.commands.screen import Screen
 from hopline.graph import Graph
 from hopline.graph.codec import is_compressed
@@ -187,7 +188,7 @@ def build(
 @app.command()
 def info(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a graph.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and check its hash.")] = False,
 ) -> None:
     """Show what a graph contains: types, counts, degrees, bytes, version."""
@@ -217,7 +218,7 @@ def push(
             "--current/--no-current", help="Servers that name no version read this graph from now on."
         ),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a graph into a Redis Cluster, from which servers read its edges (graph.store).
 

@@ -11,20 +11,21 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn
 from rich.table import Table
 
 from hopline.client import Client, EventsOutcome
 from hopline.client.graph import RefusedEvent
 from hopline.commands.connection import ApiKey, Token, Url, open_client, server_url
+from hopline.commands.options import AsJson
+from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
 from hopline.errors import BadRequest, LogFull, Unavailable
 
@@ -159,7 +160,7 @@ def events(
     try:
         with open_client(url, api_key, token) as client, _opened(file) as source:
             size = 0 if file == "-" else Path(file).stat().st_size
-            with _bar(size) as advance:
+            with progress_bars(TimeElapsedColumn(), transient=True) as advance:
                 for part in _parts(source, batch, name):
                     outcome = _send_events(client, part, retry_s)
                     for each in outcome.refused:
@@ -167,7 +168,7 @@ def events(
                             index = sums.sent + each.index
                             out.write(json.dumps(msgspec.to_builtins(each) | {"index": index}) + "\n")
                     sums.add(outcome, part.num_events)
-                    advance(source.tell() if size else 0, sums)
+                    advance(f"events, {sums.sent:,} sent", source.tell() if size else 0, size or None)
     finally:
         if out is not None:
             out.close()
@@ -180,7 +181,7 @@ def status(
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a server's live graph: version, age, counts."""
     with open_client(url, api_key, token) as client:
@@ -252,17 +253,3 @@ def _send_events(client: Client, part: _Part, retry_s: float) -> EventsOutcome:
             if lost or time.monotonic() + _PAUSE_S > end:
                 raise
             time.sleep(max(_PAUSE_S, min(error.retry_after_s, 5.0)))
-
-
-@contextlib.contextmanager
-def _bar(size: int) -> Iterator[Callable[[int, _Sums], None]]:
-    """A progress bar by bytes read of the file, on stderr if that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        task = bars.add_task("0 events", total=size or None)
-
-        def advance(at: int, sums: _Sums) -> None:
-            bars.update(task, completed=at, description=f"{sums.sent:,} events")
-
-        yield advance

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hopline.commands.options import AnySetting, ConfigFile, Models, Repository
 from hopline.commands.serve_flags import resolve_config
-
-__all__ = ["resolve_config", "serve"]
 
 
 def serve(
@@ -17,13 +16,8 @@ def serve(
         str | None,
         typer.Option(help="Graph folder, or the address of snapshots.", show_default=False),
     ] = None,
-    repository: Annotated[
-        str | None,
-        typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
-    ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
-    ] = None,
+    repository: Repository = None,
+    model: Models = None,
     precomputed: Annotated[
         list[Path] | None,
         typer.Option(
@@ -56,13 +50,8 @@ def serve(
             help="Worker processes, which share the ports; auto: one for each CPU.", show_default=False
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Serve the models of a repository on a graph, over HTTP and gRPC."""
     from hopline.serve import run

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token, Url, read_metrics
+from hopline.commands.options import AsJson
 from hopline.commands.screen import Screen, whole
 from hopline.errors import BadRequest
 from hopline.slo.burn import BURN_WINDOWS, Standing, over_window, since_start
@@ -28,7 +29,7 @@ def slo(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     rules: Annotated[
         Path | None,
         typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from hopline.commands.options import AnySetting, ConfigFile
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve_flags import resolve_config
 from hopline.errors import BadRequest, PrecomputedFileError, SnapshotDamaged, SnapshotNotFound
@@ -117,13 +118,8 @@ def use(
 @app.command()
 def fetch(
     address: Annotated[str, typer.Argument(help="Folder of snapshots, or one of them: URL#ID.")],
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Copy a snapshot to this host before a server needs it, verify it, and print the graph's folder."""
     from hopline.models.host_snapshots import HostSnapshots

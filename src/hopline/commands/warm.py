@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
+from hopline.commands.options import AsJson
+from hopline.commands.progress import progress_bars
 from hopline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def warm(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compile all kernels ahead of time, for images and hosts whose first start must be fast.
 
@@ -85,16 +86,8 @@ def compile_kernels(wanted: Sequence[Signature], *, as_json: bool) -> None:
     from hopline.jobs.kernels import compile_all
 
     began = time.perf_counter()
-    columns = (
-        TextColumn("compiling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=as_json, transient=True) as bars:
-        task = bars.add_task("", total=len(wanted))
-        counts = compile_all(wanted, lambda done, name: bars.update(task, completed=done, description=name))
+    with progress_bars(MofNCompleteColumn(), quiet=as_json, transient=True) as advance:
+        counts = compile_all(wanted, lambda done, name: advance(f"compiling, {name}", done, len(wanted)))
     seconds = time.perf_counter() - began
     if as_json:
         names = ("compiled", "there", "gone")

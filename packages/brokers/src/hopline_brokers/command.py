@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hopline.commands.connection import ApiKey, Token, Url, credentials, server_url
-from hopline.commands.serve import resolve_config
+from hopline.commands.options import AnySetting, ConfigFile, GraphFolder
+from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
@@ -43,7 +43,7 @@ def stream(
             help="Source of events: a kafka://, redis:// or nats:// address with options.",
         ),
     ],
-    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    graph: GraphFolder = None,
     dead_letters: Annotated[
         str | None,
         typer.Option(
@@ -97,13 +97,8 @@ def stream(
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Apply events of a message broker to a live graph. Exits with 3 if it stops at an event."""
     resolved = resolve_config(config, {"graph.path": graph}, settings or [])

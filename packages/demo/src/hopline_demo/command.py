@@ -1,4 +1,4 @@
-"""`hopline demo`: builds, trains and serves an example network."""
+"""`hopline demo`: build, train and serve an example network."""
 
 from __future__ import annotations
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +12,13 @@ import msgspec
 import typer
 from rich.bar import Bar
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token, UrlOrNone, credentials
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphFolder
+from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
-from hopline.commands.serve import resolve_config
+from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
@@ -34,7 +33,7 @@ _SHOWN = 10
 
 def replay(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one of its files.")],
-    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    graph: GraphFolder = None,
     repository: Annotated[
         Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
     ] = None,
@@ -58,17 +57,12 @@ def replay(
         bool,
         typer.Option("--any-graph", help="Compare also answers on another graph than that of the log."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    as_json: AsJson = False,
     url: UrlOrNone = None,
     api_key: ApiKey = None,
     token: Token = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Repeat the requests of a prediction log, and compare the answers bit for bit.
 
@@ -97,7 +91,7 @@ def replay(
         from hopline_drift.replay import replay as replayed
 
         async with target:
-            with _bar(quiet=as_json) as progress:
+            with progress_bars(quiet=as_json) as advance:
                 return await replayed(
                     reader,
                     target,
@@ -106,7 +100,7 @@ def replay(
                     limit=limit,
                     concurrency=concurrency,
                     any_graph=any_graph,
-                    progress=progress,
+                    progress=lambda done: advance("replaying", done, 1.0),
                 )
 
     report = asyncio.run(run())
@@ -204,11 +198,3 @@ def _histogram(report: ReplayReport) -> Table:
         length = math.log1p(count) / math.log1p(most)
         table.add_row(name, f"{count:,}", Bar(1.0, 0.0, length, width=40))
     return table
-
-
-@contextlib.contextmanager
-def _bar(*, quiet: bool) -> Iterator[Callable[[float], object]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
-        task = bars.add_task("replaying", total=1.0)
-        yield lambda done: bars.update(task, completed=done)

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hopline.commands.batch import model_folder
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphFolder, refuse_feature_store
+from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen
-from hopline.commands.serve import resolve_config
+from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
-from hopline.errors import BadRequest, ConfigError, PackagingError
-from hopline_compress.progress import progress_bars
+from hopline.errors import BadRequest, PackagingError
 
 if TYPE_CHECKING:
     from hopline_compress.distill.report import DistillReport
@@ -26,7 +27,7 @@ def distill(
     version: Annotated[
         str | None, typer.Option(help="Version of the teacher. Default: the newest.", show_default=False)
     ] = None,
-    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    graph: GraphFolder = None,
     repository: Annotated[
         str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
     ] = None,
@@ -72,14 +73,9 @@ def distill(
         Path | None,
         typer.Option(help="Draw accuracy by degree and calibration to this .svg file.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Train an MLP to answer as a graph model does, and write it as a model that reads no neighbours."""
     if plot is not None and plot.suffix != ".svg":
@@ -90,11 +86,7 @@ def distill(
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
-    if resolved.features.store:
-        raise ConfigError(
-            "features.store: a student learns from features of the graph folder; build the "
-            'graph with them and run with --set features.store=""'
-        )
+    refuse_feature_store(resolved, "a student learns from")
     graph_folder = needed_folder(resolved, "graph.path")
     own = needed_folder(resolved, "models.repository")
     folder, _ = model_folder(resolved, model, version)

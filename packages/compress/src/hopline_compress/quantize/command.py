@@ -1,4 +1,4 @@
-"""`hopline quantize`: a quantised form of a packaged model, as a separate version."""
+"""`hopline quantize`: quantise a packaged model, as a new version."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, refuse_feature_store
+from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
-from hopline.commands.serve import resolve_config
+from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
-from hopline_compress.progress import progress_bars
 
 if TYPE_CHECKING:
     from hopline.models.local_repository import LocalRepository
@@ -91,14 +92,9 @@ def quantize(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing version.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of all samples.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
-    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+    settings: AnySetting = None,
 ) -> None:
     """Quantise a packaged model's weights where that costs no accuracy, and write a new version."""
     from hopline.live.snapshots import open_graph
@@ -107,11 +103,7 @@ def quantize(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
     _check_words(to, fallback_dtype, weight_bits)
-    if resolved.features.store:
-        raise ConfigError(
-            "features.store: calibration reads features from the graph folder; build the graph "
-            'with them and run with --set features.store=""'
-        )
+    refuse_feature_store(resolved, "calibration reads")
     folder = _model_folder(resolved, model, version)
     opened = open_graph(needed_folder(resolved, "graph.path"), fresh=False)
     from hopline_compress.quantize.run import QuantizeOptions

@@ -1,4 +1,4 @@
-"""The commands of `hopline mesh`, one line each."""
+"""`hopline mesh`: watch a service mesh, with a detector for each series and a regression on neighbours."""
 
 from __future__ import annotations
 

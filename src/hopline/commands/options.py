@@ -1,0 +1,43 @@
+"""Options that several commands share: the graph, the repository, settings, `--json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hopline.config.schema import Config
+from hopline.errors import ConfigError
+
+GraphFolder = Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)]
+Repository = Annotated[
+    str | None,
+    typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
+]
+Models = Annotated[
+    list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
+]
+AnySetting = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def refuse_feature_store(config: Config, reader: str) -> None:
+    """Refuse settings that name a feature store, for a command that reads features of the graph folder.
+
+    Args:
+        reader: what reads them, such as "a batch run reads".
+
+    Raises: ConfigError: `features.store` is set.
+    """
+    if config.features.store:
+        raise ConfigError(
+            f"features.store: {reader} features from the graph folder; build the graph "
+            'with them and run with --set features.store=""'
+        )
