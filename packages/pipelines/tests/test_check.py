@@ -235,7 +235,7 @@ def test_a_model_that_is_not_ready_is_named():
 
 
 def test_a_pipeline_has_no_process_of_its_own():
-    with pytest.raises(PipelineInvalid, match="isolate the models that it asks"):
+    with pytest.raises(PipelineInvalid, match="isolate the models that it calls"):
         Rig(FRAUD, gnn(), trees(), limits=ModelLimits(isolate=True))
 
 

@@ -433,7 +433,7 @@ async def test_a_failure_withdraws_the_others_and_they_come_too_late():
 async def test_what_goes_wrong_in_a_step_is_its_own_failure():
     rig = Rig(FRAUD, gnn(), trees())
     rig.models["gnn"]._function = lambda request: {"embedding": np.ones((5, 3), np.float32)}
-    with pytest.raises(RuntimeFailure, match=r"step 'gnn': .* 5 rows of 'embedding'; 1 were asked for"):
+    with pytest.raises(RuntimeFailure, match=r"step 'gnn': .* 5 rows of 'embedding'; 1 were requested"):
         await rig.score(nodes=[1], columns={"amount": [0.0]})
     rig.models["gnn"]._function = lambda request: {"embedding": np.array([["a", "b", "c"]], object)}
     with pytest.raises(RuntimeFailure, match="step 'trees': the pipeline failed: ValueError"):

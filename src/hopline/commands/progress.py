@@ -27,7 +27,7 @@ def progress_bars(*more: ProgressColumn, quiet: bool = False, transient: bool = 
     """A bar for each step; nothing if stderr is not a terminal.
 
     Args:
-        more: columns beside the bar.
+        more: columns after the bar.
         transient: remove the bars at the end.
 
     Yields: `Advance`; the label up to a comma names the bar, and the rest may change.

@@ -1,4 +1,4 @@
-"""A step that asks a model: makes the request out of the run's values, and takes what comes back.
+"""A step that sends a request to a model, made of the run's values, and takes the answer.
 
 The model is looked up for each request, since what serves under a name changes while the pipeline stays.
 A version that was not seen before is held against what the pipeline was checked with.
@@ -21,8 +21,7 @@ from hopline.errors import DeadlineExceeded, HoplineError, ModelNotReady, Pipeli
 from hopline.types import AnyArray, ExternalIds, ModelInfo, ScoreRequest, ScoreResult
 from hopline_pipelines.compile import Expression
 from hopline_pipelines.fallbacks import filled
-from hopline_pipelines.run import Run
-from hopline_pipelines.step import Step, StepHead
+from hopline_pipelines.run import Run, Step, StepHead
 from hopline_pipelines.values import DTYPES
 
 #: (model, version) -> what answers; None is the version that serves now.
@@ -76,18 +75,18 @@ class Lineage(dict[str, Any]):
 
 
 class ModelStep(Step):
-    """A step that asks a model.
+    """A step that sends a request to a model.
 
     Args:
         head: see `Step`.
-        model, version: who is asked.
-        resolve: finds who answers.
-        question_for: what to ask a model with this interface. Raises PipelineInvalid: nothing, it does not
-            fit.
+        model, version: that answers.
+        resolve: finds the version that answers.
+        question_for: the request to a model with this interface. Raises PipelineInvalid: the model does
+            not fit.
         clock: that deadlines are on.
 
     Attributes:
-        asked: names of the outputs that others read; set once all steps are known.
+        requested: names of the outputs that others read; set once all steps are known.
         question_for: see above.
     """
 
@@ -103,7 +102,7 @@ class ModelStep(Step):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(head)
-        self.asked: tuple[str, ...] = ()
+        self.requested: tuple[str, ...] = ()
         self._model = model
         self._version = version
         self._resolve = resolve
@@ -112,11 +111,11 @@ class ModelStep(Step):
         self._questions: WeakKeyDictionary[Scorer, Question] = WeakKeyDictionary()
 
     def follows(self, model: str) -> bool:
-        """True if it asks whatever version of a model serves."""
+        """True if it requests the version of a model that serves now."""
         return self._model == model and self._version is None
 
     def begin(self, run: Run) -> None:
-        """Ask."""
+        """Send the request."""
         served = self._resolve(self._model, self._version)
         question = self._questions.get(served) or self._first_question(served)
         request = self._request(run, question)
@@ -124,7 +123,7 @@ class ModelStep(Step):
         def take(run: Run, result: ScoreResult) -> None:
             self._take(run, question, result)
 
-        run.ask(self, served, request, take, self.otherwise)
+        run.call(self, served, request, take, self.otherwise)
 
     def otherwise(self, run: Run, error: HoplineError) -> bool:
         """Take something else where the model fails; whether there is anything."""
@@ -161,7 +160,7 @@ class ModelStep(Step):
             inline=_inline(request, rows) if question.nodes is True else (),
             pairs=_pairs(question, run, rows),
             columns=_columns(question, run, rows),
-            outputs=self.asked,
+            outputs=self.requested,
             as_of=request.as_of if question.takes_time else None,
             on_missing="null" if fills else request.on_missing,
             deadline=deadline,
@@ -172,12 +171,12 @@ class ModelStep(Step):
         rows = run.rows[self.index]
         expected = run.values.num_rows if rows is None else len(rows)
         outputs = {}
-        for name in self.asked:
+        for name in self.requested:
             array = result.outputs.get(name)
             if array is None or len(array) != expected:
                 found = "no" if array is None else len(array)
                 raise RuntimeFailure(
-                    f"model {result.model!r} answered {found} rows of {name!r}; {expected} were asked for"
+                    f"model {result.model!r} answered {found} rows of {name!r}; {expected} were requested"
                 )
             outputs[name] = array
         if result.missing is not None:

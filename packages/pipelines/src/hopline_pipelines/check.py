@@ -19,8 +19,8 @@ from hopline_pipelines.fit import ModelFit, fit
 from hopline_pipelines.generate import GenerateStep, Writing, check_generative
 from hopline_pipelines.inputs import InputReader
 from hopline_pipelines.order import ALL_COLUMNS, Reading, choices
-from hopline_pipelines.plan import Plan
 from hopline_pipelines.route import CHOSEN, RouteStep
+from hopline_pipelines.run import Plan, Step, StepHead
 from hopline_pipelines.scope import Scope
 from hopline_pipelines.spec import (
     MAX_STEPS,
@@ -33,7 +33,6 @@ from hopline_pipelines.spec import (
     RouteStepSpec,
     RulesStepSpec,
 )
-from hopline_pipelines.step import Step, StepHead
 from hopline_pipelines.values import ValueType, shape_in_words
 
 
@@ -49,7 +48,7 @@ def check_pipeline(spec: PipelineSpec, describe: Describe, resolve: Resolver, ma
     """Check a pipeline against the models that there are.
 
     Args:
-        describe: tells a model's interface.
+        describe: a model's interface.
         resolve: finds who answers; called when requests come.
         max_rows: of one request.
 
@@ -99,8 +98,8 @@ def _shape_of(spec: PipelineSpec) -> list[str]:
 
 
 def _invalid(spec: PipelineSpec, problems: list[str]) -> PipelineInvalid:
-    told = list(dict.fromkeys(problems))
-    return PipelineInvalid(f"pipeline {spec.name}/{spec.version}: {'; '.join(told)}", told)
+    distinct = list(dict.fromkeys(problems))
+    return PipelineInvalid(f"pipeline {spec.name}/{spec.version}: {'; '.join(distinct)}", distinct)
 
 
 class _Checker:
@@ -154,7 +153,7 @@ class _Checker:
             # such as a step whose model is not loaded yet
             invalid.may_pass = self._num_passing == len(self._problems)
             raise invalid
-        self._ask_for_what_is_read(order)
+        self._request_outputs(order)
         places = {name: self._steps[name].index for name in order}
         infos = [info for info in self._infos.values() if info.graph_version]
         return Plan(
@@ -216,7 +215,7 @@ class _Checker:
 
         def question_for(info: ModelInfo) -> Question:
             now = fit(spec, info, self._scope)
-            for name in step.asked:
+            for name in step.requested:
                 if now.outputs.get(name) != found.outputs[name]:
                     has = f"is {now.outputs[name]}" if name in now.outputs else "is gone"
                     raise PipelineInvalid(f"output {name!r} {has}; it was {found.outputs[name]}")
@@ -328,8 +327,8 @@ class _Checker:
             if ("attributes", name) not in read and not nested:
                 self._problems.append(f"inputs.attributes: nothing reads {name!r}")
 
-    def _ask_for_what_is_read(self, order: list[str]) -> None:
-        """Models are asked for the outputs that something reads, and no others."""
+    def _request_outputs(self, order: list[str]) -> None:
+        """Have models answer the outputs that something reads, and no others."""
         read: dict[str, set[str]] = {name: set() for name in order}
         for owner, name in self._reading.references:
             if owner in read:
@@ -340,12 +339,12 @@ class _Checker:
                 for member in spec.members:
                     read[member].add(spec.output)
             elif isinstance(spec, RouteStepSpec):
-                # a route that is only asked which step it chose still has to run one
+                # a route of which only the chosen step is read still has to run one
                 wanted = read[name] - {CHOSEN} or {next(iter(step.outputs))}
                 for choice in choices(spec):
                     read[choice] |= wanted
             elif isinstance(step, ModelStep):
-                step.asked = tuple(each for each in step.outputs if each in read[name])
+                step.requested = tuple(each for each in step.outputs if each in read[name])
 
     def _models(self) -> tuple[str, ...]:
         found: dict[str, None] = {}

@@ -44,7 +44,6 @@ def check(
 ) -> None:
     """Check that a server could load the pipeline: names, cycles, types and shapes of all steps."""
     from hopline_pipelines.check import check_pipeline, no_models
-    from hopline_pipelines.plan import info_of
 
     if repository is not None and url is not None:
         raise ConfigError("pass --repository or --url to check the steps, not both")
@@ -62,7 +61,7 @@ def check(
         table.add_row(step.id, step.kind, outputs)
     console = Screen(markup=False)
     console.print(whole(table, "step", "kind"))
-    console.print(_summary(info_of(plan, spec, (spec.version,)), spec), highlight=False)
+    console.print(_summary(plan.info(spec, (spec.version,)), spec), highlight=False)
 
 
 def _summary(info: ModelInfo, spec: PipelineSpec) -> str:

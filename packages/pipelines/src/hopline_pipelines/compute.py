@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hopline.types import AnyArray
 from hopline_pipelines.compile import Expression
-from hopline_pipelines.run import Run
-from hopline_pipelines.step import Step, StepHead
+from hopline_pipelines.run import Run, Step, StepHead
 from hopline_pipelines.values import Values, ValueType, type_of_array
 
 

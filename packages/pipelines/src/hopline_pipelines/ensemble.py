@@ -1,4 +1,4 @@
-"""A step that has several others answer together and combines what they say."""
+"""A step that combines the answers of several others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from hopline.errors import HoplineError
 from hopline.types import AnyArray, FloatArray
 from hopline_pipelines.fallbacks import without_member
-from hopline_pipelines.run import Run
-from hopline_pipelines.step import Step, StepHead
+from hopline_pipelines.run import Run, Step, StepHead
 
 Combine = Literal["mean", "weighted", "max", "median", "vote"]
 
@@ -58,7 +57,7 @@ class EnsembleStep(Step):
                 return
             run.want(member, self.index)
 
-    def told(self, run: Run, dep: int, error: HoplineError | None) -> None:
+    def receive(self, run: Run, dep: int, error: HoplineError | None) -> None:
         """A member has ended."""
         if not run.is_running(self.index):
             return

@@ -27,7 +27,7 @@ class ModelFit:
     """A step and a model that go together.
 
     Attributes:
-        question: what the model is asked.
+        question: request to the model.
         outputs: what the step has.
         columns: of the model.
         from_input: feeds that `*` took from the request.

@@ -74,7 +74,7 @@ class GenerateStep(ModelStep):
     writing: Writing
 
     def begin(self, run: Run) -> None:
-        """Ask."""
+        """Send the request."""
         try:
             super().begin(run)
         except HoplineError as error:
@@ -89,7 +89,7 @@ class GenerateStep(ModelStep):
         rows = run.rows[self.index]
         count = run.values.num_rows if rows is None else len(rows)
         outputs: dict[str, AnyArray] = {}
-        for name in self.asked:
+        for name in self.requested:
             if name.endswith("_tokens"):
                 outputs[name] = np.zeros(count, np.int64)
             else:

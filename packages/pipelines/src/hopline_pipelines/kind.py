@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hopline.models.kinds import Describe, ModelKind
 from hopline.types import ModelInfo
 from hopline_pipelines.check import check_pipeline, no_models
-from hopline_pipelines.plan import info_of
 from hopline_pipelines.spec import read_pipeline
 from hopline_pipelines.version import load_pipeline
 
@@ -42,7 +41,7 @@ class PipelineKind(ModelKind):
     def describe(self, folder: Path, describe: Describe) -> ModelInfo:
         """As `ModelKind.describe`."""
         spec = read_pipeline(folder)
-        return info_of(check_pipeline(spec, describe, no_models), spec, (spec.version,))
+        return check_pipeline(spec, describe, no_models).info(spec, (spec.version,))
 
     def models_below(self, folder: Path) -> Collection[str]:
         """As `ModelKind.models_below`."""

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from hopline.errors import HoplineError
 from hopline.types import AnyArray
 from hopline_pipelines.compute import Decider
-from hopline_pipelines.run import Run
-from hopline_pipelines.step import Step, StepHead
+from hopline_pipelines.run import Run, Step, StepHead
 from hopline_pipelines.values import DTYPES, ValueType
 
 #: Output that says which step answered a row.
@@ -77,10 +76,10 @@ class RouteStep(Step):
                 run.rows[step] = np.flatnonzero(rows == step)
             run.want(step, self.index)
 
-    def told(self, run: Run, dep: int, error: HoplineError | None) -> None:
+    def receive(self, run: Run, dep: int, error: HoplineError | None) -> None:
         """Something that the rules read has ended, or one of the chosen."""
         if run.is_waiting(self.index):
-            super().told(run, dep, error)
+            super().receive(run, dep, error)
         elif run.is_running(self.index):
             if error is not None:
                 run.fail(self.index, error)

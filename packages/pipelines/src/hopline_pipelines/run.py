@@ -1,9 +1,9 @@
-"""One request's way through a pipeline: which steps have ended, which wait for which, and how the run ends.
+"""A checked pipeline, its steps, and one request's way through them.
 
-A run is driven by what it is asked for. The asked outputs want their steps, these want those they read;
-a step that is not wanted never begins. Steps that wait for nothing begin immediately, so that independent
-models are asked together. There is no task and no queue: a model's answer calls the run, which calls the
-steps that waited for it.
+The requested outputs of a run want their steps, and these want the steps that they read; a step that is not
+wanted never begins. Steps that wait for nothing begin immediately, so that independent models compute at
+the same time. There is no task and no queue: a model's answer calls the run, which calls the steps that
+waited for it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +21,140 @@ from numpy.typing import NDArray
 from hopline.answering.served import Scorer
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.scheduling.work import Work
-from hopline.types import AnyArray, ScoreRequest, ScoreResult
-from hopline_pipelines.step import Step
-from hopline_pipelines.values import Values
-
-if TYPE_CHECKING:
-    from hopline_pipelines.plan import Plan
+from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline_pipelines.compile import Expression
+from hopline_pipelines.inputs import InputReader
+from hopline_pipelines.spec import PipelineSpec
+from hopline_pipelines.values import Values, ValueType
 
 log = logging.getLogger("hopline.pipelines")
 
+_KINDS = {"BYTES": "string", "FP64": "number", "INT64": "integer", "BOOL": "boolean"}
 _IDLE, _WAITING, _RUNNING, _DONE, _FAILED = range(5)
 #: Represents the run itself among those that wait for a step.
 _ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepHead:
+    """Base of all steps.
+
+    Attributes:
+        id: of the file.
+        index: its place in an order in which every step comes after those it reads.
+        deps: places of the steps that must have succeeded before it begins.
+        outputs: outputs that other steps may read.
+    """
+
+    id: str
+    index: int
+    deps: tuple[int, ...] = ()
+    outputs: Mapping[str, ValueType] = field(default_factory=dict)
+
+    def with_outputs(self, outputs: Mapping[str, ValueType]) -> StepHead:
+        """The same step with other outputs."""
+        return replace(self, outputs=outputs)
+
+
+class Step:
+    """One step of a loaded pipeline.
+
+    Args:
+        head: its id, place, dependencies and outputs.
+
+    A step holds nothing of a run: many runs use it at the same time.
+    """
+
+    kind = ""
+
+    def __init__(self, head: StepHead) -> None:
+        self.id = head.id
+        self.index = head.index
+        self.deps = head.deps
+        self.outputs = dict(head.outputs)
+
+    def begin(self, run: Run) -> None:
+        """Start; ends by `run.finish` or `run.fail`, now or later.
+
+        Raises: HoplineError: it failed.
+        """
+        raise NotImplementedError  # abstract
+
+    def receive(self, run: Run, dep: int, error: HoplineError | None) -> None:
+        """A step that this one waits for has ended."""
+        if not run.is_waiting(self.index):
+            return
+        if error is not None:
+            run.fail(self.index, error)
+            return
+        run.pending[self.index] -= 1
+        if not run.pending[self.index]:
+            run.begin(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pipeline that was checked: its steps, and the outputs that read them. All runs share it.
+
+    Attributes:
+        name, version: of the pipeline.
+        reader: of requests.
+        steps: each after those it reads.
+        outputs: name -> what is answered.
+        wanted: output name -> places of the steps that it reads.
+        default_outputs: for requests that name none.
+        inputs: description of its inputs for transports.
+        id_kind: of the node ids that requests name.
+        takes_time: whether some step takes `as_of`.
+        graph_version: snapshots that its models answered about when it was loaded.
+        models: names of all models below it, those of pipelines inside it included.
+    """
+
+    name: str
+    version: str
+    reader: InputReader
+    steps: tuple[Step, ...]
+    outputs: Mapping[str, Expression]
+    wanted: Mapping[str, tuple[int, ...]]
+    default_outputs: tuple[str, ...]
+    inputs: tuple[TensorInfo, ...]
+    id_kind: Literal["int", "string", "none"]
+    takes_time: bool
+    graph_version: str
+    models: tuple[str, ...]
+
+    def roots(self, outputs: Sequence[str]) -> tuple[int, ...]:
+        """Places of the steps that these outputs read; none named means the default ones."""
+        return tuple(
+            dict.fromkeys(step for name in outputs or self.default_outputs for step in self.wanted[name])
+        )
+
+    def info(self, spec: PipelineSpec, versions: tuple[str, ...]) -> ModelInfo:
+        """Description for transports: inputs as declared, outputs as computed, and the models below."""
+        return ModelInfo(
+            name=self.name,
+            versions=versions,
+            version=self.version,
+            state="READY",
+            reason="",
+            kind="pipeline",
+            id_kind=self.id_kind,
+            inputs=self.inputs,
+            outputs=tuple(
+                TensorInfo(name, each.type.datatype, (-1, *each.type.dims))
+                for name, each in self.outputs.items()
+            ),
+            default_outputs=self.default_outputs,
+            graph_version=self.graph_version,
+            properties={
+                "description": spec.description,
+                "models": list(self.models),
+                "steps": {step.id: step.kind for step in self.steps},
+                "attributes": {
+                    name: _KINDS[kind.datatype] for name, kind in self.reader.attributes.items()
+                },
+            },
+        )
 
 
 class Run:
@@ -59,7 +182,7 @@ class Run:
         "_deliver",
         "_errors",
         "_graphs",
-        "_is_telling",
+        "_is_notifying",
         "_missing",
         "_news",
         "_num_roots",
@@ -107,7 +230,7 @@ class Run:
         self._began = [0.0] * count
         self._works: dict[int, Work] = {}
         self._news: deque[tuple[int, int, HoplineError | None]] = deque()
-        self._is_telling = False
+        self._is_notifying = False
         self._num_roots = 0
         self._missing: NDArray[np.bool_] | None = None
         self._degraded: list[tuple[int, str]] = []
@@ -117,7 +240,7 @@ class Run:
     # What the version calls
 
     def start(self) -> None:
-        """Begin what the request asks for."""
+        """Begin the steps that the requested outputs read."""
         roots = self._plan.roots(self.request.outputs)
         self._num_roots = len(roots)
         if not roots:
@@ -126,7 +249,7 @@ class Run:
             self.want(root, _ROOT)
 
     def withdraw(self, work: Work) -> None:
-        """As `Holder.withdraw`: withdraws all that it asked of models too."""
+        """As `Holder.withdraw`: withdraws all requests to models too."""
         self._close()
         self._on_end(self, None)
 
@@ -141,7 +264,7 @@ class Run:
         """Have a step begin unless it has; `by` is notified when it ends, maybe before this returns."""
         state = self._states[index]
         if state in (_DONE, _FAILED):
-            self._tell(by, index, self._errors.get(index))
+            self._notify(by, index, self._errors.get(index))
             return
         self._waiters[index].append(by)
         if state != _IDLE:
@@ -170,7 +293,7 @@ class Run:
         self._began[step.index] = self._clock()
         self._guarded(step, step.begin, self)
 
-    def ask(
+    def call(
         self,
         step: Step,
         served: Scorer,
@@ -178,7 +301,7 @@ class Run:
         take: Callable[[Run, ScoreResult], None],
         otherwise: Callable[[Run, HoplineError], bool] = lambda run, error: False,
     ) -> None:
-        """Ask a model for a step; `take` gets its answer.
+        """Request a model's answer for a step; `take` gets it.
 
         `otherwise` gets an error that comes instead, and returns whether the step has an answer anyway.
 
@@ -216,7 +339,7 @@ class Run:
         self.values.of[index] = outputs
         self.seconds[self._plan.steps[index].id] = self._clock() - self._began[index]
         for by in self._waiters[index]:
-            self._tell(by, index, None)
+            self._notify(by, index, None)
 
     def fail(self, index: int, error: HoplineError) -> None:
         """A step has none: those who wait for it fail too, unless they can do without."""
@@ -225,7 +348,7 @@ class Run:
         self._states[index] = _FAILED
         self._errors[index] = error
         for by in self._waiters[index]:
-            self._tell(by, index, error)
+            self._notify(by, index, error)
 
     def degrade(self, index: int, fallback: str) -> None:
         """The answer used a fallback because of a step."""
@@ -243,20 +366,20 @@ class Run:
 
     # Inside
 
-    def _tell(self, by: int, index: int, error: HoplineError | None) -> None:
+    def _notify(self, by: int, index: int, error: HoplineError | None) -> None:
         """Notify a waiting step; further ones come after it, not nested: chains would be too deep."""
         self._news.append((by, index, error))
-        if self._is_telling:
+        if self._is_notifying:
             return
-        self._is_telling = True
+        self._is_notifying = True
         while self._news and not self._ended:
-            self._tell_next(*self._news.popleft())
-        self._is_telling = False
+            self._notify_next(*self._news.popleft())
+        self._is_notifying = False
 
-    def _tell_next(self, by: int, index: int, error: HoplineError | None) -> None:
+    def _notify_next(self, by: int, index: int, error: HoplineError | None) -> None:
         if by != _ROOT:
             step = self._plan.steps[by]
-            self._guarded(step, step.told, self, index, error)
+            self._guarded(step, step.receive, self, index, error)
         elif error is not None:
             self._end(error)
         else:

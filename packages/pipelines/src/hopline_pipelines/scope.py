@@ -11,7 +11,7 @@ from hopline_pipelines.compile import Expression, typed
 from hopline_pipelines.expression import Reference, parse
 from hopline_pipelines.functions import Mismatch
 from hopline_pipelines.inputs import InputReader
-from hopline_pipelines.step import Step
+from hopline_pipelines.run import Step
 from hopline_pipelines.values import Values, ValueType
 
 

@@ -27,7 +27,6 @@ from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
 from hopline_pipelines.ask import ModelStep, Resolver, refuse_nesting
 from hopline_pipelines.check import check_pipeline
-from hopline_pipelines.plan import info_of
 from hopline_pipelines.run import Run
 from hopline_pipelines.spec import PipelineSpec, read_pipeline
 
@@ -39,7 +38,7 @@ class PipelineVersion(CountedVersion):
 
     Args:
         spec: of the file, with the name and version that it is served as.
-        resolve: (model, version or None for the one that serves) -> who answers; asked for each request.
+        resolve: see `Resolver`; called for each request.
         config: limits.
         metrics: of this pipeline's own name and version.
         recorders: get every request.
@@ -68,7 +67,7 @@ class PipelineVersion(CountedVersion):
         if limits.isolate:
             raise PipelineInvalid(
                 f"pipeline {spec.name}/{spec.version}: isolate: a pipeline runs in the server; isolate "
-                "the models that it asks"
+                "the models that it calls"
             )
         if limits.cache_bytes:
             raise PipelineInvalid(
@@ -99,14 +98,14 @@ class PipelineVersion(CountedVersion):
         except HoplineError as error:
             work.end()
             self.outcome(error.code)
-            self._told(request, error, 0.0, _NO_STEPS)
+            self._record(request, error, 0.0, _NO_STEPS)
             raise
         priority = self._priority if request.priority == "normal" else request.priority
-        asked = msgspec.structs.replace(request, deadline=work.deadline, priority=priority)
-        Run(self.plan, work, asked, values, self._ended, self._clock).start()
+        bounded = msgspec.structs.replace(request, deadline=work.deadline, priority=priority)
+        Run(self.plan, work, bounded, values, self._ended, self._clock).start()
 
     def reject_early(self) -> None:
-        """No request is: whether a model can be asked hangs on the steps."""
+        """Does nothing: only the steps decide which models get a request."""
 
     def _check(self, request: ScoreRequest) -> None:
         """Checks that need no rows; `InputReader` checks those."""
@@ -122,7 +121,7 @@ class PipelineVersion(CountedVersion):
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """Inputs as declared, outputs as computed, and the models below."""
-        return info_of(self.plan, self.spec, versions)
+        return self.plan.info(self.spec, versions)
 
     def warm_up(self) -> None:
         """Nothing: its models are warm, and its expressions were tried when it was checked."""
@@ -131,7 +130,7 @@ class PipelineVersion(CountedVersion):
         """Check that the pipeline's steps accept this version's inputs and outputs.
 
         Raises:
-            PipelineInvalid: a step asks this model and would not fit; the message names both.
+            PipelineInvalid: a step calls this model and would not fit; the message names both.
         """
         for step in self.plan.steps:
             if isinstance(step, ModelStep) and step.follows(info.name):
@@ -161,16 +160,16 @@ class PipelineVersion(CountedVersion):
         for step, seconds in run.seconds.items():
             self._step_seconds[step].observe(seconds)
         self._note(1, (0.0,), elapsed, _NO_STEPS)
-        self._told(run.request, outcome, elapsed, run.seconds)
+        self._record(run.request, outcome, elapsed, run.seconds)
 
-    def _told(
+    def _record(
         self,
         request: ScoreRequest,
         outcome: ScoreResult | HoplineError,
         elapsed: float,
         steps: Mapping[str, float],
     ) -> None:
-        """As `_tell`, but steps run in parallel: their times are not shares of the whole."""
+        """Record a request. Steps run in parallel: their times are not shares of the whole."""
         if not self._recorders:
             return
         served: Any = self
