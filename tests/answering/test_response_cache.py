@@ -16,7 +16,6 @@ from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
-    ConfigError,
     DeadlineExceeded,
     HoplineError,
     Overloaded,
@@ -532,11 +531,6 @@ async def test_it_is_what_it_holds():
     assert rig.cached.queued_rows == 7
     assert rig.cached.info(("1",)) == rig.inner.info(("1",))
     assert (rig.cached.name, rig.cached.version, rig.cached.graph_version) == ("m", "1", "g")
-
-
-def test_pipelines_keep_no_answers():
-    with pytest.raises(ConfigError, match=r"serving.toml of m: cache_bytes: a pipeline caches no answers"):
-        CachedVersion(Inner("pipeline"), ModelLimits(cache_bytes=1), Config(), Metrics())
 
 
 # Against real models

@@ -239,6 +239,11 @@ def test_a_pipeline_has_no_process_of_its_own():
         Rig(FRAUD, gnn(), trees(), limits=ModelLimits(isolate=True))
 
 
+def test_a_pipeline_caches_no_answers():
+    with pytest.raises(PipelineInvalid, match="cache_bytes: .* set cache_bytes for those models"):
+        Rig(FRAUD, gnn(), trees(), limits=ModelLimits(cache_bytes=1))
+
+
 def test_what_transports_are_told():
     info = Rig(FRAUD, gnn(), trees()).pipeline.info(("1",))
     assert (info.kind, info.id_kind, info.graph_version) == ("pipeline", "int", "graph-a")

@@ -27,7 +27,7 @@ from hopline.answering.queued import deadlines_of
 from hopline.answering.served import Ran, Recorder, Served
 from hopline.answering.single_flight import SingleFlight
 from hopline.config.schema import Config
-from hopline.errors import ConfigError, HoplineError
+from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.request_fields import FIELDS, values_of
 from hopline.scheduling.work import Work
@@ -86,9 +86,6 @@ class CachedVersion:
         metrics: of the server.
         recorders: get answers that `inner` does not see; the list may change.
         clock: seconds, monotonic.
-
-    Raises:
-        ConfigError: `inner` is a pipeline: its answers change with the versions that its models serve.
     """
 
     def __init__(
@@ -100,11 +97,6 @@ class CachedVersion:
         recorders: Sequence[Recorder] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if inner.info((inner.version,)).kind == "pipeline":
-            raise ConfigError(
-                f"serving.toml of {inner.name}: cache_bytes: a pipeline caches no answers, since they "
-                "depend on which versions of its models serve; set cache_bytes for those models"
-            )
         self.inner = inner
         self.name = inner.name
         self.version = inner.version

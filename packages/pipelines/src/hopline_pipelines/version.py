@@ -71,8 +71,8 @@ class PipelineVersion(CountedVersion):
             )
         if limits.cache_bytes:
             raise PipelineInvalid(
-                f"pipeline {spec.name}/{spec.version}: cache_bytes: its models change while the pipeline "
-                "stays; let the models keep their answers"
+                f"pipeline {spec.name}/{spec.version}: cache_bytes: a pipeline caches no answers, since "
+                "they depend on which versions of its models serve; set cache_bytes for those models"
             )
         self.plan = check_pipeline(spec, describe, resolve, config.limits.max_nodes_per_request)
         super().__init__(spec.name, spec.version, self.plan.graph_version, config, metrics, recorders)
