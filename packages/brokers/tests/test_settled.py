@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline_brokers.settled import Settled
+from hopline_brokers.kafka_queue import Settled
 
 
 @given(

@@ -240,7 +240,7 @@ def test_a_pipeline_has_no_process_of_its_own():
 
 
 def test_a_pipeline_caches_no_answers():
-    with pytest.raises(PipelineInvalid, match="cache_bytes: .* set cache_bytes for those models"):
+    with pytest.raises(PipelineInvalid, match=r"cache_bytes: .* set cache_bytes for those models"):
         Rig(FRAUD, gnn(), trees(), limits=ModelLimits(cache_bytes=1))
 
 

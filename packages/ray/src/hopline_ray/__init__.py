@@ -9,8 +9,7 @@ Replicas answer the HTTP API of `hopline serve`, and calls through handles (`Ret
 is the engine of `hopline batch --engine ray`.
 """
 
-from hopline_ray.app import application, build
-from hopline_ray.handle import RetryingHandle
+from hopline_ray.app import RetryingHandle, application, build
 
 __all__ = ["RetryingHandle", "application", "build"]
 __version__ = "0.1.0"
