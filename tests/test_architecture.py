@@ -105,11 +105,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3410,
-    "answering": 5197,
+    "(top)": 3407,
+    "answering": 5187,
     "brokers": 365,
     "client": 1189,
-    "commands": 3617,
+    "commands": 3607,
     "config": 1338,
     "engine": 7307,
     "events": 2251,
@@ -122,7 +122,7 @@ BUDGET: dict[str, int] = {
     "kernels": 651,
     "live": 2133,
     "memory": 407,
-    "models": 2388,
+    "models": 2378,
     "observe": 1151,
     "packaging": 10664,
     "prefetch": 890,

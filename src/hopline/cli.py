@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
@@ -79,10 +77,10 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(root)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (text, _) in COMMANDS.items():
-        if name != wanted:
-            app.command(name, help=text)(_placeholder)
-            continue
-        _add(app, name, DOOR.find(name))
+        if name == wanted:
+            _add(app, name, DOOR.find(name))
+        else:
+            app.command(name, help=text)(lambda: None)  # help only: never called
     if wanted not in COMMANDS:  # listing installed packages is slow
         _add_installed(app, wanted)
     return app
@@ -90,6 +88,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 def _add_installed(app: typer.Typer, wanted: str) -> None:
     """Add the commands of other packages; for a known one that is missing, name the package to install."""
+    from hopline.commands.arguments import summary_of
+
     found = DOOR.installed()
     if wanted not in found and (install := DOOR.how_to_install(wanted)):
 
@@ -99,25 +99,10 @@ def _add_installed(app: typer.Typer, wanted: str) -> None:
         anything = {"ignore_unknown_options": True, "allow_extra_args": True}
         app.command(wanted, hidden=True, add_help_option=False, context_settings=anything)(absent)
     for name, point in found.items():
-        if name != wanted:
-            app.command(name, help=_summary(point.module))(_placeholder)
-            continue
-        _add(app, name, point.load())
-
-
-def _summary(module: str) -> str:
-    """The help of "`hopline NAME`: help", the first line of a command's module, which is not imported."""
-    from importlib.util import find_spec
-
-    package, *names = module.split(".")
-    spec = find_spec(package)  # only a package above a module would be imported
-    if spec is None or not spec.submodule_search_locations:
-        return ""
-    path = Path(spec.submodule_search_locations[0], *names)
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    docstring = ast.get_docstring(ast.parse(source.read_bytes())) or ""
-    text = docstring.partition("\n")[0].partition("`: ")[2]
-    return text[:1].upper() + text[1:]
+        if name == wanted:
+            _add(app, name, point.load())
+        else:
+            app.command(name, help=summary_of(point.module))(lambda: None)
 
 
 def _add(app: typer.Typer, name: str, found: Any) -> None:
@@ -129,10 +114,6 @@ def _add(app: typer.Typer, name: str, found: Any) -> None:
         app.add_typer(found, name=name)
     else:
         app.command(name, cls=NumbersAreValues)(found)
-
-
-def _placeholder() -> None:
-    """Placeholder of a command that was not requested."""
 
 
 def main() -> None:

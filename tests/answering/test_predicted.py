@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hopline.answering.predicted import PredictedRows, RequestSize
+from hopline.answering.predicted import PredictedRows
+from hopline.engine.size import RequestSize
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.testing.graphs import drawn, power_law_graph
 from hopline.types import ScoreRequest

@@ -16,7 +16,7 @@ from examples.fraud.risk import auc_of_splits
 from examples.fraud.story import Scale
 from examples.fraud.tolokers import load
 from examples.fraud.transactions import PATTERNS, generate
-from hopline.models.interfaces import Offline
+from hopline.models.kinds import Offline
 from hopline.models.local_repository import LocalRepository
 
 ROOT = Path(__file__).resolve().parents[2]

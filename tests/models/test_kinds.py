@@ -8,8 +8,7 @@ import pytest
 from hopline.answering.unit import Unit
 from hopline.config.reader import load_config
 from hopline.errors import ArtifactError
-from hopline.models.interfaces import Offline
-from hopline.models.kinds import MODEL_KINDS, ModelKind, find_kind, kind_of, nesting
+from hopline.models.kinds import MODEL_KINDS, ModelKind, Offline, find_kind, kind_of, nesting
 from hopline.models.loader import Loader
 from hopline.models.local_repository import LocalRepository
 from hopline.observe.metrics import Metrics

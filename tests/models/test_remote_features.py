@@ -8,6 +8,7 @@ from types import TracebackType
 import numpy as np
 import pytest
 
+from hopline.answering import prewarm
 from hopline.answering import sources as wiring
 from hopline.config.reader import load_config
 from hopline.engine.source import RowsAbsent
@@ -21,7 +22,6 @@ from hopline.errors import (
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.memory.arena import create_shared
-from hopline.models import graph_version
 from hopline.service import Service
 from hopline.testing.faulty_store import FaultyStore
 from hopline.types import ScoreRequest
@@ -274,7 +274,7 @@ async def test_prewarming_from_a_file_skips_ids_that_are_gone(places, store, tmp
 
 
 async def test_prewarming_goes_on_after_a_row_that_the_store_lacks(places, store, monkeypatch):
-    monkeypatch.setattr(graph_version, "_AT_ONCE", 4)
+    monkeypatch.setattr(prewarm, "_AT_ONCE", 4)
     store.missing_share = 0.1
     service = await started(places, **{"features.prewarm_nodes": N, "features.negative_ttl_ms": 1.0})
     asked = set(store.asked)

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.client import wire
 from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
-from hopline.models.interfaces import Offline
-from hopline.models.kinds import nesting
+from hopline.models.kinds import Offline, nesting
 from hopline.models.repositories import open_repository
 from hopline.transports.oip import answer_parameters, tensors_from_result
 from hopline.transports.score_json import encode_result

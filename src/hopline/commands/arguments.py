@@ -1,4 +1,4 @@
-"""Words of the command line: flags in the messages of library functions, and negative numbers as values.
+"""Words of the command line: help of commands, flags in messages of library functions, negative numbers.
 
 A library function says `pass overwrite=True`; a user of the command needs `--overwrite`. In
 `hopline score risk -10`, the last word is a value and not an option.
@@ -6,13 +6,29 @@ A library function says `pass overwrite=True`; a user of the command needs `--ov
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
 _NUMBER = re.compile(r"-\d[\d.,+-]*")
+
+
+def summary_of(module: str) -> str:
+    """The help of "`hopline NAME`: help", the first line of a command's module, which is not imported."""
+    package, *names = module.split(".")
+    spec = find_spec(package)  # only a package above a module would be imported
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    path = Path(spec.submodule_search_locations[0], *names)
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    docstring = ast.get_docstring(ast.parse(source.read_bytes())) or ""
+    text = docstring.partition("\n")[0].partition("`: ")[2]
+    return text[:1].upper() + text[1:]
 
 
 class NumbersAreValues(TyperCommand):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hopline.commands.options import AsJson
+from hopline.commands.options import AsJson, ConfigFile
 from hopline.commands.screen import Screen, whole
-from hopline.config.reader import config_table, load_config, process_env, show_config
-from hopline.process.cgroup import memory_bytes, usable_cpus
+from hopline.commands.serve_flags import resolve_config
+from hopline.config.reader import config_table, show_config
 
 _CAPTION = "hopline.toml, HOPLINE__SECTION__KEY in the environment, or --set section.key=value"
 
@@ -27,17 +25,11 @@ def group() -> None:
 
 @app.command()
 def show(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Settings file. Default: hopline.toml, if it exists.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Resolve defaults, file and environment, and print every setting."""
-    file = config or (Path("hopline.toml") if Path("hopline.toml").is_file() else None)
-    values = dict(
-        show_config(load_config(file, process_env(), memory_bytes=memory_bytes(), cpus=usable_cpus()))
-    )
+    values = dict(show_config(resolve_config(config, {}, [])))
     if as_json:
         typer.echo(json.dumps(values, indent=1, default=str))
         return

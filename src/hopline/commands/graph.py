@@ -13,19 +13,18 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.progress import TimeElapsedColumn
 from rich.table import Table
 
 from hopline.commands import graph_live
 from hopline.commands.graph_files import FileOptions, counts, missing
 from hopline.commands.options import AsJson
+from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen
 from hopline.graph import Graph
 from hopline.graph.codec import is_compressed
 from hopline.graph.edge_times import iso, likely_unit
 from hopline.graph.text_table import TextFormat
-from hopline.types import Progress
 
 app = typer.Typer(help="Build, inspect and change graphs.", no_args_is_help=True)
 app.command("events")(graph_live.events)
@@ -155,7 +154,7 @@ def build(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the graph at --out.")] = False,
 ) -> None:
     """Build a graph from files of edges and node features."""
-    with _warnings(), _bars() as progress:
+    with _warnings(), progress_bars(TimeElapsedColumn()) as progress:
         options = FileOptions(
             text=TextFormat(not no_header, delimiter, encoding, comment),
             missing=missing(na or (), fill or ()),
@@ -230,7 +229,7 @@ def push(
 
     from hopline.graph_store.push import push as push_graph
 
-    with _bars() as progress:
+    with progress_bars(TimeElapsedColumn()) as progress:
         graph = Graph.open(folder)
         pushed = asyncio.run(
             push_graph(
@@ -361,21 +360,6 @@ def _print_rows(console: Console, header: Sequence[str], rows: Sequence[tuple[An
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     console.print(table)
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    """A progress bar for each stage, on stderr; stdout is for the results."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(stage: str, done: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=1.0)
-            bars.update(tasks[stage], completed=done)
-
-        yield progress
 
 
 @contextmanager

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-#: Called with the label of a step, the amount done, and the total (None: unknown).
-Advance = Callable[[str, float, float | None], None]
+
+class Advance(Protocol):
+    """Moves the bar of a step. The label up to a comma names the bar, and the rest may change."""
+
+    def __call__(self, label: str, done: float, total: float | None = 1.0) -> None:
+        """Show an amount of a total; None is an unknown total."""
 
 
 class RowRate(ProgressColumn):
@@ -29,8 +34,6 @@ def progress_bars(*more: ProgressColumn, quiet: bool = False, transient: bool = 
     Args:
         more: columns after the bar.
         transient: remove the bars at the end.
-
-    Yields: `Advance`; the label up to a comma names the bar, and the rest may change.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), *more, TimeRemainingColumn())
@@ -38,7 +41,7 @@ def progress_bars(*more: ProgressColumn, quiet: bool = False, transient: bool = 
     with Progress(*columns, console=console, disable=disable, transient=transient) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def advance(label: str, done: float, total: float | None) -> None:
+        def advance(label: str, done: float, total: float | None = 1.0) -> None:
             name = label.partition(",")[0]
             if name not in tasks:
                 tasks[name] = bars.add_task(label, total=total, completed=done)  # type: ignore[arg-type]

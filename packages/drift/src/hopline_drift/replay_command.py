@@ -100,7 +100,7 @@ def replay(
                     limit=limit,
                     concurrency=concurrency,
                     any_graph=any_graph,
-                    progress=lambda done: advance("replaying", done, 1.0),
+                    progress=lambda done: advance("replaying", done),
                 )
 
     report = asyncio.run(run())

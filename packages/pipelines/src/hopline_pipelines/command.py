@@ -86,7 +86,7 @@ def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
 
 
 def _in_repository(address: str) -> Describe:
-    from hopline.models.interfaces import Offline
+    from hopline.models.kinds import Offline
     from hopline.models.repositories import open_repository
 
     return Offline(open_repository(address)).describe
