@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hopline.jobs.kernels import SIGNATURES, kernels, recorded, signatures
 from hopline_mesh.commands.warm import SIGNATURES as MESH_SIGNATURES
+from hopline_stores import SIGNATURES as STORES_SIGNATURES
 
 
 def write(package: str, path: Path) -> None:
@@ -31,3 +32,4 @@ def write(package: str, path: Path) -> None:
 if __name__ == "__main__":
     write("hopline", SIGNATURES)
     write("hopline_mesh", MESH_SIGNATURES)
+    write("hopline_stores", STORES_SIGNATURES)

@@ -1,4 +1,4 @@
-"""s3://, as moto's server plays it in a process of its own."""
+"""s3:// and dynamodb://, as moto's server plays it in a process of its own."""
 
 import contextlib
 import os
@@ -35,6 +35,7 @@ def s3_server(nowhere):
         patch.setenv("AWS_CONFIG_FILE", nowhere)
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("NO_PROXY", "127.0.0.1")
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -21,9 +21,9 @@ from hopline.engine.source import Absent, FetchedRows
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, L1FeatureCache
 from hopline.features.l1_rows import L1Rows
-from hopline.features.redis import RedisStore
 from hopline.memory.arena import Arena
 from hopline.types import FloatArray, IdArray
+from hopline_stores.redis.features import RedisStore
 
 #: A seed, 20 neighbours, 20 of each of these: 2 layers, fanout 20.
 NUM_ROWS = 1 + 20 + 400

@@ -18,9 +18,9 @@ import redis
 
 from benchmarks.server_process import ServerFailed, free_port
 from hopline.features.base import FeatureGroup
-from hopline.features.redis import RedisStore
-from hopline.features.redis_url import RedisUrl
 from hopline.types import FloatArray, IdArray
+from hopline_stores.redis.features import RedisStore
+from hopline_stores.redis.url import RedisUrl
 
 GROUP = "node"
 _LOAD_ROWS = 50_000

@@ -15,7 +15,7 @@ from hopline.features.registry import open_store
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo
-from tests.features.redis_servers import redis_process
+from tests.redis_servers import redis_process
 
 N = zoo.N
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from hopline.config.urls import shown
 from hopline.errors import ConfigError
-from hopline.features.redis_url import RedisUrl
 from hopline_brokers.address import Address
+from hopline_stores.redis.url import RedisUrl
 
 
 @pytest.mark.parametrize(

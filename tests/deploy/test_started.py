@@ -21,7 +21,7 @@ import yaml
 from tests.containers import confined
 from tests.deploy.test_confined import ENVIRONMENT
 from tests.deploy.test_manifests import OVERLAYS, SERVER, built, container_of, pod_of
-from tests.features.redis_servers import redis_process
+from tests.redis_servers import redis_process
 
 
 class Container:

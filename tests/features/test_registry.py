@@ -1,40 +1,34 @@
 """From URLs to stores."""
 
-import importlib
 import importlib.metadata
+import re
 
 import pytest
 
 from hopline.errors import ConfigError
 from hopline.features.memory import MemoryStore
-from hopline.features.published import PublishingStore
-from hopline.features.redis import RedisClusterStore, RedisStore
-from hopline.features.registry import PUBLISHED, PUBLISHING, STORES, open_store
-from hopline.jobs.batch.registry import SINKS
+from hopline.features.parquet import ParquetStore
+from hopline.features.registry import DOOR, open_store
 
 
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
         ("memory:", MemoryStore),
-        ("redis://h", RedisStore),
-        ("REDISS://h", RedisStore),
-        ("valkey://h", RedisStore),
-        ("redis+cluster://h", RedisClusterStore),
-        ("rediss+cluster://h", RedisClusterStore),
+        ("MEMORY:", MemoryStore),
+        ("parquet:///folder", ParquetStore),
     ],
 )
 def test_the_scheme_says_the_class_and_nothing_is_connected(url, kind):
     assert type(open_store(url)) is kind
 
 
-@pytest.mark.parametrize("scheme", sorted(STORES))
-def test_results_can_be_published_where_the_class_can_publish(scheme):
-    module, _, name = STORES[scheme].partition(":")
-    publishes = issubclass(getattr(importlib.import_module(module), name), PublishingStore)
-    assert (scheme in PUBLISHING) == publishes
-    assert (f"{PUBLISHED}{scheme}" in STORES) == publishes
-    assert (scheme in SINKS) == (publishes or scheme == "parquet")  # a sink of files, not of rows
+@pytest.mark.parametrize("scheme", sorted(DOOR.packages))
+def test_a_store_whose_package_is_missing_names_what_installs_it(monkeypatch, scheme):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    message = f"features.store: {scheme}:// needs a package; install it with: {DOOR.how_to_install(scheme)}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        open_store(f"{scheme}://:secret@h")
 
 
 @pytest.mark.parametrize("url", ["", "redis", "http://h", "rdis://:secret@h", "C:\\x"])
@@ -43,7 +37,7 @@ def test_an_unknown_scheme_comes_with_the_known_ones_and_without_the_password(ur
         ConfigError, match=r"^features\.store: .* is not the URL of a feature store"
     ) as raised:
         open_store(url)
-    assert all(f"{scheme}:" in str(raised.value) for scheme in STORES)
+    assert all(f"{scheme}:" in str(raised.value) for scheme in DOOR.packages)
     assert "secret" not in str(raised.value)
 
 

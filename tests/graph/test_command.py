@@ -277,7 +277,14 @@ def test_a_graph_is_pushed_to_a_redis_only(tables, url):
     assert built.exit_code == 0, built.output
     refused = run("push", tables / "g", url)
     assert refused.exit_code == 1
-    assert f"URL: '{url}' is not the URL of a Redis" in refused.stderr.replace("\n", " ")
-    assert "redis://, rediss://, valkey://, valkeys://, redis+cluster://" in refused.stderr.replace(
-        "\n", " "
+    assert f"URL: '{url}' is not the URL of a " in refused.stderr.replace("\n", " ")
+    assert "redis:, rediss:, valkey:, valkeys:, redis+cluster:" in refused.stderr.replace("//", "")
+
+
+def test_a_push_without_the_package_of_the_store_names_it(tables, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    refused = run("push", tables, "redis+cluster://h")
+    assert refused.exit_code == 1
+    assert "URL: redis+cluster:// needs a package; install it with: pip install 'hopline[redis]'" in (
+        refused.stderr.replace("\n", " ")
     )

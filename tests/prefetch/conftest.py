@@ -20,7 +20,7 @@ import pytest
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from tests.engine import zoo
-from tests.features.redis_servers import RedisProcess, redis_process
+from tests.redis_servers import RedisProcess, redis_process
 
 N = zoo.N
 

@@ -223,8 +223,8 @@ def silence(fleet: Fleet) -> None:
 
 def quick_redis(patch: Any) -> None:
     """As `quick`, of a store in a Redis."""
-    patch("hopline.rollout.store.redis.RedisStore.beat_s", 0.01)
-    patch("hopline.rollout.store.redis._LIFETIME_S", 0.4)
+    patch("hopline_stores.redis.state.RedisStateStore.beat_s", 0.01)
+    patch("hopline_stores.redis.state._LIFETIME_S", 0.4)
     patch("hopline.rollout.store.fleet._RESTORE_S", 0.03)
     patch("hopline.rollout.store.fleet._JUDGE_READ_S", 0.0)
     patch("hopline.rollout.store.fleet._READ_S", 0.0)

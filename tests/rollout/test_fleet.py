@@ -14,7 +14,7 @@ from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.store import fleet as fleet_module
 from hopline.types import ScoreRequest
 from tests import loaded_units_rig as rig
-from tests.features.redis_servers import redis_process
+from tests.redis_servers import redis_process
 from tests.rollout.fleet_rig import Link
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick, quick_redis
 

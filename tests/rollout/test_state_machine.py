@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hopline.errors import HoplineError
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from tests.features.redis_servers import RedisProcess, redis_process
+from tests.redis_servers import RedisProcess, redis_process
 from tests.rollout import state_model as model
 from tests.rollout.state_model import Believed
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick, quick_redis

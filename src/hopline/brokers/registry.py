@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hopline.brokers.base import Queue, Sink, Source
-from hopline.config.setting import did_you_mean
-from hopline.config.urls import shown
+from hopline.config.urls import find_by_scheme
 from hopline.doors import Door, imported
 from hopline.errors import ConfigError
 
@@ -88,23 +87,14 @@ def open_sink(address: str, setting: str) -> Sink:
 
 
 def _make(what: str, address: str, setting: str) -> Any:
-    scheme = scheme_of(address)
-    broker = DOOR.find(scheme)
-    if broker is None and (install := DOOR.how_to_install(scheme)):
-        raise ConfigError(f"{setting}: {scheme}:// needs a package; install it with: {install}")
-    if broker is None:
-        known = [*dict.fromkeys([*DOOR.packages, *DOOR.names()])]
-        raise ConfigError(
-            f"{setting}: {shown(address)!r} is not the address of a broker{did_you_mean(scheme, known)}; "
-            f"an address begins with one of {', '.join(f'{name}://' for name in known)}"
-        )
+    broker = find_by_scheme(DOOR, address, setting, "the address of a broker")
     try:
         made = imported(getattr(broker, what))
     except ModuleNotFoundError as error:
         if not broker.extra or (error.name or "").startswith("hopline"):
             raise
         raise ConfigError(
-            f"{setting}: {scheme}:// needs {error.name}; install it with: "
+            f"{setting}: {scheme_of(address)}:// needs {error.name}; install it with: "
             f"pip install 'hopline[{broker.extra}]'"
         ) from None
     return made(address, setting)

@@ -227,14 +227,13 @@ def push(
     import asyncio
     import dataclasses
 
-    from hopline.graph_store.push import push as push_graph
+    from hopline.graph_store.base import store_class
 
+    store = store_class(url, "URL")
     with progress_bars(TimeElapsedColumn()) as progress:
         graph = Graph.open(folder)
         pushed = asyncio.run(
-            push_graph(
-                graph, url, features=features, make_current=current, setting="URL", progress=progress
-            )
+            store.push(graph, url, features=features, make_current=current, progress=progress)
         )
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(pushed)))

@@ -6,11 +6,12 @@ number) and reports errors. A test compares the flags with the command's signatu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hopline.config.reader import load_config, process_env
+from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
 from hopline.process.cgroup import memory_bytes, usable_cpus
@@ -75,4 +76,4 @@ def resolve_config(file: Path | None, overrides: dict[str, Any], settings: Seque
         if not equals:
             raise ConfigError(f"--set {item}: write section.key=value")
         overrides = {**overrides, path.strip(): value}
-    return load_config(file, process_env(), overrides, memory_bytes(), usable_cpus())
+    return load_config(file, os.environ, overrides, memory_bytes(), usable_cpus())

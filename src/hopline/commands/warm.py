@@ -42,9 +42,9 @@ def warm(
     if cpu:
         _warm_levels(cpu, as_json=as_json)
         return
-    from hopline.jobs.kernels import signatures
+    from hopline.jobs.kernels import all_signatures
 
-    compile_kernels(signatures(), as_json=as_json)
+    compile_kernels(all_signatures(), as_json=as_json)
 
 
 def compile_level(level: str, *, as_json: bool) -> None:
@@ -52,9 +52,9 @@ def compile_level(level: str, *, as_json: bool) -> None:
     from hopline.kernels.cpu_level import compile_for
 
     compile_for(level)
-    from hopline.jobs.kernels import signatures
+    from hopline.jobs.kernels import all_signatures
 
-    compile_kernels(signatures(), as_json=as_json)
+    compile_kernels(all_signatures(), as_json=as_json)
 
 
 def _warm_levels(named: Sequence[str], *, as_json: bool) -> None:

@@ -67,14 +67,9 @@ def config_table() -> list[ConfigRow]:
     """Every setting in declaration order, for the docs and `hopline config show`."""
     return [
         ConfigRow(
-            path,
-            type_name(annotation),
-            item.default,
-            _env_name(path),
-            item.metadata["help"],
-            bounds_text(item),
+            path, type_name(kind), item.default, _env_name(path), item.metadata["help"], bounds_text(item)
         )
-        for path, (item, annotation) in fields(Config).items()
+        for path, (item, kind) in fields(Config).items()
         if not item.metadata["hidden"]
     ]
 
@@ -130,11 +125,6 @@ def load_config(
     return config
 
 
-def process_env() -> Mapping[str, str]:
-    """This process's environment, for `load_config(env=...)`."""
-    return os.environ
-
-
 def show_config(config: Config) -> Iterator[tuple[str, Any]]:
     """("section.key", value) of every visible setting."""
     for row in config_table():
@@ -166,12 +156,8 @@ def _check_spelling(env: Mapping[str, str]) -> None:
         right = known.get(plain)
         if right is None:
             close = difflib.get_close_matches(plain, known, n=1, cutoff=0.8)
-            right = (
-                f"a setting; did you mean {known[close[0]]}?"
-                if close
-                else "a setting (`hopline config show`)"
-            )
-            raise ConfigError(f"{name}: is not {right}")
+            hint = f"; did you mean {known[close[0]]}?" if close else " (`hopline config show`)"
+            raise ConfigError(f"{name}: is not a setting{hint}")
         raise ConfigError(f"{name}: write {right}; the parts of a setting are separated by two underscores")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 from hopline.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: Commands whose reply tells the policy, in the order to try them. Managed servers often forbid CONFIG.
+#: Commands whose reply has the policy, in the order to try them. Managed servers often forbid CONFIG.
 QUESTIONS = (("INFO", "memory"), ("CONFIG", "GET", "maxmemory-policy"))
 
 
@@ -22,14 +23,9 @@ def policy_in(reply: object) -> str:
     if isinstance(reply, Mapping):
         return str(reply.get("maxmemory_policy", ""))
     if isinstance(reply, list):
-        value = reply[1] if len(reply) == 2 else b""
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-    if isinstance(reply, bytes):
-        for line in reply.decode("utf-8", "replace").splitlines():
-            name, _, value = line.partition(":")
-            if name == "maxmemory_policy":
-                return value.strip()
-    return ""
+        reply = b":".join(part for part in reply if isinstance(part, bytes))
+    found = re.search(rb"^maxmemory[_-]policy:([\w-]+)", reply, re.M) if isinstance(reply, bytes) else None
+    return found[1].decode() if found else ""
 
 
 def check_keeps(policy: str, where: str, setting: str, *, expiring: bool) -> None:
@@ -37,18 +33,15 @@ def check_keeps(policy: str, where: str, setting: str, *, expiring: bool) -> Non
 
     Args:
         policy: from `policy_in`; "" if neither reply has it.
-        where: the server, for the message.
-        setting: of its address.
-        expiring: whether some of the keys have an expiry, which policies such as volatile-lru evict.
+        where, setting: the server and the setting of its address, for the message.
+        expiring: some of the keys have an expiry, which policies such as volatile-lru evict.
 
     Raises: ConfigError: the policy evicts such keys when the memory is full.
     """
     if not policy:
         log.warning(
-            "%s: %s tells its memory policy neither in INFO nor in CONFIG GET; check that it is "
-            "noeviction, since a server that evicts keys loses what Hopline stores there",
-            setting,
-            where,
+            f"{setting}: {where} tells its memory policy neither in INFO nor in CONFIG GET; check that it "
+            "is noeviction, since a server that evicts keys loses what Hopline stores there"
         )
     elif policy != "noeviction" and (expiring or not policy.startswith("volatile-")):
         raise ConfigError(

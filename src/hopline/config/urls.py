@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from hopline.config.setting import did_you_mean
+from hopline.doors import Door
+from hopline.errors import ConfigError
 
 
 def shown(url: str) -> str:
@@ -37,3 +42,24 @@ def split(url: str, wrong: Callable[[str], Exception]) -> SplitResult:
             "% as %25; elsewhere write @ as %40"
         )
     return parts
+
+
+def find_by_scheme(door: Door, url: str, setting: str, what: str) -> Any:
+    """The object that a URL's scheme names.
+
+    Args:
+        setting, what: name of the setting, and "the URL of a feature store" …, for errors.
+
+    Raises: ConfigError: an unknown scheme, or one whose package is not installed.
+    """
+    scheme, colon, _ = url.partition(":")
+    scheme = scheme.lower()
+    if colon and (found := door.find(scheme)) is not None:
+        return found
+    if colon and (install := door.how_to_install(scheme)):
+        raise ConfigError(f"{setting}: {scheme}:// needs a package; install it with: {install}")
+    known = [*dict.fromkeys([*door.names(), *door.packages])]
+    raise ConfigError(
+        f"{setting}: {shown(url)!r} is not {what}{did_you_mean(scheme, known)}; it must begin with one of "
+        f"{', '.join(f'{name}:' for name in known)}"
+    )

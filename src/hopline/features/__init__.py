@@ -3,13 +3,12 @@
 For authors of a store:
 
     base.py        the interface: `FeatureStore`, `FeatureGroup`, `FetchedRows`
-    published.py   `PublishingStore`: a store in which batch runs can publish their results
     registry.py    schemes of URLs, built in and from other packages (entry points)
     rows.py, ids.py    rows in an array, found by id
-    foreign.py     for client libraries: threads, as they block, and which of their errors are worth a retry
 
-The stores: memory.py, parquet.py, redis.py (with resp.py and redis_*.py), dynamodb.py, feast.py, pyg.py.
-`hopline.testing.feature_stores` has the conformance suite that each of them passes.
+The stores: memory.py and parquet.py; Redis, DynamoDB, Feast and PyG are in `packages/stores`, which also
+has `hopline_stores.foreign`: threads for client libraries, as they block, and which of their errors are
+worth a retry. `hopline.testing.feature_stores` has the conformance suite that each store passes.
 
 Above the stores, and independent of them:
 

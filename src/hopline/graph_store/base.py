@@ -10,14 +10,19 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from hopline.config.urls import find_by_scheme
+from hopline.doors import Door
 from hopline.errors import GraphStoreError
+from hopline.features.registry import REDIS
 from hopline.graph import Adjacency, Graph
 from hopline.graph.store_columns import EdgeReader, FetchedEdges, StoreColumn, StoreIds
-from hopline.types import AnyArray, IdArray
+from hopline.types import AnyArray, IdArray, Progress
 
 
 class GraphStore(ABC):
@@ -65,6 +70,65 @@ class GraphStore(ABC):
             GraphStoreUnavailable: not all could be read now; a retry may succeed.
             GraphStoreError: what the store has is damaged; a retry will not help.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Result of a push.
+
+    Attributes:
+        version: of the graph.
+        num_chunks: of all parts. num_written: those that this push wrote. num_repaired: those of them that
+            were there and differed.
+        num_bytes: of all parts.
+    """
+
+    version: str
+    num_chunks: int
+    num_written: int
+    num_repaired: int
+    num_bytes: int
+
+
+class RemoteGraphStore(GraphStore):
+    """A graph store at a URL.
+
+    Args:
+        url: of the store.
+        cache: folder for the parts that a host reads whole.
+        version: of the graph; "" for the one that was pushed last.
+    """
+
+    @abstractmethod
+    def __init__(self, url: str, cache: Path, version: str = "") -> None:
+        super().__init__()
+
+    @staticmethod
+    @abstractmethod
+    async def push(
+        graph: Graph, url: str, *, features: bool, make_current: bool, progress: Progress
+    ) -> Pushed:
+        """Copy a saved graph into the store.
+
+        Args:
+            graph: opened from its folder.
+            features: also copy features; else a feature store has them.
+            make_current: servers that name no version read this one from now on.
+
+        Raises:
+            ConfigError: the URL is wrong. GraphError: the graph is only in memory.
+            GraphStoreUnavailable: the store does not respond; call it again to continue.
+        """
+
+
+#: Scheme -> a `RemoteGraphStore`.
+DOOR = Door("hopline.graph_stores", packages=REDIS)
+
+
+def store_class(url: str, setting: str) -> type[RemoteGraphStore]:
+    """The class of stores for a URL. Raises: ConfigError: there is none, or its package is missing."""
+    found: type[RemoteGraphStore] = find_by_scheme(DOOR, url, setting, "the URL of a graph store")
+    return found
 
 
 def with_edges_in_store(graph: Graph, readers: Mapping[str, EdgeReader] | None = None) -> Graph:

@@ -5,7 +5,8 @@ The types are in `signatures.txt` next to this file, a line each:
     hopline.engine.state_cache  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
 
 `scripts/record_signatures.py` writes it from the cache of a run of all tests. A kernel that is missing from
-the file is compiled when it is first called, as usual. Packages that build on Hopline have their own files.
+the file is compiled when it is first called, as usual. A package that builds on Hopline has its own file,
+which an entry point of the group `hopline.kernels` names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from typing import Any, NamedTuple
 from numba import types
 from numba.core.errors import TypingError
 
+from hopline.doors import Door
+
 SIGNATURES = Path(__file__).with_name("signatures.txt")
+
+#: Files of other packages, as `SIGNATURES`.
+DOOR = Door("hopline.kernels")
 
 _ARRAY = re.compile(r"(readonly )?array\((\w+), (\d)d, ([CFA])\)")
 _TUPLE = re.compile(r"UniTuple\((\w+) x (\d+)\)")
@@ -50,6 +56,12 @@ def signatures(path: Path = SIGNATURES) -> list[Signature]:
         module, kernel, arguments = line.split("\t")
         found.append(Signature(module, kernel, tuple(arguments.split("; ")) if arguments else ()))
     return found
+
+
+def all_signatures() -> list[Signature]:
+    """The recorded signatures of this package and of installed ones."""
+    files = [SIGNATURES, *(point.load() for point in DOOR.installed().values())]
+    return [each for file in files for each in signatures(file)]
 
 
 def compile_all(

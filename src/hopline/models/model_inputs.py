@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 from hopline.answering.edge_fetcher import EdgeFetcher, StoreMetrics
 from hopline.features.breaker import CircuitBreaker
 from hopline.files import expanded
-from hopline.graph_store.base import GraphStore
+from hopline.graph_store.base import GraphStore, store_class
 from hopline.graph_store.disk import DiskRows, DiskStore
 
 #: Where the host's parts of graphs are stored, unless `graph.cache` says otherwise.
@@ -86,10 +86,8 @@ class OpenGraphStore:
                 "features.prefetcher: the prefetcher reads edges from a folder; leave it out with "
                 "graph.store"
             )
-        from hopline.graph_store.redis import RedisGraphStore
-
         cache = expanded(settings.cache or DEFAULT_CACHE, "graph.cache")
-        store = RedisGraphStore(settings.store, cache, settings.store_version)
+        store = store_class(settings.store, "graph.store")(settings.store, cache, settings.store_version)
         try:
             await store.open()
         except BaseException:

@@ -79,6 +79,12 @@ def test_an_address_that_names_no_sink_is_refused_with_those_there_are(address):
         open_sink(address)
 
 
+def test_a_sink_whose_package_is_missing_names_what_installs_it(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    with pytest.raises(SinkError, match=r"--to dynamodb: needs .* 'hopline\[dynamodb\]'"):
+        open_sink("dynamodb://table")
+
+
 def test_the_work_folder_is_beside_a_path_and_here_for_a_store():
     assert str(work_folder("npy:/data/out/", "r")) == "/data/out.run"
     assert str(work_folder("/data/x.precomputed", "r")) == "/data/x.precomputed.run"

@@ -12,10 +12,10 @@ from hopline.jobs.batch.sink import Column
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
-from tests.features.conftest import redis_server  # noqa: F401
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace, StorePlace
+from tests.redis_servers import redis_server  # noqa: F401
 
 NODES = 10_000
 OUTPUTS = ("probabilities", "label", "embedding")

@@ -6,7 +6,7 @@ from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.rollout.store.fleet import configured_fleet
 from hopline.rollout.store.folder import FolderStore
-from hopline.rollout.store.redis import RedisStore
+from hopline_stores.redis.state import RedisStateStore
 
 
 def configured(tmp_path, state):
@@ -19,7 +19,7 @@ def configured(tmp_path, state):
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "REDIS"])
 def test_a_url_names_a_redis(tmp_path, scheme):
     store = configured(tmp_path, f"{scheme}://state.internal/0?prefix=prod:")
-    assert isinstance(store, RedisStore)
+    assert isinstance(store, RedisStateStore)
     assert "state.internal:6379 (prefix 'prod:')" in store.address
 
 
@@ -35,3 +35,9 @@ def test_a_path_names_a_folder(tmp_path, state):
 def test_another_url_is_refused(tmp_path, state):
     with pytest.raises(ConfigError, match=r"^models\.state: "):
         configured(tmp_path, state)
+
+
+def test_a_store_whose_package_is_missing_names_what_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    with pytest.raises(ConfigError, match=r"^models\.state: redis:// .*: pip install 'hopline\[fleet\]'$"):
+        configured(tmp_path, "redis://h/0")

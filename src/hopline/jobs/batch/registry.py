@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hopline.artifact import ModelSpec
 from hopline.config.urls import shown
-from hopline.doors import Door, imported
+from hopline.doors import Door
 from hopline.errors import BadRequest, SinkError
 from hopline.features.registry import PUBLISHING
 from hopline.graph import Graph
@@ -45,13 +45,16 @@ def open_engine(name: str, graph: Graph, spec: ModelSpec, threads: int, *, addre
     return engine
 
 
-#: Scheme -> "module:attribute" of a function from the address to a sink.
-SINKS = {
-    **dict.fromkeys(PUBLISHING, "hopline.jobs.batch.store_sink:from_address"),
-    "npy": "hopline.jobs.batch.npy:from_address",
-    "parquet": "hopline.jobs.batch.parquet_sink:from_address",
-    "precomputed": "hopline.jobs.batch.precomputed_sink:from_address",
-}
+#: Scheme -> a function from the address to a sink.
+SINKS = Door(
+    "hopline.batch_sinks",
+    {
+        "npy": "hopline.jobs.batch.npy:from_address",
+        "parquet": "hopline.jobs.batch.parquet_sink:from_address",
+        "precomputed": "hopline.jobs.batch.precomputed_sink:from_address",
+    },
+    PUBLISHING,
+)
 #: File ending -> scheme, for addresses that are paths.
 ENDINGS: dict[str, str] = {".parquet": "parquet", ".precomputed": "precomputed"}
 
@@ -66,22 +69,27 @@ def scheme_of(address: str) -> str:
         SinkError: neither names a sink; the message lists them.
     """
     scheme, colon, _ = address.partition(":")
-    if colon and scheme in SINKS:
+    known = {*SINKS.names(), *SINKS.packages}
+    if colon and scheme in known:
         return scheme
     for ending, named in ENDINGS.items():
         if address.endswith(ending):
             return named
-    known = ", ".join([*(f"{name}:…" for name in sorted(SINKS)), *(f"*{e}" for e in sorted(ENDINGS))])
-    raise SinkError(f"--to {shown(address)!r} names no sink; known are {known}")
+    shapes = [*(f"{name}:…" for name in sorted(known)), *(f"*{e}" for e in sorted(ENDINGS))]
+    raise SinkError(f"--to {shown(address)!r} names no sink; known are {', '.join(shapes)}")
 
 
 def open_sink(address: str) -> Sink:
     """The sink of an address; nothing is written yet.
 
     Raises:
-        SinkError: the address names no sink, or is not well formed.
+        SinkError: the address names no sink, one whose package is missing, or is not well formed.
     """
-    sink: Sink = imported(SINKS[scheme_of(address)])(address)
+    scheme = scheme_of(address)
+    made = SINKS.find(scheme)
+    if made is None:
+        raise SinkError(f"--to {scheme}: needs a package: {SINKS.how_to_install(scheme)}")
+    sink: Sink = made(address)
     return sink
 
 
@@ -94,5 +102,5 @@ def work_folder(address: str, run: str) -> Path:
     if "://" in address:
         return Path(f"{run}.run")
     scheme, colon, rest = address.partition(":")
-    path = rest if colon and scheme in SINKS else address
+    path = rest if colon and scheme in SINKS.own else address
     return Path(path.rstrip("/") + ".run")

@@ -26,7 +26,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hopline.config.schema import Config
+from hopline.config.urls import find_by_scheme
+from hopline.doors import Door
 from hopline.errors import ConfigError, HoplineError, StoreUnavailable
+from hopline.features.registry import REDIS
 from hopline.files import temporary_root
 from hopline.rollout.state import FirstState, LifecycleState, check_size, decode_state, encode_state
 from hopline.rollout.store.base import LEASE_S, Put, StateStore, Stored
@@ -34,6 +37,9 @@ from hopline.rollout.store.folder import FolderStore
 from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
+
+#: Scheme -> a `StateStore` that is called with its URL.
+DOOR = Door("hopline.state_stores", packages=dict.fromkeys(REDIS, "'hopline[fleet]'"))
 
 #: Seconds for a change that others overtake.
 _UPDATE_S = 3.0
@@ -444,18 +450,12 @@ class Fleet:
 def configured_fleet(config: Config) -> tuple[Fleet, Callable[[], object]]:
     """The fleet of the store that the settings name, not open yet, and what to call once it is closed.
 
-    Raises: ConfigError: an address that names no store.
+    Raises: ConfigError: an address that names no store, or one whose package is missing.
     """
     address = config.models.state
     if isinstance(address, str) and "://" in address:
-        from hopline.rollout.store.redis import SCHEMES, RedisStore
-
-        scheme = address.partition("://")[0].lower()
-        if scheme.partition("+")[0] not in SCHEMES:
-            raise ConfigError(
-                f"models.state: {scheme}:// is not a store; a folder or {', '.join(SCHEMES)}:// is"
-            )
-        return Fleet(RedisStore(address), config.models.names), lambda: None
+        made = find_by_scheme(DOOR, address, "models.state", "a folder or the URL of a fleet's store")
+        return Fleet(made(address), config.models.names), lambda: None
     folder, clean_up = _folder(config)
     worker = config.worker
     server_folder = Path(worker.metrics_dir) if worker.metrics_dir else None

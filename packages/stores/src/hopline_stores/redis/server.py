@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
-from hopline.features import resp
-from hopline.features.redis_connection import Connection, Replies, ReplyWaiter
-from hopline.features.redis_url import RedisUrl
-from hopline.features.resp import Keys
 from hopline.types import AnyArray, IdArray
+from hopline_stores.redis import resp
+from hopline_stores.redis.connection import Connection, Replies, ReplyWaiter
+from hopline_stores.redis.resp import Keys
+from hopline_stores.redis.url import RedisUrl
 
 #: Keys per MGET: other clients' requests wait during it (about 0.5 ms).
 MGET_KEYS = 4096

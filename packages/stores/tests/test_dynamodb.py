@@ -18,7 +18,6 @@ import pytest
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import FeatureGroup
-from hopline.features.dynamodb import DynamoDbStore
 from hopline.testing.feature_stores import (
     LARGE,
     MERCHANTS,
@@ -28,7 +27,8 @@ from hopline.testing.feature_stores import (
     WritableFeatureStoreSuite,
     check_rows,
 )
-from tests.features.test_published import check_notes, check_removal
+from hopline_stores.dynamodb import DynamoDbStore
+from packages.stores.tests.test_published import check_notes, check_removal
 
 SERVER = """
 import sys

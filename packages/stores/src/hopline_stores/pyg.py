@@ -21,10 +21,10 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import DTYPES, MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.foreign import Threads, is_transient, translated
 from hopline.features.ids import RowNumbers, listed
 from hopline.features.rows import check_group, check_same, checked_values, not_found
 from hopline.types import ExternalIds, FloatArray, IdArray
+from hopline_stores.foreign import Threads, is_transient, translated
 
 _ATTR = "x"
 #: Name of the only group of a store without groups, as everywhere in Hopline.

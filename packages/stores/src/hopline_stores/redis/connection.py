@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
-from hopline.features import resp
-from hopline.features.resp import Bytes, ServerError
 from hopline.types import IdArray
+from hopline_stores.redis import resp
+from hopline_stores.redis.resp import Bytes, ServerError
 
 #: First words of transient error replies.
 _PASSING = frozenset(

@@ -19,15 +19,16 @@ from hopline.errors import (
     FeatureStoreError,
     FeatureStoreUnavailable,
 )
-from hopline.features import redis as redis_module
-from hopline.features import redis_connection, resp
-from hopline.features import redis_server as redis_server_module
 from hopline.features.base import FeatureGroup
-from hopline.features.redis import RedisStore
-from hopline.features.redis_url import RedisUrl
 from hopline.features.registry import open_store
 from hopline.testing.feature_stores import WritableFeatureStoreSuite, check_rows
-from tests.features.redis_servers import free_port, redis_cluster, redis_process
+from hopline_stores.redis import connection as redis_connection
+from hopline_stores.redis import features as redis_module
+from hopline_stores.redis import resp
+from hopline_stores.redis import server as redis_server_module
+from hopline_stores.redis.features import RedisStore
+from hopline_stores.redis.url import RedisUrl
+from tests.redis_servers import free_port, redis_cluster, redis_process
 
 
 class TestRedisStore(WritableFeatureStoreSuite):

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 
 @dataclass
 class RedisProcess:
@@ -97,4 +99,32 @@ def redis_cluster(size: int = 3) -> Iterator[list[RedisProcess]]:
         while not all(b"cluster_state:ok" in server.call("CLUSTER", "INFO") for server in servers):
             assert time.monotonic() < end, "the cluster did not form"
             time.sleep(0.05)
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisProcess]:
+    """A Redis that tests share; they leave it running."""
+    with redis_process() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisProcess]:
+    """A Redis that a test may stop, kill and start again."""
+    with redis_process() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_nodes() -> Iterator[list[RedisProcess]]:
+    """The three servers of a Redis Cluster that tests share."""
+    with redis_cluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def own_redis_nodes() -> Iterator[list[RedisProcess]]:
+    """A cluster whose servers a test may kill."""
+    with redis_cluster() as servers:
         yield servers

@@ -22,6 +22,7 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.registry import open_store
 from hopline.features.rows import not_found
 from hopline.types import UNREADABLE, ExternalIds
 
@@ -157,11 +158,9 @@ class PublishedStore(FeatureStore):
     def __init__(
         self, url: str, setting: str = "features.store", *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        from hopline.features.registry import PUBLISHED, open_store
-
-        store = open_store(url[len(PUBLISHED) :], setting)
+        store = open_store(url.partition("+")[2], setting)
         if not isinstance(store, PublishingStore):
-            raise ConfigError(f"{setting}: {PUBLISHED} is not supported for {store.kind} stores")
+            raise ConfigError(f"{setting}: published+ is not supported for {store.kind} stores")
         self._store = store
         self._clock = clock
         self._catalog = Catalog()

@@ -7,48 +7,30 @@ is written again. Only then the manifest is written, without which no server ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 
 from hopline.errors import GraphError, GraphStoreError
-from hopline.features.redis_connection import refusal
 from hopline.graph import Graph, storage
 from hopline.graph.digest import digests
 from hopline.graph.means import mean_row
 from hopline.graph.storage import StoredArray, header
-from hopline.graph_store.layout import (
+from hopline.graph_store.base import Pushed
+from hopline.types import Progress, silent
+from hopline_stores.redis.connection import refusal
+from hopline_stores.redis.graph_layout import (
     Part,
     Redis,
     StoreManifest,
+    connect,
     edge_parts,
+    errors_of_graph,
     host_arrays,
     parts_of,
 )
-from hopline.graph_store.redis import connect, errors_of_graph
-from hopline.types import Progress, silent
 
 #: Bytes that are sent before their confirmation is awaited.
 _BATCH_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """Result of a push.
-
-    Attributes:
-        version: of the graph.
-        num_chunks: of all parts. num_written: those that this push wrote. num_repaired: those of them that
-            were there and differed.
-        num_bytes: of all parts.
-    """
-
-    version: str
-    num_chunks: int
-    num_written: int
-    num_repaired: int
-    num_bytes: int
 
 
 async def push(
@@ -57,28 +39,15 @@ async def push(
     *,
     features: bool = True,
     make_current: bool = True,
-    setting: str = "graph.store",
     progress: Progress = silent,
 ) -> Pushed:
-    """Copy a saved graph into a Redis or a cluster.
-
-    Args:
-        graph: opened from its folder.
-        url: see `RedisUrl`.
-        features: also copy features; else a feature store has them.
-        make_current: servers that name no version read this one from now on.
-        setting: of the URL, for errors.
-
-    Raises:
-        GraphError: the graph is only in memory.
-        GraphStoreUnavailable: the store does not respond; call it again to continue.
-    """
+    """See `RemoteGraphStore.push`; `url` as in `RedisUrl`."""
     if graph.path is None:
         raise GraphError("only a saved graph can be pushed; call save() first")
-    redis = Redis(url, setting)
+    redis = Redis(url, "URL")
     try:
         with errors_of_graph():
-            await connect(redis, setting)
+            await connect(redis, "URL")
             return await _Push(redis, graph, features, progress).run(make_current)
     finally:
         await redis.backend.close()

@@ -13,6 +13,7 @@ are read whole when a server opens the graph, *edge* parts by position.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hopline.errors import ConfigError
-from hopline.features import resp
-from hopline.features.redis_cluster import Cluster
-from hopline.features.redis_server import Server
-from hopline.features.redis_url import RedisUrl
-from hopline.features.resp import Bytes, Keys
+from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
+from hopline.errors import (
+    ConfigError,
+    FeatureStoreError,
+    FeatureStoreUnavailable,
+    GraphStoreError,
+    GraphStoreUnavailable,
+)
 from hopline.graph import Graph
 from hopline.graph.codec import PackedBounds
 from hopline.graph.digest import bytes_of
@@ -33,6 +36,11 @@ from hopline.graph.narrow import stored
 from hopline.graph.schema import quoted
 from hopline.graph.storage import Manifest, StoredArray
 from hopline.types import AnyArray, IdArray
+from hopline_stores.redis import resp
+from hopline_stores.redis.cluster import Cluster
+from hopline_stores.redis.resp import Bytes, Keys
+from hopline_stores.redis.server import Server, Unreachable
+from hopline_stores.redis.url import RedisUrl
 
 FORMAT_VERSION = 1
 #: Entries of a chunk of edges: 64 KiB of neighbours of 4 bytes.
@@ -212,3 +220,49 @@ def joined(parts: list[Keys]) -> Keys:
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     lengths = np.array([len(piece) for piece in pieces], np.int64)
     return Keys(resp.to_bytes(b""), resp.to_bytes(b"".join(pieces)), ends - lengths, ends)
+
+
+_OPEN_S = 5.0
+
+
+async def connect(redis: Redis, setting: str) -> None:
+    """Connect for the first time.
+
+    Raises: ConfigError: the address or the login is wrong, or a server may evict the edges.
+    """
+    try:
+        await redis.backend.open(_OPEN_S)
+        for server in redis.backend.servers():
+            # Keys of a graph have no expiry.
+            check_keeps(await _policy(server), server.where, setting, expiring=False)
+    except Unreachable as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    except FeatureStoreUnavailable:
+        raise
+    except FeatureStoreError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+
+
+async def _policy(server: Server) -> str:
+    """The memory policy of a server; "" if this client may not ask for it."""
+    for words in QUESTIONS:
+        try:
+            policy = policy_in(await server.call(*words))
+        except FeatureStoreUnavailable:
+            raise
+        except FeatureStoreError:  # an error reply
+            continue
+        if policy:
+            return policy
+    return ""
+
+
+@contextlib.contextmanager
+def errors_of_graph() -> Iterator[None]:
+    """Errors of the Redis client as those of a graph store."""
+    try:
+        yield
+    except FeatureStoreUnavailable as error:
+        raise GraphStoreUnavailable(str(error), error.retry_after_s) from None
+    except FeatureStoreError as error:
+        raise GraphStoreError(str(error)) from None

@@ -7,12 +7,12 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import BadRequest, ConfigError, GraphStoreUnavailable
-from hopline.graph_store.push import push
 from hopline.packaging import package
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from hopline_stores.redis.graph_push import push
+from packages.stores.tests.test_graph import cluster_url
 from tests.engine import zoo
-from tests.graph_store.test_redis import cluster_url
 
 N = zoo.N
 
@@ -75,7 +75,7 @@ async def test_answers_are_those_of_the_folder(places, redis_nodes, expected, ca
 
 async def test_features_may_lie_in_a_feature_store(places, redis_nodes, expected):
     from hopline.features.base import FeatureGroup
-    from hopline.features.redis import RedisClusterStore
+    from hopline_stores.redis.features import RedisClusterStore
 
     url = cluster_url(redis_nodes, "bare:")
     await push(places[1], url, features=False)
@@ -96,13 +96,13 @@ async def test_features_may_lie_in_a_feature_store(places, redis_nodes, expected
     await stop(service)
 
 
-async def test_a_lost_master_is_unavailable_and_never_a_wrong_answer(places, own_nodes, expected):
-    url = cluster_url(own_nodes)
+async def test_a_lost_master_is_unavailable_and_never_a_wrong_answer(places, own_redis_nodes, expected):
+    url = cluster_url(own_redis_nodes)
     await push(places[1], url)
     service = await started(
         places, **{"graph.store": url, "state_cache.memory_bytes": 0, "graph.fetch_timeout_ms": 300.0}
     )
-    for server in own_nodes:
+    for server in own_redis_nodes:
         server.kill()
     results = await asyncio.gather(*[ask(service, i) for i in range(30)], return_exceptions=True)
     for result in results:
@@ -112,16 +112,16 @@ async def test_a_lost_master_is_unavailable_and_never_a_wrong_answer(places, own
     await stop(service)
 
 
-async def test_a_master_that_comes_back_is_used_again(places, own_nodes, expected):
-    url = cluster_url(own_nodes)
+async def test_a_master_that_comes_back_is_used_again(places, own_redis_nodes, expected):
+    url = cluster_url(own_redis_nodes)
     await push(places[1], url)
     service = await started(
         places, **{"graph.store": url, "state_cache.memory_bytes": 0, "graph.fetch_timeout_ms": 30_000.0}
     )
-    own_nodes[0].signal(19)
+    own_redis_nodes[0].signal(19)
     tasks = [asyncio.ensure_future(ask(service, i)) for i in range(20)]
     await asyncio.wait(tasks, timeout=0.1)
-    own_nodes[0].signal(18)
+    own_redis_nodes[0].signal(18)
     for i, result in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
         if isinstance(result, BaseException):
             assert isinstance(result, GraphStoreUnavailable)

@@ -7,8 +7,7 @@ them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,31 +15,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
-from hopline.errors import (
-    ConfigError,
-    FeatureStoreError,
-    FeatureStoreUnavailable,
-    GraphStoreError,
-    GraphStoreUnavailable,
-)
-from hopline.features import resp
-from hopline.features.redis_connection import Replies, refusal
-from hopline.features.redis_server import Server, Unreachable
-from hopline.features.resp import Keys
+from hopline.errors import GraphStoreError, GraphStoreUnavailable
 from hopline.graph.store_columns import FetchedEdges
-from hopline.graph_store.base import GraphStore, checked_ids, empty_columns
-from hopline.graph_store.host import open_host_parts
-from hopline.graph_store.layout import (
+from hopline.graph_store.base import RemoteGraphStore, checked_ids, empty_columns
+from hopline.kernels.jit import njit
+from hopline.types import UNREADABLE, AnyArray, IdArray, Progress, silent
+from hopline_stores.redis import resp
+from hopline_stores.redis.connection import Replies, refusal
+from hopline_stores.redis.graph_host import open_host_parts
+from hopline_stores.redis.graph_layout import (
     FORMAT_VERSION,
     EdgePart,
     Redis,
     StoreManifest,
+    connect,
     edge_part_name,
+    errors_of_graph,
     joined,
 )
-from hopline.kernels.jit import njit
-from hopline.types import UNREADABLE, AnyArray, IdArray, Progress, silent
+from hopline_stores.redis.graph_push import push
+from hopline_stores.redis.resp import Keys
 
 #: Bytes of unwanted entries that are read rather than sending a further command (some 80 bytes).
 _GAP_BYTES = 64
@@ -120,10 +114,7 @@ def _take(rows, range_of, offsets, entry_bytes, out):  # type: ignore[no-untyped
             out[i, k] = rows[row, offset + k]
 
 
-_OPEN_S = 5.0
-
-
-class RedisGraphStore(GraphStore):
+class RedisGraphStore(RemoteGraphStore):
     """The edges of one version of a graph, in a Redis or a cluster.
 
     Args:
@@ -135,6 +126,7 @@ class RedisGraphStore(GraphStore):
     """
 
     kind = "redis"
+    push = staticmethod(push)
 
     def __init__(
         self,
@@ -144,7 +136,7 @@ class RedisGraphStore(GraphStore):
         setting: str = "graph.store",
         progress: Progress = silent,
     ) -> None:
-        super().__init__()
+        super().__init__(url, cache, version)
         self._redis = Redis(url, setting)
         self._cache = cache
         self._version = version
@@ -236,38 +228,6 @@ class RedisGraphStore(GraphStore):
             row -= ranges.chunks.shape[0]
 
 
-async def connect(redis: Redis, setting: str) -> None:
-    """Connect for the first time.
-
-    Raises: ConfigError: the address or the login is wrong, or a server may evict the edges.
-    """
-    try:
-        await redis.backend.open(_OPEN_S)
-        for server in redis.backend.servers():
-            # Keys of a graph have no expiry.
-            check_keeps(await _policy(server), server.where, setting, expiring=False)
-    except Unreachable as error:
-        raise ConfigError(f"{setting}: {error}") from None
-    except FeatureStoreUnavailable:
-        raise
-    except FeatureStoreError as error:
-        raise ConfigError(f"{setting}: {error}") from None
-
-
-async def _policy(server: Server) -> str:
-    """The memory policy of a server; "" if this client may not ask for it."""
-    for words in QUESTIONS:
-        try:
-            policy = policy_in(await server.call(*words))
-        except FeatureStoreUnavailable:
-            raise
-        except FeatureStoreError:  # an error reply
-            continue
-        if policy:
-            return policy
-    return ""
-
-
 async def read_manifest(redis: Redis, version: str = "") -> StoreManifest:
     """The manifest of a complete graph.
 
@@ -307,14 +267,3 @@ async def read_manifest(redis: Redis, version: str = "") -> StoreManifest:
 
 class _FormatOnly(msgspec.Struct):
     format: int
-
-
-@contextlib.contextmanager
-def errors_of_graph() -> Iterator[None]:
-    """Errors of the Redis client as those of a graph store."""
-    try:
-        yield
-    except FeatureStoreUnavailable as error:
-        raise GraphStoreUnavailable(str(error), error.retry_after_s) from None
-    except FeatureStoreError as error:
-        raise GraphStoreError(str(error)) from None

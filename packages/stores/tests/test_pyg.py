@@ -11,8 +11,8 @@ import torch
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import FeatureGroup
-from hopline.features.pyg import PygStore
 from hopline.testing.feature_stores import Sample, WritableFeatureStoreSuite, check_rows
+from hopline_stores.pyg import PygStore
 
 with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
@@ -37,7 +37,7 @@ SAMPLES = (
 )
 PAPERS = SAMPLES[0]
 
-#: What a URL of these tests names: pyg://tests.features.test_pyg:named
+#: What a URL of these tests names: pyg://packages.stores.tests.test_pyg:named
 named = None
 
 

@@ -19,7 +19,11 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureStoreError, FeatureStoreUnavailable, SinkError
 from hopline.features.base import FeatureGroup
-from hopline.features.published import (
+from hopline.features.registry import open_store
+from hopline.graph.schema import quoted
+from hopline.jobs.batch.sink import ID_COLUMN, Column, TableSchema
+from hopline.types import AnyArray, ExternalIds
+from hopline_stores.published import (
     NOTE,
     Catalog,
     Generation,
@@ -30,10 +34,6 @@ from hopline.features.published import (
     stored,
     unpacked_ids,
 )
-from hopline.features.registry import open_store
-from hopline.graph.schema import quoted
-from hopline.jobs.batch.sink import ID_COLUMN, Column, TableSchema
-from hopline.types import AnyArray, ExternalIds
 
 #: Pauses before an unavailable store is called again.
 _PAUSES_S = (0.2, 1.0, 3.0)
@@ -148,7 +148,7 @@ class _Publisher:
             raise SinkError(str(error)) from None
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.stores")
 
 #: Options of the address, in addition to the store's own.
 _OPTIONS = {"keep_s": "5", "name": ""}

@@ -3,30 +3,32 @@
 import asyncio
 import dataclasses
 import shutil
+from itertools import count
 
 import numpy as np
 import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, SinkError
-from hopline.features.published import NOTE, read_catalog
 from hopline.features.registry import open_store
-from hopline.jobs.batch import store_sink
 from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.sink import Column
-from hopline.jobs.batch.store_sink import StoreSink
 from hopline.service import Service
-from hopline.testing.sinks import check, feed, ids_of, schema_of, values_of, write
+from hopline.testing.sinks import SinkSuite, check, feed, ids_of, schema_of, values_of, write
 from hopline.types import ScoreRequest
-from tests.features.conftest import own_redis, redis_server  # noqa: F401
+from hopline_stores import sink as store_sink
+from hopline_stores.published import NOTE, read_catalog
+from hopline_stores.sink import StoreSink
 from tests.jobs.batch.places import StorePlace
+from tests.s3_server import s3_server
 
 NUM_ROWS = 300
 OTHER = "fedcba9876543210"
+NUMBERS = count()
 
 
 @pytest.fixture
-def place(own_redis):  # noqa: F811
+def place(own_redis):
     place = StorePlace(f"{own_redis.url}?prefix=p:", ())
     place.open = lambda: StoreSink(place.url, keep_s=0.0, pauses_s=(0.01,))
     return place
@@ -36,7 +38,7 @@ def keys(server):
     return sorted(server.call("--raw", "KEYS", "*").decode().split("\n")[:-1])
 
 
-def test_rows_lie_where_a_redis_store_reads_them(place, own_redis):  # noqa: F811
+def test_rows_lie_where_a_redis_store_reads_them(place, own_redis):
     schema = schema_of(place, NUM_ROWS)
     write(place, schema)
     run = schema.run_id
@@ -56,7 +58,7 @@ def test_rows_lie_where_a_redis_store_reads_them(place, own_redis):  # noqa: F81
     np.testing.assert_array_equal(rows.values[:, 0], values_of(schema)["label"])
 
 
-def test_nothing_is_left_of_the_generation_before(place, own_redis):  # noqa: F811
+def test_nothing_is_left_of_the_generation_before(place, own_redis):
     old = schema_of(place, NUM_ROWS, run_id=OTHER)
     write(place, old)
     write(place, schema_of(place, 10))
@@ -65,7 +67,7 @@ def test_nothing_is_left_of_the_generation_before(place, own_redis):  # noqa: F8
     assert len(keys(own_redis)) == 3 * 10 + 1 + 3 + 1 + 1
 
 
-def test_nothing_is_left_of_an_attempt_that_was_given_up(place, own_redis):  # noqa: F811
+def test_nothing_is_left_of_an_attempt_that_was_given_up(place, own_redis):
     schema = schema_of(place, NUM_ROWS, run_id=OTHER)
     lost = place.open()
     lost.open(schema)
@@ -76,7 +78,7 @@ def test_nothing_is_left_of_an_attempt_that_was_given_up(place, own_redis):  # n
 
 
 @pytest.mark.parametrize("calls", range(0, 20, 3))
-def test_a_removal_that_was_killed_is_done_by_the_next_run(place, own_redis, calls):  # noqa: F811
+def test_a_removal_that_was_killed_is_done_by_the_next_run(place, own_redis, calls):
     write(place, schema_of(place, NUM_ROWS, run_id=OTHER))
     sink = place.open()
     new = schema_of(place, 10)
@@ -102,7 +104,7 @@ def test_a_removal_that_was_killed_is_done_by_the_next_run(place, own_redis, cal
     assert not [key for key in keys(own_redis) if OTHER in key or new.run_id in key]
 
 
-def test_a_redis_that_dies_in_the_middle_is_told_and_the_next_start_goes_on(place, own_redis):  # noqa: F811
+def test_a_redis_that_dies_in_the_middle_is_told_and_the_next_start_goes_on(place, own_redis):
     schema = schema_of(place, NUM_ROWS)
     sink = place.open()
     sink.open(schema)
@@ -119,7 +121,7 @@ def test_a_redis_that_dies_in_the_middle_is_told_and_the_next_start_goes_on(plac
     check(place, schema)
 
 
-def test_a_redis_that_was_started_anew_unseen_is_not_published_from(place, own_redis):  # noqa: F811
+def test_a_redis_that_was_started_anew_unseen_is_not_published_from(place, own_redis):
     schema = schema_of(place, NUM_ROWS)
     sink = place.open()
     sink.open(schema)
@@ -132,7 +134,7 @@ def test_a_redis_that_was_started_anew_unseen_is_not_published_from(place, own_r
     assert place.read(ids_of(schema)) is None
 
 
-def test_a_redis_without_room_says_so(place, own_redis):  # noqa: F811
+def test_a_redis_without_room_says_so(place, own_redis):
     schema = schema_of(place, NUM_ROWS)
     sink = place.open()
     sink.open(schema)
@@ -255,13 +257,13 @@ def test_a_server_serves_them_as_features(place, cases, tmp_path):
     np.testing.assert_array_equal(found, asyncio.run(answers()))
 
 
-def test_a_damaged_catalog_is_told(place, own_redis):  # noqa: F811
+def test_a_damaged_catalog_is_told(place, own_redis):
     own_redis.call("SET", f"p:#{NOTE}", "{")
     with pytest.raises(SinkError, match="damaged"):
         place.open().open(schema_of(place, 10))
 
 
-def test_what_was_published_says_what_it_is(place, own_redis):  # noqa: F811
+def test_what_was_published_says_what_it_is(place, own_redis):
     write(place, schema_of(place, 10, graph_version="g7"))
     catalog = read_catalog(own_redis.call("--raw", "GET", f"p:#{NOTE}").rstrip(b"\n"), "redis")
     about = catalog.generations[catalog.current[""]].about
@@ -277,3 +279,44 @@ def test_passwords_are_not_shown():
     with pytest.raises(SinkError) as raised:
         open_sink("rdis://me:secret@h")
     assert "secret" not in str(raised.value)
+
+
+class TestRedis(SinkSuite):
+    @pytest.fixture
+    def place(self, redis_server):
+        url = f"{redis_server.url}?prefix=p{next(NUMBERS)}:"
+        wrong = (
+            "redis://:secret@127.0.0.1:1",
+            f"redis://:secret@127.0.0.1:{redis_server.port}",
+            f"{url}&keep_s=soon",
+            f"{url}&name=a:b",
+            f"{url}&prfix=x",
+        )
+        place = StorePlace(url, wrong)
+        place.resumes = 200
+        return place
+
+
+class TestRedisCluster(SinkSuite):
+    @pytest.fixture
+    def place(self, redis_nodes):
+        url = f"redis+cluster://127.0.0.1:{redis_nodes[0].port}?prefix=p{next(NUMBERS)}:"
+        place = StorePlace(url, ())
+        place.resumes = 200
+        return place
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory):
+    """The address of what plays S3 and DynamoDB."""
+    with s3_server(str(tmp_path_factory.mktemp("aws") / "absent")) as url:
+        yield url
+
+
+class TestDynamoDb(SinkSuite):
+    @pytest.fixture
+    def place(self, aws):
+        query = f"region=eu-central-1&endpoint_url={aws}&create=true&timeout_ms=9000"
+        place = StorePlace(f"dynamodb://results-{next(NUMBERS)}?{query}", ("dynamodb://absent",))
+        place.resumes = 200
+        return place

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
-from hopline.features import resp
-from hopline.features.redis_connection import Replies
-from hopline.features.redis_server import Server
-from hopline.features.redis_url import RedisUrl
-from hopline.features.resp import Keys
 from hopline.types import AnyArray, IdArray
+from hopline_stores.redis import resp
+from hopline_stores.redis.connection import Replies
+from hopline_stores.redis.resp import Keys
+from hopline_stores.redis.server import Server
+from hopline_stores.redis.url import RedisUrl
 
 _NUM_SLOTS = 16384
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.errors import ConfigError, GraphStoreError, GraphStoreUnavailable
-from hopline.graph_store import push as pushing
-from hopline.graph_store.layout import Redis, host_arrays, parts_of
-from hopline.graph_store.push import push
-from hopline.graph_store.redis import MAX_RANGE_BYTES, RedisGraphStore, entries, ranges_of
 from hopline.testing.graph_stores import GraphStoreSuite
-from tests.features.redis_servers import redis_process
+from hopline_stores.redis import graph_push as pushing
+from hopline_stores.redis.graph import MAX_RANGE_BYTES, RedisGraphStore, entries, ranges_of
+from hopline_stores.redis.graph_layout import Redis, host_arrays, parts_of
+from hopline_stores.redis.graph_push import push
 from tests.graph_store.answers import answer, answerer_on, request_of, same
+from tests.redis_servers import redis_process
 
 
 def cluster_url(servers, prefix="hopline:"):
@@ -56,9 +56,9 @@ class TestOneServer(GraphStoreSuite):
         return cases["sage"].graph.compressed()
 
     @pytest.fixture
-    async def store(self, graph, redis_alone, tmp_path):
-        await push(saved(graph, tmp_path), redis_alone.url)
-        store = await opened(redis_alone.url, tmp_path, graph.version)
+    async def store(self, graph, redis_server, tmp_path):
+        await push(saved(graph, tmp_path), redis_server.url)
+        store = await opened(redis_server.url, tmp_path, graph.version)
         yield store
         await store.close()
 
@@ -138,14 +138,14 @@ async def test_edges_that_name_no_node_are_refused(cases, redis_nodes, tmp_path)
     await store.close()
 
 
-async def test_a_master_that_is_killed_is_an_error_that_passes(cases, own_nodes, tmp_path):
+async def test_a_master_that_is_killed_is_an_error_that_passes(cases, own_redis_nodes, tmp_path):
     case = cases["plain"]
     graph = saved(case.graph, tmp_path)
-    url = cluster_url(own_nodes)
+    url = cluster_url(own_redis_nodes)
     await push(graph, url)
     store = await opened(url, tmp_path)
     stored, local = answerer_on(case, store.graph, False), case.answerer(False)
-    own_nodes[1].kill()
+    own_redis_nodes[1].kill()
     outcomes = []
     for first in range(0, 60, 3):
         request = request_of(case, [first])
@@ -160,12 +160,12 @@ async def test_a_master_that_is_killed_is_an_error_that_passes(cases, own_nodes,
     await store.close()
 
 
-async def test_a_master_that_hangs_does_not_hold_the_others(cases, own_nodes, tmp_path):
+async def test_a_master_that_hangs_does_not_hold_the_others(cases, own_redis_nodes, tmp_path):
     graph = saved(cases["plain"].graph, tmp_path)
-    url = cluster_url(own_nodes)
+    url = cluster_url(own_redis_nodes)
     await push(graph, url)
     store = await opened(url, tmp_path)
-    own_nodes[2].signal(signal.SIGSTOP)
+    own_redis_nodes[2].signal(signal.SIGSTOP)
     try:
         import asyncio
 
@@ -174,7 +174,7 @@ async def test_a_master_that_hangs_does_not_hold_the_others(cases, own_nodes, tm
         if not done:
             task.cancel()
     finally:
-        own_nodes[2].signal(signal.SIGCONT)
+        own_redis_nodes[2].signal(signal.SIGCONT)
     found = await store.fetch({"node__to__node": np.arange(5)}, _INDICES)
     indices = np.asarray(graph.edges["node__to__node"].indices)
     assert np.array_equal(found["node__to__node"].columns["indices"], indices[:5])
@@ -213,29 +213,29 @@ async def test_features_may_be_left_to_a_feature_store(cases, redis_nodes, tmp_p
     await store.close()
 
 
-async def test_wrong_addresses_and_versions_say_what_is_wrong(cases, redis_nodes, redis_alone, tmp_path):
+async def test_wrong_addresses_and_versions_say_what_is_wrong(cases, redis_nodes, redis_server, tmp_path):
     with pytest.raises(ConfigError, match=r"graph.store: .*redis\+cluster"):
         await opened(f"redis://127.0.0.1:{redis_nodes[0].port}", tmp_path)
     with pytest.raises(ConfigError, match=r"graph.store: no connection"):
         await opened("redis://127.0.0.1:1", tmp_path)
     with pytest.raises(GraphStoreError, match=r"no graph was pushed below the prefix 'none:'"):
-        await opened(f"{redis_alone.url}?prefix=none:", tmp_path)
-    await push(saved(cases["sage"].graph, tmp_path), f"{redis_alone.url}?prefix=one:")
+        await opened(f"{redis_server.url}?prefix=none:", tmp_path)
+    await push(saved(cases["sage"].graph, tmp_path), f"{redis_server.url}?prefix=one:")
     with pytest.raises(GraphStoreError, match=r"'0000'.*complete graphs: "):
-        await opened(f"{redis_alone.url}?prefix=one:", tmp_path, "0000")
+        await opened(f"{redis_server.url}?prefix=one:", tmp_path, "0000")
 
 
-async def test_servers_that_may_evict_edges_are_refused(cases, own_nodes, tmp_path):
-    url = cluster_url(own_nodes)
+async def test_servers_that_may_evict_edges_are_refused(cases, own_redis_nodes, tmp_path):
+    url = cluster_url(own_redis_nodes)
     graph = saved(cases["sage"].graph, tmp_path)
-    own_nodes[2].call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
-    told = rf"graph.store: redis cluster at .*:{own_nodes[2].port} has the memory policy allkeys-lfu"
+    own_redis_nodes[2].call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+    told = rf"(URL|graph.store): redis cluster at .*:{own_redis_nodes[2].port} has the memory policy allkeys-lfu"
     with pytest.raises(ConfigError, match=told):
         await push(graph, url)
     # Edges have no expiry, so this policy, the default of many managed servers, keeps them.
-    own_nodes[2].call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    own_redis_nodes[2].call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
     await push(graph, url)
-    own_nodes[0].call("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+    own_redis_nodes[0].call("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
     with pytest.raises(ConfigError, match="memory policy allkeys-random"):
         await opened(url, tmp_path)
 
@@ -249,9 +249,9 @@ async def test_a_server_that_does_not_tell_its_policy_is_warned_about(cases, tmp
     ]
 
 
-async def test_edges_do_not_expire(redis_alone, tmp_path):
+async def test_edges_do_not_expire(redis_server, tmp_path):
     with pytest.raises(ConfigError, match=r"graph.store: ttl_s is for rows of features"):
-        await opened(f"{redis_alone.url}?ttl_s=60", tmp_path)
+        await opened(f"{redis_server.url}?ttl_s=60", tmp_path)
 
 
 def test_every_part_reads_back_as_the_bytes_of_the_graph(cases):

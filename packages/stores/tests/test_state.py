@@ -8,11 +8,11 @@ import pytest
 from hopline.errors import ConfigError, StoreUnavailable
 from hopline.rollout.state import LifecycleState, decode_state, encode_state
 from hopline.rollout.store import fleet as fleet_module
-from hopline.rollout.store import redis as redis_store
 from hopline.rollout.store.fleet import Ack, Fleet
-from hopline.rollout.store.redis import RedisStore
 from hopline.testing.state_stores import StateStoreSuite, eventually, serving
-from tests.features.redis_servers import redis_process
+from hopline_stores.redis import state as redis_store
+from hopline_stores.redis.state import RedisStateStore
+from tests.redis_servers import redis_process
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def server():
 @pytest.fixture
 def join(server, monkeypatch):
     """Opens members of one fleet, at short intervals."""
-    monkeypatch.setattr(RedisStore, "beat_s", 0.02)
+    monkeypatch.setattr(RedisStateStore, "beat_s", 0.02)
     monkeypatch.setattr(redis_store, "_LIFETIME_S", 0.6)
     monkeypatch.setattr(fleet_module, "_RESTORE_S", 0.05)
     monkeypatch.setattr(fleet_module, "_JUDGE_READ_S", 0.0)
@@ -32,7 +32,7 @@ def join(server, monkeypatch):
     fleets = []
 
     def join(names=()):
-        fleet = Fleet(RedisStore(f"{server.url}/0?prefix=t:"), names)
+        fleet = Fleet(RedisStateStore(f"{server.url}/0?prefix=t:"), names)
         fleet.open()
         fleets.append(fleet)
         return fleet
@@ -56,7 +56,7 @@ class TestRedisStore(StateStoreSuite):
 
 
 def opened(url):
-    fleet = Fleet(RedisStore(url))
+    fleet = Fleet(RedisStateStore(url))
     try:
         fleet.open()
     finally:
@@ -92,7 +92,7 @@ def test_a_server_that_does_not_tell_its_policy_is_warned_about_once(server, cap
 
 def test_fleets_with_other_prefixes_are_separate(server, join):
     join().update(serving("1"))
-    other = Fleet(RedisStore(f"{server.url}/0?prefix=u:"))
+    other = Fleet(RedisStateStore(f"{server.url}/0?prefix=u:"))
     other.open()
     assert other.newest().state == LifecycleState()
     other.close()
@@ -272,7 +272,7 @@ def test_a_server_that_is_not_there_is_an_error_after_a_while(server, monkeypatc
     server.kill()
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="does not know what its fleet serves does not start"):
-        Fleet(RedisStore(f"{server.url}/0")).open()
+        Fleet(RedisStateStore(f"{server.url}/0")).open()
     assert time.monotonic() - began > 0.2
 
 
@@ -287,16 +287,16 @@ def test_a_server_that_is_not_there_is_an_error_after_a_while(server, monkeypatc
 )
 def test_an_address_that_makes_no_sense_is_refused(url, text):
     with pytest.raises(ConfigError, match=text):
-        RedisStore(url)
+        RedisStateStore(url)
 
 
 def test_a_wrong_password_is_an_error_immediately_and_a_right_one_is_not_shown():
     with redis_process("--requirepass", "sesame") as server:
         address = f"127.0.0.1:{server.port}/0"
-        fleet = Fleet(RedisStore(f"redis://:sesame@{address}"))
+        fleet = Fleet(RedisStateStore(f"redis://:sesame@{address}"))
         fleet.open()
         assert "sesame" not in fleet.status()["address"]
         fleet.close()
         for login in ("", ":wrong@"):
             with pytest.raises(ConfigError, match="refuses this client"):
-                Fleet(RedisStore(f"redis://{login}{address}")).open()
+                Fleet(RedisStateStore(f"redis://{login}{address}")).open()

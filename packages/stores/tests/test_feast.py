@@ -24,7 +24,6 @@ from hopline.errors import (
     FeatureStoreUnavailable,
 )
 from hopline.features.base import FeatureGroup
-from hopline.features.feast import FeastStore
 from hopline.testing.feature_stores import (
     ACCOUNTS,
     MERCHANTS,
@@ -33,6 +32,7 @@ from hopline.testing.feature_stores import (
     Sample,
     check_rows,
 )
+from hopline_stores.feast import FeastStore
 
 CONFIG = """
 project: shop

@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from hopline.errors import ConfigError, GraphStoreError, GraphStoreUnavailable
-from hopline.features.redis_connection import refusal
 from hopline.files import draft_of, lock, publish_folder
 from hopline.graph import Adjacency, Graph, IdIndex, Nodes, narrow, storage
 from hopline.graph.codec import PackedBounds, wrong_bounds
@@ -27,8 +26,9 @@ from hopline.graph.digest import digests
 from hopline.graph.schema import quoted
 from hopline.graph.storage import header, map_array
 from hopline.graph.store_columns import StoreColumn, StoreFeatures, StoreIds
-from hopline.graph_store.layout import HOST_CHUNK_BYTES, Redis, StoreManifest
 from hopline.types import AnyArray, Progress
+from hopline_stores.redis.connection import refusal
+from hopline_stores.redis.graph_layout import HOST_CHUNK_BYTES, Redis, StoreManifest
 
 _AT_ONCE = 8
 _DONE = "complete.json"

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.errors import ConfigError, HoplineError, StoreUnavailable
-from hopline.features.redis_url import RedisUrl
 from hopline.rollout.state import CHECKSUM_BYTES
 from hopline.rollout.store.base import LEASE_S, MAX_AGE_S, Beat, Put, StateStore, Stored
+from hopline_stores.redis.url import RedisUrl
 
-SCHEMES = ("redis", "rediss", "valkey", "valkeys")
 _SETTING = "models.state"
 #: Seconds without a new message, after which a member does not live.
 _LIFETIME_S = 2.0
@@ -41,7 +40,7 @@ return 'done'
 ResultT = TypeVar("ResultT")
 
 
-class RedisStore(StateStore):
+class RedisStateStore(StateStore):
     """See `StateStore`.
 
     Args:

@@ -18,16 +18,16 @@ import msgspec
 import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
-from hopline.features import resp
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
-from hopline.features.published import PublishingStore
-from hopline.features.redis_cluster import Cluster
-from hopline.features.redis_connection import Replies, refusal
-from hopline.features.redis_server import Server, Unreachable
-from hopline.features.redis_url import RedisUrl
-from hopline.features.resp import Bytes, Keys
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
+from hopline_stores.published import PublishingStore
+from hopline_stores.redis import resp
+from hopline_stores.redis.cluster import Cluster
+from hopline_stores.redis.connection import Replies, refusal
+from hopline_stores.redis.resp import Bytes, Keys
+from hopline_stores.redis.server import Server, Unreachable
+from hopline_stores.redis.url import RedisUrl
 
 _OPEN_S = 5.0
 #: Bytes of rows that are sent before waiting for responses: enough for throughput, and few enough for

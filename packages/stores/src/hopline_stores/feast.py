@@ -21,11 +21,11 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.foreign import Threads, translated
 from hopline.features.ids import listed
 from hopline.features.rows import check_same, not_found
 from hopline.float32 import loss
 from hopline.types import ExternalId, ExternalIds, FloatArray
+from hopline_stores.foreign import Threads, translated
 
 _THREADS = 4
 #: SQLite, Feast's default, allows 32,766 keys in a query.

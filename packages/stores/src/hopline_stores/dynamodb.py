@@ -25,10 +25,10 @@ import numpy as np
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
-from hopline.features.foreign import Threads
-from hopline.features.published import PublishingStore
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
+from hopline_stores.foreign import Threads
+from hopline_stores.published import PublishingStore
 
 #: DynamoDB's own limits.
 _KEYS_OF_A_READ = 100

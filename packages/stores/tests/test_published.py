@@ -5,8 +5,8 @@ import pytest
 
 from hopline.errors import FeatureGroupNotFound
 from hopline.features.base import FeatureGroup
-from hopline.features.published import packed_ids, unpacked_ids
 from hopline.features.registry import open_store
+from hopline_stores.published import packed_ids, unpacked_ids
 
 IDS = ["a", "schema", "{t}", "日本", "a:b"]
 
