@@ -19,6 +19,7 @@ from hopline.types import ScoreRequest
 from hopline_stores import sink as store_sink
 from hopline_stores.published import NOTE, read_catalog
 from hopline_stores.sink import StoreSink
+from tests.jobs.batch.conftest import cases  # noqa: F401
 from tests.jobs.batch.places import StorePlace
 from tests.s3_server import s3_server
 
@@ -226,7 +227,7 @@ def test_readers_follow_within_a_second_and_lack_nothing_meanwhile(place, keep_s
     np.testing.assert_array_equal(after, b)
 
 
-def test_a_server_serves_them_as_features(place, cases, tmp_path):
+def test_a_server_serves_them_as_features(place, cases, tmp_path):  # noqa: F811
     case = cases["sage"]
     nodes = case.graph.nodes["node"]
     column = Column("embedding", "float32", nodes.features.shape[1])
