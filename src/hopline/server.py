@@ -57,8 +57,8 @@ _SETTLE_S = 0.1
 #: and after a second signal, in seconds.
 _END_S = 5.0
 _CUT_S = 1.0
-#: A client that has not confirmed by then that it heard of the end is not waited for, in seconds.
-_HEARD_S = 2.0
+#: A client that has not confirmed the end by then is not waited for, in seconds.
+_CONFIRM_S = 2.0
 
 
 def run_process(
@@ -326,9 +326,9 @@ class Server:
         # Accept connections that the kernel has accepted already, and their requests, before closing.
         assert self._http_socket is not None
         hold_new_connections(self._http_socket)
-        grpc_told = asyncio.ensure_future(self._tell_grpc())
+        grpc_ended = asyncio.ensure_future(self._end_grpc())
         await _wait_for(self._cut, _SETTLE_S)
-        await grpc_told
+        await grpc_ended
         self._listener.close()
         if self._grpc_listener is not None:
             self._grpc_listener.close()
@@ -348,8 +348,8 @@ class Server:
         )
         return drained and queue_drained and not unanswered
 
-    async def _tell_grpc(self) -> None:
-        """Tell gRPC's clients to go elsewhere, and wait until they have heard of it.
+    async def _end_grpc(self) -> None:
+        """Send gRPC's clients elsewhere, and wait until they have confirmed it.
 
         What they have sent until then is answered.
         """
@@ -360,7 +360,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self._grpc_endpoint.tick(loop.time())
         self._grpc_endpoint.begin_close()
-        end = time.monotonic() + _HEARD_S
+        end = time.monotonic() + _CONFIRM_S
         endpoint = self._grpc_endpoint
         while endpoint.num_unaware + endpoint.num_unheard and time.monotonic() < end:
             if self._cut.is_set():

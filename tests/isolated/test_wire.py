@@ -60,7 +60,7 @@ def same(a, b):
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_requests_arrive_as_they_were_sent(request_):
     packed = wire.pack_request(request_, 12.5)
-    ((number, fields),) = there_and_back(wire.Ask([(7, packed)]), wire.from_server).requests
+    ((number, fields),) = there_and_back(wire.Submit([(7, packed)]), wire.from_server).requests
     found = wire.unpack_request(fields)
     assert number == 7
     assert found.deadline == 12.5
@@ -97,7 +97,7 @@ def test_results_arrive_as_they_were_sent():
         timings_ms={"queue": 1.5},
     )  # fmt: skip
     tell = there_and_back(
-        wire.Tell([(1, wire.pack_result(result))], [], [wire.Batch([1], 0.5, {"compute": 0.25})]),
+        wire.Ended([(1, wire.pack_result(result))], [], [wire.Batch([1], 0.5, {"compute": 0.25})]),
         wire.from_model,
     )
     found = wire.unpack_result(tell.results[0][1])
@@ -121,7 +121,7 @@ def test_errors_keep_class_text_and_what_they_carry(kind):
     for name, value in (("retry_after_s", 7.25), ("missing", (1, "b")), ("differences", ("x", "y"))):
         if hasattr(error, name):
             setattr(error, name, value)
-    tell = there_and_back(wire.Tell([], [(3, wire.pack_error(error))], []), wire.from_model)
+    tell = there_and_back(wire.Ended([], [(3, wire.pack_error(error))], []), wire.from_model)
     found = wire.unpack_error(tell.errors[0][1])
     assert type(found) is kind
     assert str(found) == "what was wrong"
@@ -137,7 +137,7 @@ def test_an_error_that_only_the_model_knows_is_a_failure_of_its_runtime():
 
 def test_numpy_ids_of_an_error_arrive_as_numbers():
     error = errors.NodeNotFound("absent", [np.int64(3)])
-    tell = there_and_back(wire.Tell([], [(3, wire.pack_error(error))], []), wire.from_model)
+    tell = there_and_back(wire.Ended([], [(3, wire.pack_error(error))], []), wire.from_model)
     assert wire.unpack_error(tell.errors[0][1]).missing == (3,)
 
 
@@ -156,7 +156,7 @@ def test_messages_are_whole_however_the_stream_is_cut(payloads, cuts):
 @pytest.mark.parametrize("value", [object(), 1 << 70, print])
 def test_what_cannot_be_sent_is_refused_where_it_is_sent(value):
     with pytest.raises((TypeError, OverflowError, NotImplementedError)):
-        wire.frame(wire.Ask([(1, wire.pack_request(ScoreRequest("m", columns={"x": [value]}), 1.0))]))
+        wire.frame(wire.Submit([(1, wire.pack_request(ScoreRequest("m", columns={"x": [value]}), 1.0))]))
 
 
 def test_rows_are_counted_without_the_model():

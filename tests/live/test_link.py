@@ -148,7 +148,7 @@ async def test_malformed_batches_are_refused_and_the_connection_goes_on(pair: Pa
         b"\xff\xff\xff\xff",
         b"\x05\x00\x00\x00hello",
         wire.frame(wire.Hello(wire.PROTOCOL, "x")) * 2,
-        wire.frame(wire.Ask(1, "status")),
+        wire.frame(wire.Call(1, "status")),
         b"\x10\x00\x00\x00",
         b"\xa0\x86\x01\x00" + b"\x91" * 100_000,
     ],

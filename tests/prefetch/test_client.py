@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.answering.prefetcher import Told, Wanted
+from hopline.answering.prefetcher import PrefetchResponse, Wanted
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.l1_rows import FetchResult
@@ -110,7 +110,7 @@ async def ends(tmp_path):
 
 async def test_rows_are_brought(ends):
     told = await ends.ask()
-    assert told == Told({}, "")
+    assert told == PrefetchResponse({}, "")
     assert ends.near.here[IDS].all()
     assert ends.count("done") == 1
 
@@ -186,7 +186,7 @@ async def test_a_drain_answers_what_it_has_taken(ends):
     ask = ends.ask()
     await asyncio.sleep(0.02)
     await ends.server.drain(1)
-    assert await ask == Told({}, "")
+    assert await ask == PrefetchResponse({}, "")
 
 
 async def test_one_that_says_nothing_is_given_up_at_half_the_patience(ends, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopline.answering.feature_fetcher import FeatureFetcher
-from hopline.answering.prefetcher import Told
+from hopline.answering.prefetcher import PrefetchResponse
 from hopline.engine.answer import FetchedInputs
 from hopline.engine.source import Absent
 from hopline.features.base import FeatureGroup
@@ -28,7 +28,7 @@ class Prefetcher:
     was_lost = False
 
     def __init__(self, near):
-        self.near, self.told, self.brings, self.asked = near, Told({}, ""), [], []
+        self.near, self.told, self.brings, self.asked = near, PrefetchResponse({}, ""), [], []
 
     async def fetch(self, absent, wanted, timeout_s):
         self.asked.append((absent, wanted))
@@ -89,14 +89,14 @@ async def test_what_was_displaced_meanwhile_is_fetched_by_the_worker(parts):
 
 async def test_what_cannot_be_had_is_believed(parts):
     feature_fetcher, prefetcher, store, _ = parts
-    prefetcher.brings, prefetcher.told = [3], Told({"node": np.array([4, 9])}, "missing")
+    prefetcher.brings, prefetcher.told = [3], PrefetchResponse({"node": np.array([4, 9])}, "missing")
     assert await feature_fetcher.fetch(absent(3, 4), {}, 1.0, hold=False) == {"missing": 1}
     assert store.num_rows == 0
 
 
 async def test_after_its_patience_the_request_goes_on(parts):
     feature_fetcher, prefetcher, store, _ = parts
-    prefetcher.brings, prefetcher.told = [3], Told(None, "timeout")
+    prefetcher.brings, prefetcher.told = [3], PrefetchResponse(None, "timeout")
     assert await feature_fetcher.fetch(absent(3, 4, 5), {}, 1.0, hold=False) == {"timeout": 2}
     assert store.num_rows == 0
 

@@ -39,7 +39,7 @@ class User:
         self.writer = writer
         self.events.append("connected")
 
-    def heard(self, message):
+    def receive(self, message):
         if message.text == "bad":
             raise WireError("not what may be sent")
         self.events.append(message.text)

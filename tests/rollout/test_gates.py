@@ -101,7 +101,7 @@ def test_equal_candidates_are_never_rolled_back_by_chance():
     ],
 )
 def test_each_fault_is_named(candidate, reason):
-    word, why, gate = verdict(Gates(), tally(), candidate, doubted=NO_COUNTS)
+    word, why, gate = verdict(Gates(), tally(), candidate, slow_latency=NO_COUNTS)
     assert word == "bad"
     assert reason in why
     assert gate in Gates.__struct_fields__
@@ -112,22 +112,28 @@ def test_one_pause_of_the_machine_is_not_the_versions_fault():
     candidate = tally(seconds=0.2, requests=60)  # all that came in one pause
     word, why, _ = verdict(gates, tally(), candidate)
     assert (word, "latency: 60 of 60" in why) == ("slow", True)
-    doubted = list(candidate.latency)
-    assert verdict(gates, tally(), candidate, doubted=doubted)[:2] == ("wait", "0 of 100 requests")
+    slow_latency = list(candidate.latency)
+    assert verdict(gates, tally(), candidate, slow_latency=slow_latency)[:2] == (
+        "wait",
+        "0 of 100 requests",
+    )
     candidate.add(tally(requests=99))
-    assert verdict(gates, tally(), candidate, doubted=doubted)[:2] == ("wait", "99 of 100 requests")
+    assert verdict(gates, tally(), candidate, slow_latency=slow_latency)[:2] == (
+        "wait",
+        "99 of 100 requests",
+    )
     candidate.add(tally(requests=1))
-    assert verdict(gates, tally(), candidate, doubted=doubted)[0] == "good"
+    assert verdict(gates, tally(), candidate, slow_latency=slow_latency)[0] == "good"
     candidate.add(tally(seconds=0.2, requests=60))
-    word, why, _ = verdict(gates, tally(), candidate, doubted=doubted)
+    word, why, _ = verdict(gates, tally(), candidate, slow_latency=slow_latency)
     assert (word, "latency: 60 of 160" in why) == ("bad", True)
 
 
-def test_after_a_doubt_one_answer_is_not_enough():
+def test_after_a_slow_verdict_one_answer_is_not_enough():
     candidate = tally(seconds=0.2, requests=60)
-    doubted = list(candidate.latency)
+    slow_latency = list(candidate.latency)
     candidate.add(tally(seconds=0.2, requests=1))
-    assert verdict(Gates(min_requests=1), tally(), candidate, doubted=doubted) == Verdict(
+    assert verdict(Gates(min_requests=1), tally(), candidate, slow_latency=slow_latency) == Verdict(
         "wait", "1 of 20 requests"
     )
 

@@ -84,12 +84,12 @@ def test_counts_that_cannot_be_read_are_left_out_and_reported_once(rollout, memb
         watch.publish()
     step = f"{rollout.id}-{rollout.step}"
     broken.publish_counts(step, counts)
-    broken.doubt(step, counts)
+    broken.mark_slow(step, counts)
     for fleet in (broken, others, ours):
         fleet.flush()
     for _ in range(2):
         assert mine.totals()[1].requests == 12
-        assert mine.doubted() is None
+        assert mine.slow_latency() is None
     (warning,) = caplog.messages
     assert "another release of Hopline" in warning
 
@@ -193,25 +193,25 @@ async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, me
         fleet.flush()
         return judge.seen(rollout)["verdict"], None if moved is None else moved[1].status
 
-    def doubted_elsewhere():
+    def slow_elsewhere():
         other = member()
         there = RolloutMonitor(rollout, other)
         there.publish()
         other.flush()
-        return there.doubted()
+        return there.slow_latency()
 
     answer("1", 0.001, 200)
     answer("2", 0.2, 50)
     assert judge.seen(rollout)["verdict"] == "slow"
     assert await look() == ("wait", "running")
-    assert doubted_elsewhere() == watch.doubted() != watch.tallies["1"].latency
+    assert slow_elsewhere() == watch.slow_latency() != watch.tallies["1"].latency
     answer("2", 0.001, 60)
     assert await look() == ("wait", None)
     answer("2", 0.2, 50)
     assert await look() == ("bad", "rolled_back")
     judge.forget(rollout)
     fleet.flush()
-    assert doubted_elsewhere() is None
+    assert slow_elsewhere() is None
     judge.close()
 
 

@@ -193,13 +193,13 @@ class CountedVersion:
         """Count a request that is refused immediately; the caller raises the error."""
         work.end()
         self.outcome(error.code)
-        self._tell([work.request], [error], [0.0], 0.0)
+        self._report([work.request], [error], [0.0], 0.0)
 
     def late(self, work: Work, error: HoplineError) -> None:
         """Record a request that was admitted and ended with an error, in no batch."""
-        self._tell([work.request], [error], [self._clock() - work.entered], 0.0)
+        self._report([work.request], [error], [self._clock() - work.entered], 0.0)
 
-    def _tell(
+    def _report(
         self,
         requests: Sequence[ScoreRequest],
         outcomes: Sequence[ScoreResult | HoplineError | None],

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from hopline.answering.edge_fetcher import EdgeFetcher
-from hopline.answering.prefetcher import Prefetcher, Told, Wanted
+from hopline.answering.prefetcher import Prefetcher, PrefetchResponse, Wanted
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowSource
 from hopline.errors import GraphStoreUnavailable, HoplineError
 from hopline.features.answer import Reason
@@ -117,9 +117,9 @@ class FeatureFetcher:
             num_parts = len(self._parts(absent.absent))
             until += (time.monotonic() - began) * (1 - 1 / num_parts)  # the patience is for one part
         finally:  # the boundary: whatever happens, the request must continue
-            told = ", ".join(f"{count} {reason}" for reason, count in why.items())
+            reasons = ", ".join(f"{count} {reason}" for reason, count in why.items())
             is_last = bool(why) or time.monotonic() >= until
-            resume(FetchedInputs(fetched_rows, is_last, told, supply.fetched_edges), until)
+            resume(FetchedInputs(fetched_rows, is_last, reasons, supply.fetched_edges), until)
 
     async def _fetch_edges(
         self,
@@ -238,9 +238,9 @@ class FeatureFetcher:
         alone = False
         if self._prefetcher is not None:
             end = time.monotonic() + timeout_s
-            told = await self._prefetcher.fetch(missing, wanted, timeout_s)
-            if told is not None:
-                missing = self._take(missing, told, brought if hold else None, why)
+            response = await self._prefetcher.fetch(missing, wanted, timeout_s)
+            if response is not None:
+                missing = self._take(missing, response, brought if hold else None, why)
             timeout_s = max(0.0, end - time.monotonic())
             alone = self._prefetcher.was_lost
         if not missing:
@@ -259,7 +259,7 @@ class FeatureFetcher:
     def _take(
         self,
         missing: Mapping[str, IdArray],
-        told: Told,
+        response: PrefetchResponse,
         brought: dict[str, list[FetchResult]] | None,
         why: dict[str, int],
     ) -> dict[str, IdArray]:
@@ -278,10 +278,10 @@ class FeatureFetcher:
                     brought.setdefault(name, []).append(found)
             if lost.shape[0]:
                 gone = ids[lost]
-                if told.lacking is not None:
-                    gone = np.intersect1d(gone, told.lacking.get(name, ids[:0]))
+                if response.lacking is not None:
+                    gone = np.intersect1d(gone, response.lacking.get(name, ids[:0]))
                 if gone.shape[0]:
-                    why[told.reason] = why.get(told.reason, 0) + gone.shape[0]
+                    why[response.reason] = why.get(response.reason, 0) + gone.shape[0]
                 if gone.shape[0] < lost.shape[0]:  # displaced already, or not in the prefetcher's plan
                     left[name] = np.setdiff1d(ids[lost], gone)
         return left

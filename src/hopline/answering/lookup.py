@@ -240,7 +240,7 @@ class LookUp:
         if len(direct.seconds) >= _TOGETHER:
             version.flush_metrics()
         if self._recorders:
-            self._tell_later(work.request, result, seconds)
+            self._report_later(work.request, result, seconds)
         return ()
 
     # Rows on a disk
@@ -278,7 +278,7 @@ class LookUp:
             if self._answered(work, is_read) != ():
                 self._enqueue(work)
         except HoplineError as error:
-            work.tell(error)
+            work.report(error)
 
     def _expire(self, work: Work) -> None:
         self._stop_reading(work)
@@ -362,7 +362,7 @@ class LookUp:
             self._version.note_looked_up(seconds)
 
     def flush(self) -> None:
-        """Tell recorders what was answered."""
+        """Report answers to recorders."""
         requests, outcomes, times = self._untold
         if not requests:
             return
@@ -373,7 +373,7 @@ class LookUp:
         ran = Ran(served, requests, outcomes, [0.0] * len(requests), mean_s, stages, time.time())
         ran.pass_to(self._recorders)
 
-    def _tell_later(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
+    def _report_later(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
         requests, outcomes, times = self._untold
         if not requests:
             asyncio.get_running_loop().call_soon(self.flush)

@@ -30,7 +30,7 @@ class Wanted:
         return sum(ids.shape[0] for ids in self.seeds.values())
 
 
-class Told(NamedTuple):
+class PrefetchResponse(NamedTuple):
     """The prefetcher's response: rows are in L1, except for those listed.
 
     Attributes:
@@ -52,7 +52,7 @@ class Prefetcher(Protocol):
 
     async def fetch(
         self, absent: Mapping[str, IdArray], wanted: Wanted | None, timeout_s: float
-    ) -> Told | None:
+    ) -> PrefetchResponse | None:
         """Have rows fetched.
 
         Args:

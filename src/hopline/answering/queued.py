@@ -221,7 +221,7 @@ class QueuedVersion(CountedVersion):
         stages = computer.stages()
         self._note(len(batch), queue_s, compute_s, stages, away_s)
         if self._recorders and batch:
-            self._tell([work.request for work in batch], outcomes, queue_s, compute_s, stages, away_s)
+            self._report([work.request for work in batch], outcomes, queue_s, compute_s, stages, away_s)
 
     def postponed(self, work: Work) -> None:
         """Have the rows fetched that a request lacks."""

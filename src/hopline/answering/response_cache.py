@@ -106,10 +106,10 @@ class CachedVersion:
         self._kept = CachedAnswers(limits.cache_bytes, limits.cache_ttl_s)
         self._entries = self._kept.entries
         self._flights = SingleFlight(
-            inner.accept, deadlines_of(limits, config), self._landed, self._waited, clock
+            inner.accept, deadlines_of(limits, config), self._delivered, self._waited, clock
         )
         self._is_open = True
-        self._num_hits = self._num_told = self._num_misses = 0
+        self._num_hits = self._num_reported = self._num_misses = 0
         self._metrics = metrics.model(self.name, self.version)
         labels = (self.name, self.version)
         self._hits = metrics.counter(
@@ -153,7 +153,7 @@ class CachedVersion:
                 self._num_hits += 1
                 result = entry.at(now)
                 if self._recorders:
-                    self._tell(request, result, 0.0)
+                    self._report(request, result, 0.0)
                 work.finish(result)
                 return
         if self._is_open and self._flights.joins(key, work):
@@ -176,9 +176,9 @@ class CachedVersion:
     def statistics(self) -> dict[str, Any]:
         """As `Served.statistics`, with hits and misses as the protocol's statistics have them."""
         found = self.inner.statistics()
-        new = self._num_hits - self._num_told
+        new = self._num_hits - self._num_reported
         if new:
-            self._num_told += new
+            self._num_reported += new
             self._hits.inc(new)
             self._metrics.outcome("ok", new)
         stats = dict(found["inference_stats"])
@@ -214,7 +214,7 @@ class CachedVersion:
         self._kept.clear()
         await self.inner.release()
 
-    def _landed(self, key: bytes, result: ScoreResult, began: float) -> None:
+    def _delivered(self, key: bytes, result: ScoreResult, began: float) -> None:
         if self._is_open and not result.degraded:
             self._kept.keep(key, result, began, self._clock())
 
@@ -231,10 +231,10 @@ class CachedVersion:
             self._metrics.outcome("ok")
             self._metrics.degraded(outcome.degraded)
         if self._recorders:
-            self._tell(request, outcome, waited_s)
+            self._report(request, outcome, waited_s)
 
-    def _tell(self, request: ScoreRequest, outcome: ScoreResult | HoplineError, waited_s: float) -> None:
-        """Tell recorders later: together it costs a fraction, and answers go out first."""
+    def _report(self, request: ScoreRequest, outcome: ScoreResult | HoplineError, waited_s: float) -> None:
+        """Report to recorders later: together it costs a fraction, and answers go out first."""
         requests, outcomes, queue_s = self._untold
         if not requests:
             asyncio.get_running_loop().call_soon(self._flush)

@@ -50,9 +50,9 @@ class Flight:
         self.waiting: dict[Work, asyncio.TimerHandle | None] = {leader: None}
         self.computing: Work | None = None
 
-    def land(self, outcome: Any) -> None:
+    def deliver(self, outcome: Any) -> None:
         """Take the leader's outcome."""
-        self.within.landed(self, outcome)
+        self.within.delivered(self, outcome)
 
     def withdraw(self, work: Work) -> None:
         """As `Holder.withdraw`; the others continue."""
@@ -71,7 +71,7 @@ class SingleFlight:
     Args:
         accept: takes what is to be computed; refusals are raised.
         deadlines: of requests.
-        landed: is called with (key, answer, when it was begun) of each flight, after all have it.
+        delivered: is called with (key, answer, when it was begun) of each flight, after all have it.
         ended: is called with (request, its outcome or None where it was cancelled, seconds waited) of the
             requests that were not handed on; the others are counted where they are computed.
         clock: seconds, monotonic.
@@ -81,13 +81,13 @@ class SingleFlight:
         self,
         accept: Callable[[Work], None],
         deadlines: Deadlines,
-        landed: Callable[[bytes, ScoreResult, float], object],
+        delivered: Callable[[bytes, ScoreResult, float], object],
         ended: Callable[[ScoreRequest, ScoreResult | HoplineError | None, float], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._accept = accept
         self._deadlines = deadlines
-        self._landed = landed
+        self._delivered = delivered
         self._ended = ended
         self._clock = clock
         self._flights: dict[bytes, Flight] = {}
@@ -132,7 +132,7 @@ class SingleFlight:
             flight.leader = work.holder = None
             raise
 
-    def landed(self, flight: Flight, outcome: Any) -> None:
+    def delivered(self, flight: Flight, outcome: Any) -> None:
         """Give the leader's outcome to all, or only to the leader where it is its own."""
         flight.computing = None
         leader = flight.leader
@@ -145,7 +145,7 @@ class SingleFlight:
         self._forget(flight)
         self._give(flight, outcome)
         if isinstance(outcome, ScoreResult):
-            self._landed(flight.key, outcome, flight.began)
+            self._delivered(flight.key, outcome, flight.began)
 
     def left(self, flight: Flight, work: Work) -> None:
         """A request was cancelled; with the last one the computation is too."""
@@ -155,7 +155,7 @@ class SingleFlight:
         self._without(flight, work)
 
     def _compute(self, flight: Flight, request: ScoreRequest) -> None:
-        computing = Work(request, flight.land)
+        computing = Work(request, flight.deliver)
         self._accept(computing)
         if not computing.ended:  # its outcome may have come already
             flight.computing = computing
@@ -195,7 +195,7 @@ class SingleFlight:
                 self._ended(work.request, outcome, now - work.entered)
 
     def _watch(self, flight: Flight, work: Work, now: float) -> None:
-        """Tell a waiter in time that it is late, where the leader is not late before."""
+        """Notify a waiter in time that it is late, where the leader is not late before."""
         if flight.waiting[work] is None and work.deadline < flight.deadline:
             delay = max(0.0, work.deadline - now)
             timer = asyncio.get_running_loop().call_later(delay, self._expire, flight, work)

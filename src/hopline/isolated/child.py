@@ -23,7 +23,7 @@ from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a process is ready, ends after it was asked to or closed its end of the socket, and reports
+#: Seconds until a process is ready, ends after an order to or closed its end of the socket, and reports
 #: its last answers after their deadlines once it is replaced.
 _READY_S, _END_S, _GRACE_S = 300.0, 5.0, 1.0
 
@@ -31,7 +31,7 @@ _READY_S, _END_S, _GRACE_S = 300.0, 5.0, 1.0
 class ProcessUser(Protocol):
     """Receiver of a process's reports. Called on the event loop."""
 
-    def answered(self, process: ModelProcess, outcomes: wire.Tell) -> None:
+    def answered(self, process: ModelProcess, outcomes: wire.Ended) -> None:
         """Requests have ended: call `ModelProcess.settle` for each."""
 
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
@@ -211,14 +211,14 @@ class ModelProcess(asyncio.Protocol):
         ]
         try:
             if packed:
-                self._transport.write(wire.frame(wire.Ask(packed)))
+                self._transport.write(wire.frame(wire.Submit(packed)))
         except wire.UNSENDABLE:
             for number, fields in packed:
                 try:
-                    self._transport.write(wire.frame(wire.Ask([(number, fields)])))
+                    self._transport.write(wire.frame(wire.Submit([(number, fields)])))
                 except wire.UNSENDABLE as error:
                     refused = wire.pack_error(BadRequest(f"the request holds a value: {error}"))
-                    self._user.answered(self, wire.Tell([], [(number, refused)], []))
+                    self._user.answered(self, wire.Ended([], [(number, refused)], []))
         numbers = [number for number in dropped if number in self.unanswered]
         if numbers:
             self._transport.write(wire.frame(wire.Drop(numbers)))
@@ -244,7 +244,7 @@ class ModelProcess(asyncio.Protocol):
             self.kill("garbled")
 
     def _receive(self, message: wire.FromModel) -> None:
-        if isinstance(message, wire.Tell):
+        if isinstance(message, wire.Ended):
             self.silence.reset(is_progress=bool(message.results))
             self._user.answered(self, message)
         elif isinstance(message, wire.Beat):

@@ -108,10 +108,10 @@ class ForkServer:
             )
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            self._tell({"key": key, "why": os.strerror(error.errno or 0)})
+            self._report({"key": key, "why": os.strerror(error.errno or 0)})
             return -1
         self._living[pidfd] = pid
-        self._tell({"key": key, "pid": pid}, pidfd)
+        self._report({"key": key, "pid": pid}, pidfd)
         return pidfd
 
     def _fork(self, orders: int, wire: int, stop_pipe: int) -> int:
@@ -135,13 +135,13 @@ class ForkServer:
         os._exit(_NEVER_STARTED)
 
     def _reap(self, pidfd: int) -> None:
-        """Tell how a process ended."""
+        """Report how a process ended."""
         pid = self._living.pop(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._tell({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        self._report({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, Any], *files: int) -> None:
+    def _report(self, message: dict[str, Any], *files: int) -> None:
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
         ):  # read as the end, in the next round
@@ -156,8 +156,8 @@ def num_threads() -> int:
 def _orders_in(file: int) -> dict[str, Any]:
     """Orders that a server wrote for a process; closes the file."""
     with open(file, "rb") as orders:
-        told: dict[str, Any] = json.load(orders)
-    return told
+        found: dict[str, Any] = json.load(orders)
+    return found
 
 
 def _spawn(orders: int, wire: int, stop_pipe: int) -> int:

@@ -175,7 +175,7 @@ class ModelHost(asyncio.Protocol):
         beats.cancel()
         self._served.close("the model's process is ending")
         await self._served.join()
-        self._tell()
+        self._send_ended()
         return await self._leave(0)
 
     async def _leave(self, code: int) -> int:
@@ -225,7 +225,7 @@ class ModelHost(asyncio.Protocol):
         """Requests, and numbers of withdrawn ones."""
         for view in self._frames.feed(data):
             message = wire.from_server.decode(view)
-            if isinstance(message, wire.Ask):
+            if isinstance(message, wire.Submit):
                 for number, fields in message.requests:
                     self._accept(number, wire.unpack_request(fields))
             elif isinstance(message, wire.Compare):
@@ -244,7 +244,7 @@ class ModelHost(asyncio.Protocol):
         if known is None:
             return
         if not self._done:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._send_ended)
         self._done.append((number, known.request, outcome))
 
     def _drop(self, number: int) -> None:
@@ -270,7 +270,7 @@ class ModelHost(asyncio.Protocol):
 
     # To the server
 
-    def _tell(self) -> None:
+    def _send_ended(self) -> None:
         done, self._done = self._done, []
         batches, self._batches = self._batches, []
         if not done:
@@ -279,13 +279,13 @@ class ModelHost(asyncio.Protocol):
             self._numbers.pop(id(request), None)
         outcomes = [(number, outcome) for number, _, outcome in done]
         try:
-            self._send(_told(outcomes, batches))
+            self._send(_pack(outcomes, batches))
         except wire.UNSENDABLE:
             for number, outcome in outcomes:
                 try:
-                    self._send(_told([(number, outcome)], []))
+                    self._send(_pack([(number, outcome)], []))
                 except wire.UNSENDABLE as error:
-                    self._send(_told([(number, RuntimeFailure(f"the answer cannot be sent: {error}"))], []))
+                    self._send(_pack([(number, RuntimeFailure(f"the answer cannot be sent: {error}"))], []))
 
     def _send(self, message: wire.FromModel) -> None:
         assert self._transport is not None
@@ -352,13 +352,13 @@ def _accept(version: QueuedVersion, work: Work) -> None:
     try:
         version.accept(work)
     except HoplineError as error:
-        work.tell(error)
+        work.report(error)
     except Exception as error:  # the boundary: one request must not end the process
         log.exception("a request failed before it was queued")
         work.finish(RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
 
 
-def _told(outcomes: list[tuple[int, Outcome | None]], batches: list[wire.Batch]) -> wire.Tell:
+def _pack(outcomes: list[tuple[int, Outcome | None]], batches: list[wire.Batch]) -> wire.Ended:
     results = [
         (number, wire.pack_result(found)) for number, found in outcomes if isinstance(found, ScoreResult)
     ]
@@ -367,4 +367,4 @@ def _told(outcomes: list[tuple[int, Outcome | None]], batches: list[wire.Batch])
         for number, outcome in outcomes
         if not isinstance(outcome, ScoreResult)
     ]
-    return wire.Tell(results, errors, batches)
+    return wire.Ended(results, errors, batches)

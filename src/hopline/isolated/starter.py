@@ -54,7 +54,7 @@ class StartedChild:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Tell it to finish and to end."""
+        """Order it to finish and to end."""
         if self.stop_pipe >= 0:
             os.close(self.stop_pipe)
             self.stop_pipe = -1
@@ -115,11 +115,11 @@ class ProcessStarter:
             stop_pipes.callback(
                 os.close, stop_pipe
             )  # where it fails; one that is begun all the same then ends
-            told = os.memfd_create("orders")
-            files.callback(os.close, told)
-            os.write(told, json.dumps(orders).encode())
-            os.lseek(told, 0, os.SEEK_SET)
-            child = await self._asked([told, wire.fileno(), theirs])
+            sent = os.memfd_create("orders")
+            files.callback(os.close, sent)
+            os.write(sent, json.dumps(orders).encode())
+            os.lseek(sent, 0, os.SEEK_SET)
+            child = await self._request([sent, wire.fileno(), theirs])
             stop_pipes.pop_all()
         child.stop_pipe = stop_pipe
         return child
@@ -151,8 +151,8 @@ class ProcessStarter:
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._on_packet)
 
-    async def _asked(self, files: list[int]) -> StartedChild:
-        """Ask the fork server for a process."""
+    async def _request(self, files: list[int]) -> StartedChild:
+        """Request a process from the fork server."""
         key = next(self._keys)
         expected: asyncio.Future[StartedChild] = asyncio.get_running_loop().create_future()
         self._expected[key] = expected

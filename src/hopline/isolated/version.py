@@ -184,7 +184,7 @@ class ProcessVersion(CountedVersion):
         except HoplineError as error:
             work.end()
             self.outcome(error.code)
-            self._tell([work.request], [error], [0.0], 0.0)
+            self._report([work.request], [error], [0.0], 0.0)
             raise
         self._live_rows += work.rows
         work.holder = self
@@ -240,7 +240,7 @@ class ProcessVersion(CountedVersion):
 
     # User of processes
 
-    def answered(self, process: ModelProcess, outcomes: wire.Tell) -> None:
+    def answered(self, process: ModelProcess, outcomes: wire.Ended) -> None:
         """Deliver outcomes, then count them."""
         now = time.monotonic()
         ended: dict[int, tuple[Work, ScoreResult | HoplineError]] = {}
@@ -254,14 +254,14 @@ class ProcessVersion(CountedVersion):
                 ended[number] = work, result
                 self.count_fallbacks((result,))
                 self._ended(work, "")
-                work.tell(result)
+                work.report(result)
         for number, packed in outcomes.errors:
             work = process.settle(number)
             if work is not None and not work.ended and packed is not None:
                 error = wire.unpack_error(packed)
                 ended[number] = work, error
                 self._ended(work, error.code)
-                work.tell(error)
+                work.report(error)
         self.outcome("ok", num_ok)
         self._record(outcomes.batches, ended, now)
 
@@ -353,8 +353,8 @@ class ProcessVersion(CountedVersion):
 
     def _fail(self, work: Work, error: HoplineError) -> None:
         self._ended(work, error.code)
-        work.tell(error)
-        self._tell([work.request], [error], [time.monotonic() - work.entered], 0.0)
+        work.report(error)
+        self._report([work.request], [error], [time.monotonic() - work.entered], 0.0)
 
     def _record(
         self,
@@ -372,12 +372,12 @@ class ProcessVersion(CountedVersion):
             self._has_stages = self._has_stages or bool(batch.stages)
             self._note(len(mine), queue_s, batch.compute_s, batch.stages)
             requests, outcomes = [work.request for work, _ in mine], [outcome for _, outcome in mine]
-            self._tell(requests, outcomes, queue_s, batch.compute_s, batch.stages)
+            self._report(requests, outcomes, queue_s, batch.compute_s, batch.stages)
         for work, outcome in ended.values():
             waited_s = now - work.entered
             if isinstance(outcome, ScoreResult) and not self._has_stages:
                 self._note(1, [0.0], waited_s, {})
-            self._tell([work.request], [outcome], [waited_s], 0.0)
+            self._report([work.request], [outcome], [waited_s], 0.0)
 
     def _watch_deadline(self, deadline: float, now: float) -> None:
         if self._timer is not None:

@@ -2,9 +2,9 @@
 
     server                              model process
             ◄─────────────────────────── Ready or Failed, once
-      Ask [1, 2, 3] ───────────────────►  what came in one turn of the loop
+      Submit [1, 2, 3] ───────────────────►  what came in one turn of the loop
       Drop [2] ────────────────────────►  withdrawn: no caller waits
-            ◄─────────────────────────── Tell [(1, …), (2, gone), (3, …)]: what ended in one turn
+            ◄─────────────────────────── Ended [(1, …), (2, gone), (3, …)]: what ended in one turn
       Compare [(request, outcome), …] ─►  copies of requests, with what went out to their callers
             ◄─────────────────────────── Compared: counts of all of them
             ◄─────────────────────────── Beat: so many batches so far, about once a second
@@ -51,7 +51,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: list[Any]
 
 
-class Ask(msgspec.Struct, tag="ask"):
+class Submit(msgspec.Struct, tag="submit"):
     """Requests: (number, fields of the request) each."""
 
     requests: list[tuple[int, list[Any]]]
@@ -76,7 +76,7 @@ class Batch(msgspec.Struct, array_like=True):
     stages: dict[str, float]
 
 
-class Tell(msgspec.Struct, tag="tell"):
+class Ended(msgspec.Struct, tag="ended"):
     """Requests that ended.
 
     Attributes:
@@ -124,8 +124,8 @@ class Compared(msgspec.Struct, tag="compared"):
     tally: OutcomeCounts
 
 
-FromModel = Ready | Failed | Tell | Beat | Compared
-FromServer = Ask | Drop | Compare
+FromModel = Ready | Failed | Ended | Beat | Compared
+FromServer = Submit | Drop | Compare
 #: Exceptions of `frame` for a value that cannot be sent.
 UNSENDABLE = (TypeError, ValueError, OverflowError, NotImplementedError)
 

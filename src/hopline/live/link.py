@@ -97,7 +97,7 @@ class WriterLink:
         else:  # in a thread, so that the event loop is not blocked
             message = await asyncio.to_thread(_apply, number, batches)
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        answer = await self._ask(number, message, wire.Outcomes, timeout_s)
+        answer = await self._call(number, message, wire.Outcomes, timeout_s)
         if sum(map(len, answer.outcomes)) <= _FEW_BYTES:
             return list(map(codec.decode_applied, answer.outcomes))
         return await asyncio.to_thread(lambda: list(map(codec.decode_applied, answer.outcomes)))
@@ -105,7 +105,8 @@ class WriterLink:
     async def status(self) -> wire.Status:
         """The state of the graph. Raises: WriterUnavailable."""
         number = self._number()
-        return await self._ask(number, wire.frame(wire.Ask(number, "status")), wire.Status, self._timeout_s)
+        message = wire.frame(wire.Call(number, "status"))
+        return await self._call(number, message, wire.Status, self._timeout_s)
 
     async def snapshot(self) -> wire.Status:
         """Write a snapshot now; return when it is written.
@@ -113,22 +114,22 @@ class WriterLink:
         Raises: WriterUnavailable. GraphError: it cannot be written.
         """
         number = self._number()
-        return await self._ask(number, wire.frame(wire.Ask(number, "snapshot")), wire.Status, _SNAPSHOT_S)
+        return await self._call(number, wire.frame(wire.Call(number, "snapshot")), wire.Status, _SNAPSHOT_S)
 
     async def step_aside(self) -> None:
-        """Ask the writer to stop, so that another one can write.
+        """Order the writer to stop, so that another one can write.
 
         Raises: WriterUnavailable. Conflict: it refuses.
         """
         number = self._number()
-        message = wire.frame(wire.Ask(number, "step_aside"))
-        await self._ask(number, message, wire.Status, self._timeout_s)
+        message = wire.frame(wire.Call(number, "step_aside"))
+        await self._call(number, message, wire.Status, self._timeout_s)
 
     async def caught_up(self) -> None:
         """Report that the graph has everything that its stream has. Raises: WriterUnavailable."""
         number = self._number()
-        message = wire.frame(wire.Ask(number, "caught_up"))
-        await self._ask(number, message, wire.Status, self._timeout_s)
+        message = wire.frame(wire.Call(number, "caught_up"))
+        await self._call(number, message, wire.Status, self._timeout_s)
 
     async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
         """The present version, and node type -> ids of nodes whose answers changed after one.
@@ -136,8 +137,8 @@ class WriterLink:
         Raises: WriterUnavailable.
         """
         number = self._number()
-        message = wire.frame(wire.Ask(number, "affected", since))
-        answer = await self._ask(number, message, wire.Affected, self._timeout_s)
+        message = wire.frame(wire.Call(number, "affected", since))
+        answer = await self._call(number, message, wire.Affected, self._timeout_s)
         return answer.sequence, {name: wire.unpack_ids(ids) for name, ids in answer.nodes.items()}
 
     def _number(self) -> int:
@@ -156,7 +157,7 @@ class WriterLink:
         assert self._writer is not None
         return self._writer
 
-    async def _ask(self, number: int, message: bytes, kind: type[MessageT], timeout_s: float) -> MessageT:
+    async def _call(self, number: int, message: bytes, kind: type[MessageT], timeout_s: float) -> MessageT:
         writer = await self._connected(timeout_s)
         answer: asyncio.Future[wire.FromWriter] = asyncio.get_running_loop().create_future()
         self._sent[number] = answer
@@ -189,7 +190,7 @@ class WriterLink:
         self._welcome, self._writer = welcome, writer
         self._up.set()
 
-    def heard(self, message: wire.FromWriter) -> None:
+    def receive(self, message: wire.FromWriter) -> None:
         """Handle an answer of the writer."""
         answer = self._sent.pop(getattr(message, "number", 0), None)
         if answer is not None and not answer.done():

@@ -307,7 +307,7 @@ class WriterServer:
     async def _handle(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, wire.Hello):
             raise WireError("a second hello")
-        if isinstance(message, wire.Ask):
+        if isinstance(message, wire.Call):
             try:
                 answer = await self._answer(message)
             except HoplineError as error:
@@ -329,21 +329,21 @@ class WriterServer:
             self._room.clear()
         self._arrived.set()
 
-    async def _answer(self, ask: wire.Ask) -> wire.FromWriter:
-        if ask.what == "affected":
-            sequence, nodes = await self._in_thread(self._keeper.affected, ask.since)
-            return wire.Affected(ask.number, sequence, {k: wire.pack_ids(ids) for k, ids in nodes.items()})
-        if ask.what == "step_aside" and not self._yields:
+    async def _answer(self, call: wire.Call) -> wire.FromWriter:
+        if call.what == "affected":
+            sequence, nodes = await self._in_thread(self._keeper.affected, call.since)
+            return wire.Affected(call.number, sequence, {k: wire.pack_ids(ids) for k, ids in nodes.items()})
+        if call.what == "step_aside" and not self._yields:
             raise Conflict("the writer belongs to a server and stops only with that server")
-        if ask.what == "caught_up":
+        if call.what == "caught_up":
             await self._in_thread(self._keeper.caught_up)
-        if ask.what == "snapshot":
+        if call.what == "snapshot":
             if self._snapshot is None or self._snapshot.done():
                 self._snapshot = asyncio.ensure_future(self._write_snapshot())
             await asyncio.shield(self._snapshot)
             if self._problem:
                 raise GraphError(self._problem)
-        return await self._in_thread(self._status, ask.number)
+        return await self._in_thread(self._status, call.number)
 
     def _status(self, number: int) -> wire.Status:
         keeper = self._keeper

@@ -107,16 +107,16 @@ class SharedSnapshots:
         if names and _offset(names[0])[:2] >= offset[:2]:
             return
         name = f"{offset._replace(digest=-1)}.{secrets.token_hex(4)}"
-        self._asked(lambda: self._place.publish(folder / entry.folder, name))
+        self._called(lambda: self._place.publish(folder / entry.folder, name))
         log.info("published the snapshot %s to %s", name, self._address)
         kept = [name, *names[: _KEPT - 1]]
         # Also what hosts that ended meanwhile did not finish, if it is too old to be used.
         for old in self._newest_first("*"):
             if old not in kept and _offset(old)[:2] < _offset(kept[-1])[:2]:
-                self._asked(lambda old=old: self._place.remove(old))  # type: ignore[misc]
+                self._called(lambda old=old: self._place.remove(old))  # type: ignore[misc]
 
     def _newest_first(self, file: str = _COMPLETE) -> list[str]:
-        names = {name for name in self._asked(lambda: self._place.names(file)) if _is_name(name)}
+        names = {name for name in self._called(lambda: self._place.names(file)) if _is_name(name)}
         return sorted(names, key=_offset, reverse=True)
 
     def _fetch(self, name: str, folder: Path) -> None:
@@ -124,7 +124,7 @@ class SharedSnapshots:
         snapshots.mkdir(parents=True, exist_ok=True)
         draft = draft_of(snapshots / name)
         try:
-            self._asked(lambda: self._place.fetch(name, draft))
+            self._called(lambda: self._place.fetch(name, draft))
             state = read_state(draft / "state.bin")
             if state.lineage != self._lineage:
                 raise GraphError(f"it belongs to graph {state.lineage}, not {self._lineage}")
@@ -138,10 +138,10 @@ class SharedSnapshots:
         Log.open(folder / "log", self._lineage, next_sequence=state.sequence + 1).close()
         write_manifest(folder, LiveManifest(self._lineage, self._address, (entry,)))
 
-    def _asked(self, ask: Callable[[], ResultT]) -> ResultT:
+    def _called(self, call: Callable[[], ResultT]) -> ResultT:
         """Answer of the address; drivers raise whatever their libraries do."""
         try:
-            return ask()
+            return call()
         except HoplineError:
             raise
         except Exception as error:

@@ -159,7 +159,7 @@ class VersionWait:
             self._accept(work)
         except HoplineError as error:
             work.ended = True
-            work.tell(error)
+            work.report(error)
 
     def _refuse(self, work: Work, error: HoplineError) -> None:
         self._refused.inc()

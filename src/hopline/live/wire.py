@@ -5,9 +5,9 @@
             ◄─────────────────────────── Welcome, or Refusal and the end
       Apply(1), Apply(2) ──────────────►
             ◄─────────────────────────── Outcomes(1), Outcomes(2): durable and visible
-      Ask(3, "status") ────────────────►
+      Call(3, "status") ────────────────►
             ◄─────────────────────────── Status(3)
-      Ask(4, "step_aside") ────────────►
+      Call(4, "step_aside") ────────────►
             ◄─────────────────────────── Status(4): it ends, and releases the folder; or Failed(4)
             ◄─────────────────────────── Failed(n): an error of hopline.errors, by its code
 
@@ -65,7 +65,7 @@ class Apply(msgspec.Struct, tag="apply"):
     batches: list[bytes]
 
 
-class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
+class Call(msgspec.Struct, tag="call", omit_defaults=True):
     """Other requests: status, an immediate snapshot, changed nodes, to stop, and a note of the stream that
     the graph has everything that the broker has.
 
@@ -131,7 +131,7 @@ class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
     retry_after_s: float = 0.0
 
 
-FromClient = Hello | Apply | Ask
+FromClient = Hello | Apply | Call
 FromWriter = Welcome | Refusal | Outcomes | Status | Affected | Failed
 MessageT = TypeVar("MessageT")
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopline.answering.prefetcher import Told, Wanted
+from hopline.answering.prefetcher import PrefetchResponse, Wanted
 from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
 from hopline.process.link import Handshake, Link, LinkLog
@@ -38,7 +38,7 @@ _ROWS_PER_SEED = 32
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
-class _Ask:
+class _Request:
     """One caller's request.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Ask:
         absent: Mapping[str, IdArray],
         wanted: Wanted | None,
         patience_s: float,
-        answer: asyncio.Future[Told | None],
+        answer: asyncio.Future[PrefetchResponse | None],
     ) -> None:
         self.absent = absent
         self.wanted = wanted
@@ -67,7 +67,7 @@ class _Ask:
             return self.wanted.num_seeds
         return sum(ids.shape[0] for ids in self.absent.values())
 
-    def end(self, result: Told | None) -> None:
+    def end(self, result: PrefetchResponse | None) -> None:
         """Set the result, unless the caller has gone."""
         if not self.answer.done():
             self.answer.set_result(result)
@@ -77,7 +77,7 @@ class _Ask:
 class _Sent:
     """A message that waits for its response."""
 
-    asks: list[_Ask]
+    requests: list[_Request]
     at: float
     timer: asyncio.TimerHandle | None = field(default=None)
 
@@ -114,9 +114,9 @@ class PrefetcherClient:
         self._writer: asyncio.StreamWriter | None = None
         self._silent = False
         self._lost_at = float("-inf")
-        self._num_heard = 0
+        self._num_received = 0
         self._next_number = 1
-        self._boarding: deque[_Ask] = deque()
+        self._outbox: deque[_Request] = deque()
         self._scheduled: asyncio.Handle | None = None
         self._sent: dict[int, _Sent] = {}
         self._outcomes = metrics.counter(
@@ -151,7 +151,7 @@ class PrefetcherClient:
 
     async def fetch(
         self, absent: Mapping[str, IdArray], wanted: Wanted | None, timeout_s: float
-    ) -> Told | None:
+    ) -> PrefetchResponse | None:
         """See `Prefetcher.fetch`."""
         if not self.is_up:
             self._outcomes("down").inc()
@@ -160,43 +160,43 @@ class PrefetcherClient:
         if wanted is not None and num_absent <= _ROWS_PER_SEED * wanted.num_seeds:
             wanted = None
         loop = asyncio.get_running_loop()
-        ask = _Ask(absent, wanted, timeout_s, loop.create_future())
-        if ask.num_ids > wire.MAX_IDS:
+        request = _Request(absent, wanted, timeout_s, loop.create_future())
+        if request.num_ids > wire.MAX_IDS:
             self._outcomes("too_large").inc()
             return None
-        self._boarding.append(ask)
+        self._outbox.append(request)
         if self._scheduled is None:
             # Requests of the same turn of the loop share a message.
-            self._scheduled = loop.call_soon(self._depart)
-        timer = loop.call_later(timeout_s, self._too_late, ask)
+            self._scheduled = loop.call_soon(self._flush)
+        timer = loop.call_later(timeout_s, self._mark_late, request)
         try:
-            return await ask.answer
+            return await request.answer
         finally:
             timer.cancel()
 
-    def _too_late(self, ask: _Ask) -> None:
-        if not ask.answer.done():
+    def _mark_late(self, request: _Request) -> None:
+        if not request.answer.done():
             self._outcomes("late").inc()
-            ask.end(Told(None, "timeout"))
+            request.end(PrefetchResponse(None, "timeout"))
 
-    def _depart(self) -> None:
+    def _flush(self) -> None:
         self._scheduled = None
-        while self._boarding and len(self._sent) < _MAX_PENDING:
-            asks, num_ids = [], 0
-            while self._boarding and num_ids + self._boarding[0].num_ids <= wire.MAX_IDS:
-                ask = self._boarding.popleft()
-                if not ask.answer.done():
-                    asks.append(ask)
-                    num_ids += ask.num_ids
-            if asks:
-                self._send(asks)
+        while self._outbox and len(self._sent) < _MAX_PENDING:
+            requests, num_ids = [], 0
+            while self._outbox and num_ids + self._outbox[0].num_ids <= wire.MAX_IDS:
+                request = self._outbox.popleft()
+                if not request.answer.done():
+                    requests.append(request)
+                    num_ids += request.num_ids
+            if requests:
+                self._send(requests)
 
-    def _send(self, asks: list[_Ask]) -> None:
+    def _send(self, requests: list[_Request]) -> None:
         assert self._writer is not None
         number, self._next_number = self._next_number, self._next_number + 1
-        patience_s = min(ask.patience_s for ask in asks)
-        self._writer.write(wire.frame(_message(number, patience_s, asks)))
-        sent = self._sent[number] = _Sent(asks, time.monotonic())
+        patience_s = min(request.patience_s for request in requests)
+        self._writer.write(wire.frame(_message(number, patience_s, requests)))
+        sent = self._sent[number] = _Sent(requests, time.monotonic())
         loop = asyncio.get_running_loop()
         sent.timer = loop.call_later(_SHARE * patience_s, self._suspect, number, _SHARE * patience_s)
 
@@ -207,12 +207,12 @@ class PrefetcherClient:
         self._writer.write(wire.frame(wire.Ping()))
         loop = asyncio.get_running_loop()
         self._sent[number].timer = loop.call_later(
-            pause_s, self._judge, number, self._num_heard, loop.time()
+            pause_s, self._judge, number, self._num_received, loop.time()
         )
 
-    def _judge(self, number: int, num_heard: int, asked_at: float) -> None:
+    def _judge(self, number: int, num_received: int, began: float) -> None:
         """Mark the prefetcher as silent if no message came since the ping."""
-        if self._num_heard != num_heard:
+        if self._num_received != num_received:
             return
         self._silent = True
         self._link.problem = ""
@@ -224,14 +224,14 @@ class PrefetcherClient:
         self._lost_at = time.monotonic()
         self._up.set(0)
         sent, self._sent = self._sent, {}
-        boarding, self._boarding = self._boarding, deque()
+        unsent, self._outbox = self._outbox, deque()
         for message in sent.values():
             if message.timer is not None:
                 message.timer.cancel()
-        for ask in (*(ask for message in sent.values() for ask in message.asks), *boarding):
-            if not ask.answer.done():
+        for request in (*(request for message in sent.values() for request in message.requests), *unsent):
+            if not request.answer.done():
                 self._outcomes(outcome).inc()
-                ask.end(None)
+                request.end(None)
 
     # LinkUser
 
@@ -245,9 +245,9 @@ class PrefetcherClient:
         self._writer = None
         self._give_up("lost")
 
-    def heard(self, message: wire.FromPrefetcher) -> None:
+    def receive(self, message: wire.FromPrefetcher) -> None:
         """Handle a message of the prefetcher, which may be a response."""
-        self._num_heard += 1
+        self._num_received += 1
         if self._silent:
             self._silent = False
             self._up.set(1)
@@ -267,29 +267,29 @@ class PrefetcherClient:
             self._link.report(f"cannot help: {message.problem}")
         else:
             lacking = {name: wire.unpack(data, 2**62) for name, data in message.lacking.items()}
-            result = Told(lacking, message.reason)
-        for ask in sent.asks:
-            if not ask.answer.done():
+            result = PrefetchResponse(lacking, message.reason)
+        for request in sent.requests:
+            if not request.answer.done():
                 self._outcomes("problem" if result is None else "done").inc()
-                ask.end(result)
-        if self._boarding and self._scheduled is None:
-            self._depart()
+                request.end(result)
+        if self._outbox and self._scheduled is None:
+            self._flush()
 
 
-def _message(number: int, patience_s: float, asks: list[_Ask]) -> wire.Ask:
+def _message(number: int, patience_s: float, requests: list[_Request]) -> wire.Fetch:
     """Combine all requests in one message."""
     seeds: dict[tuple[str, str, int], dict[str, list[bytes]]] = {}
     rows: dict[str, list[bytes]] = {}
-    for ask in asks:
-        wanted = ask.wanted
+    for request in requests:
+        wanted = request.wanted
         if wanted is None:
-            for node_type, ids in ask.absent.items():
+            for node_type, ids in request.absent.items():
                 rows.setdefault(node_type, []).append(wire.pack(ids))
         else:
             group = seeds.setdefault((wanted.model, wanted.version, wanted.as_of), {})
             for node_type, ids in wanted.seeds.items():
                 group.setdefault(node_type, []).append(wire.pack(ids))
-    return wire.Ask(
+    return wire.Fetch(
         number,
         patience_s,
         [

@@ -103,7 +103,7 @@ class PrefetchServer:
         self._identity = identity
         self._num_nodes = num_nodes
         self._fetch_counts = fetch_counts
-        self._told_rows = self._told_calls = 0
+        self._sent_rows = self._sent_calls = 0
         self._listener: asyncio.Server | None = None
         self._path: Path | None = None
         self._talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -155,7 +155,7 @@ class PrefetchServer:
                 message = await wire.receive(reader, wire.from_worker)
                 if isinstance(message, wire.Ping):
                     writer.write(wire.frame(wire.Pong()))
-                elif isinstance(message, wire.Ask) and len(unanswered) < _MAX_UNANSWERED:
+                elif isinstance(message, wire.Fetch) and len(unanswered) < _MAX_UNANSWERED:
                     answer = asyncio.ensure_future(self._answer(message, writer))
                     for tasks in (unanswered, self._answers):
                         tasks.add(answer)
@@ -185,15 +185,15 @@ class PrefetchServer:
             return "its rows are not in the prefetcher's file: features.shared_file differs"
         return ""
 
-    async def _answer(self, ask: wire.Ask, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: wire.Fetch, writer: asyncio.StreamWriter) -> None:
         began = time.perf_counter()
         try:
-            done = await self._fetch(ask)
+            done = await self._fetch(request)
         except WireError as error:
-            done = wire.Done(ask.number, problem=str(error))
+            done = wire.Done(request.number, problem=str(error))
         except Exception as error:  # the boundary: the worker waits for an answer
             log.exception("a message could not be answered")
-            done = wire.Done(ask.number, problem=f"{type(error).__name__}: {error}")
+            done = wire.Done(request.number, problem=f"{type(error).__name__}: {error}")
         counts = self.counts
         took = time.perf_counter() - began
         counts.messages += 1
@@ -202,25 +202,25 @@ class PrefetchServer:
         counts.longest_s = max(counts.longest_s, took)
         if not writer.is_closing():
             fetch_counts = self._fetch_counts
-            done.num_rows, self._told_rows = fetch_counts.num_rows - self._told_rows, fetch_counts.num_rows
-            done.num_calls, self._told_calls = (
-                fetch_counts.num_calls - self._told_calls,
+            done.num_rows, self._sent_rows = fetch_counts.num_rows - self._sent_rows, fetch_counts.num_rows
+            done.num_calls, self._sent_calls = (
+                fetch_counts.num_calls - self._sent_calls,
                 fetch_counts.num_calls,
             )
             counts.rows += done.num_rows
             counts.calls += done.num_calls
             writer.write(wire.frame(done))
 
-    async def _fetch(self, ask: wire.Ask) -> wire.Done:
+    async def _fetch(self, request: wire.Fetch) -> wire.Done:
         """Fetch the rows of a message into the L1 feature cache."""
-        done = wire.Done(ask.number)
+        done = wire.Done(request.number)
         lacking: dict[str, list[IdArray]] = {}
-        for seeds in ask.seeds:
+        for seeds in request.seeds:
             problem = self._resolve(seeds, lacking)
             if problem:
                 done.problem = problem
                 return done
-        for node_type, data in ask.rows.items():
+        for node_type, data in request.rows.items():
             if node_type not in self._l1_rows:
                 raise WireError(f"{node_type!r} has no rows in a store")
             ids = self._ids(node_type, data)
@@ -230,7 +230,7 @@ class PrefetchServer:
             for node_type, parts in lacking.items()
             if any(part.shape[0] for part in parts)
         }
-        timeout_s = ask.patience_s * _SHARE
+        timeout_s = request.patience_s * _SHARE
         found = await asyncio.gather(
             *(self._l1_rows[node_type].fetch(ids, timeout_s) for node_type, ids in wanted.items())
         )

@@ -3,7 +3,7 @@
     worker                              prefetcher
       Hello ───────────────────────────►
             ◄─────────────────────────── Welcome, or Refusal and the end
-      Ask(1), Ask(2) ──────────────────►
+      Fetch(1), Fetch(2) ──────────────────►
             ◄─────────────────────────── Done(2), Done(1): in order of completion
       Ping ────────────────────────────►  only if a response is late
             ◄─────────────────────────── Pong
@@ -62,7 +62,7 @@ class Seeds(msgspec.Struct):
     ids: dict[str, bytes]
 
 
-class Ask(msgspec.Struct, tag="ask"):
+class Fetch(msgspec.Struct, tag="fetch"):
     """Fetch the rows that these need into the L1 feature cache.
 
     Attributes:
@@ -105,7 +105,7 @@ class Pong(msgspec.Struct, tag="pong"):
     """The response to a ping."""
 
 
-FromWorker = Hello | Ask | Ping
+FromWorker = Hello | Fetch | Ping
 FromPrefetcher = Welcome | Refusal | Done | Pong
 
 WIRE = Wire(PROTOCOL, max_message_bytes=16 * 2**20)

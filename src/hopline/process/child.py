@@ -91,8 +91,8 @@ class Child:
                 os.close(ends[1])
         child = cls(process, name, ends[0] if ends else -1)
         assert process.stdin is not None
-        told = {**orders, "ready": ends[1]} if ends else orders
-        process.stdin.write(json.dumps(told).encode() + b"\n")
+        sent = {**orders, "ready": ends[1]} if ends else orders
+        process.stdin.write(json.dumps(sent).encode() + b"\n")
         return child
 
     @property

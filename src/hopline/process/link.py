@@ -24,7 +24,7 @@ class LinkUser(Protocol):
     def connected(self, welcome: Any, writer: asyncio.StreamWriter) -> None:
         """The other end has welcomed this one; messages may be written from now on."""
 
-    def heard(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
         """A message has come. Raises: WireError: it is not what the other end may send."""
 
     def lost(self) -> None:
@@ -161,7 +161,7 @@ class Link:
         self._log.write_up(self._path)
         try:
             while True:
-                self._user.heard(await self._wire.receive(reader, self._handshake.decoder))
+                self._user.receive(await self._wire.receive(reader, self._handshake.decoder))
         except (OSError, EOFError, WireError) as error:
             self.report(f"is gone ({str(error) or type(error).__name__})")
         finally:

@@ -25,13 +25,13 @@ _CHANCE = 1e-5
 #: Of rows: looks at the same rows again are no further chance.
 _CHANCE_OF_ROWS = 1e-3
 #: Of few rows: below it, the candidate does not advance until there are more.
-_DOUBT_OF_ROWS = 0.15
+_CHANCE_OF_FEW_ROWS = 0.15
 #: Of the candidate's requests, those that may be slower than a limit of its p99.
 _SLOW_SHARE = 0.05
 #: For one that was slow before: less has to be seen.
 _CHANCE_AGAIN = 1e-3
-#: Answers after a doubt that must support the candidate, even where fewer would suffice to advance.
-_AFTER_DOUBT = 20
+#: Answers after a slow verdict that must support the candidate, even where fewer would suffice to advance.
+_AFTER_SLOW = 20
 #: Shares of `max_disagreement` that rows may move far, and that a class may grow or shrink by. Chosen on
 #: trained models, see benchmarks/gates.py.
 _MOVED, _ONE_WAY = 0.1, 0.2
@@ -125,7 +125,7 @@ def verdict(
     candidate: OutcomeCounts,
     *,
     preflight: int = 0,
-    doubted: Sequence[int] | None = None,
+    slow_latency: Sequence[int] | None = None,
     evidence: Callable[[OutcomeCounts, Gates], Evidence] | None = None,
 ) -> Verdict:
     """Hold a candidate's counts of one step against its gates.
@@ -133,7 +133,7 @@ def verdict(
     Args:
         preflight: of a step in which the candidate only gets copies, those that it must have answered;
             their speed says nothing, since they wait for all other requests.
-        doubted: the candidate's `latency` when it was "slow", whose answers do not count; None before.
+        slow_latency: the candidate's `latency` when it was "slow", whose answers do not count; None before.
         evidence: what the candidate's pairs say; `weighed` by default.
 
     Returns: "bad" and why, as soon as that is certain; "slow" and why, where it is for the first time;
@@ -145,16 +145,16 @@ def verdict(
     found = _rows(gates, seen_pairs)
     if found.word == "bad":
         return found
-    believed = candidate if doubted is None else candidate.after(doubted)
-    chance = _CHANCE if doubted is None else _CHANCE_AGAIN
+    believed = candidate if slow_latency is None else candidate.after(slow_latency)
+    chance = _CHANCE if slow_latency is None else _CHANCE_AGAIN
     why, gate = ("", "") if preflight else _slowness(gates, current, believed, chance)
     if why:
-        return Verdict("slow" if doubted is None else "bad", why, gate)
+        return Verdict("slow" if slow_latency is None else "bad", why, gate)
     # What a mirror sends counts as well: a shadow has no callers.
-    seen = max(candidate.requests, candidate.compared) if doubted is None else believed.requests
+    seen = max(candidate.requests, candidate.compared) if slow_latency is None else believed.requests
     wanted = preflight or gates.min_requests
-    if doubted is not None:
-        wanted = max(wanted, _AFTER_DOUBT)
+    if slow_latency is not None:
+        wanted = max(wanted, _AFTER_SLOW)
     if seen < wanted:
         return Verdict("wait", f"{seen} of {wanted} requests")
     if found.word == "wait":
@@ -232,7 +232,7 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
         why = f"{text}; {allowed:.1%} are allowed"
         if exceeds(hits, count, allowed, _CHANCE_OF_ROWS):
             return Verdict("bad", why, gate)
-        if count < MIN_PAIRS and exceeds(hits, count, allowed, _DOUBT_OF_ROWS):
+        if count < MIN_PAIRS and exceeds(hits, count, allowed, _CHANCE_OF_FEW_ROWS):
             few = few or f"{why}. More distinct rows are needed to decide"
     shift = seen.shift
     if shift is not None and shift.above(gates.max_psi):

@@ -125,7 +125,7 @@ class RolloutJudge:
             current, candidate = watch.totals()
             found = self._verdict(watch, current, candidate)
             if found.word == "slow":
-                watch.doubt(candidate)
+                watch.mark_slow(candidate)
             after = steps.step(rollout, found, clock())
             if after is not rollout:
                 yield rollout, after
@@ -152,7 +152,7 @@ class RolloutJudge:
             current,
             candidate,
             preflight=rollout.copies,
-            doubted=watch.doubted(),
+            slow_latency=watch.slow_latency(),
             evidence=watch.evidence,
         )
 

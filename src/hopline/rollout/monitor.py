@@ -70,7 +70,7 @@ class RolloutMonitor:
         self._counts_copies = bool(rollout.copies)
         # A step is not judged by its first moment: a pause of the machine makes all answers of it slow.
         self._published_at = clock()
-        self._doubted: list[int] | None = None
+        self._slow_latency: list[int] | None = None
         self._said_unreadable = False
         self._evidence = Evidence()
         self._evidence_at, self._evidence_of = float("-inf"), 0
@@ -146,16 +146,16 @@ class RolloutMonitor:
             self._evidence_at, self._evidence_of = now, count
         return self._evidence
 
-    def doubt(self, candidate: OutcomeCounts) -> None:
+    def mark_slow(self, candidate: OutcomeCounts) -> None:
         """It was slow for the first time in this step: every worker leaves out what came until now."""
-        self._doubted = candidate.latency
-        self._fleet.doubt(self._step, msgspec.msgpack.encode(candidate.latency))
+        self._slow_latency = candidate.latency
+        self._fleet.mark_slow(self._step, msgspec.msgpack.encode(candidate.latency))
 
-    def doubted(self) -> list[int] | None:
+    def slow_latency(self) -> list[int] | None:
         """The candidate's latency counts when that was; None: it was not. See gates.py."""
-        if self._doubted is None and (noted := self._fleet.doubted(self._step)) is not None:
-            self._doubted = self._read(noted, list[int])
-        return self._doubted
+        if self._slow_latency is None and (noted := self._fleet.slow_latency(self._step)) is not None:
+            self._slow_latency = self._read(noted, list[int])
+        return self._slow_latency
 
     def totals(self) -> tuple[OutcomeCounts, OutcomeCounts]:
         """Counts of all workers for this step: (current, candidate)."""

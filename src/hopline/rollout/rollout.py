@@ -180,7 +180,7 @@ def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Ro
         step=-1 if preflight else 0,
         percent=steps[0] if steps and not preflight else 0.0,
     )
-    return _noted(rollout, now, f"{asked.kind} of {candidate} against {current}, {_told(rollout)}")
+    return _noted(rollout, now, f"{asked.kind} of {candidate} against {current}, {_summary(rollout)}")
 
 
 def step(rollout: Rollout, verdict: Verdict, now: float) -> Rollout:
@@ -238,7 +238,7 @@ def forward(rollout: Rollout, why: str, now: float) -> Rollout:
     rollout = msgspec.structs.replace(
         rollout, step=at, percent=rollout.steps[at], step_since=now, reason="", status="running"
     )
-    return _noted(rollout, now, f"{_told(rollout)}: {why}")
+    return _noted(rollout, now, f"{_summary(rollout)}: {why}")
 
 
 def promoted(rollout: Rollout, why: str, now: float) -> Rollout:
@@ -297,7 +297,7 @@ def _noted(rollout: Rollout, now: float, text: str) -> Rollout:
     return msgspec.structs.replace(rollout, events=events)
 
 
-def _told(rollout: Rollout) -> str:
+def _summary(rollout: Rollout) -> str:
     if rollout.kind == "shadow":
         return f"{rollout.share:g} % of requests copied"
     if rollout.step < 0:

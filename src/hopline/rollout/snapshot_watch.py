@@ -108,9 +108,9 @@ class SnapshotWatch:
                 continue
             self._behind(name).set(int(serving.graph != target))
             if serving.graph != target and state.rollout is None and not state.trials:
-                await self._take_up(name, state, serving, pointer)
+                await self._adopt(name, state, serving, pointer)
 
-    async def _take_up(self, name: str, state: ModelState, serving: Unit, pointer: Pointer) -> None:
+    async def _adopt(self, name: str, state: ModelState, serving: Unit, pointer: Pointer) -> None:
         """Begin the rollout of a new snapshot, where it is due."""
         key = name, pointer.snapshot
         tries, due = self._failed.get(key, (0, 0.0))

@@ -49,7 +49,7 @@ from hopline.scheduling.work import (
 log = logging.getLogger(__name__)
 _OBSERVER_FAILED = "what observes the queue failed"
 
-#: Of the batches on the loop, one in so many tells the cost model what it cost.
+#: Of the batches on the loop, one in so many reports its cost to the cost model.
 _TIMED_EVERY = 8
 #: But the next one after a batch that kept the loop for this long, in seconds.
 _LONG_S = 0.0005
@@ -261,12 +261,12 @@ class Batcher:
         self._end(work, error.code)
         self._leaving.append((work, error))
         if len(self._leaving) == 1:
-            asyncio.get_running_loop().call_soon(self._tell_leaving)
+            asyncio.get_running_loop().call_soon(self._report_leaving)
 
-    def _tell_leaving(self) -> None:
+    def _report_leaving(self) -> None:
         leaving, self._leaving = self._leaving, []
         for work, error in leaving:
-            work.tell(error)
+            work.report(error)
             self._notify(self._observer.late, work, error)
         self._rest()
 
@@ -387,13 +387,13 @@ class Batcher:
             self._watch.cancel()
             self._watch = None
         num_ok = 0
-        told = outcomes
+        reported = outcomes
         again: list[Work] = []
         for at, (work, outcome) in enumerate(zip(batch, outcomes, strict=True)):
             if work.ended:  # it had its outcome, or no caller wants one
-                if told is outcomes:
-                    told = list(outcomes)
-                told[at] = None  # type: ignore[index]
+                if reported is outcomes:
+                    reported = list(outcomes)
+                reported[at] = None  # type: ignore[index]
                 continue
             if outcome is None:
                 self._num_postponed += 1
@@ -413,10 +413,10 @@ class Batcher:
             work.finish(outcome)
         elapsed = self._clock() - started
         if self._counted:
-            batch, told = self._go_again(batch, told, again)
+            batch, reported = self._go_again(batch, reported, again)
         try:  # not through `_notify`, which costs a microsecond
             self._observer.outcome("ok", num_ok)
-            self._observer.batch(batch, told, [started - work.entered for work in batch], elapsed)
+            self._observer.batch(batch, reported, [started - work.entered for work in batch], elapsed)
         except Exception:
             log.exception(_OBSERVER_FAILED)
         high, normal, low = self._lanes

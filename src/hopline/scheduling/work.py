@@ -101,7 +101,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
         return True
 
     def finish(self, outcome: object) -> bool:
-        """`end`, then `tell`: each request comes here, so no call is spent on them."""
+        """`end`, then `report`: each request comes here, so no call is spent on them."""
         if self.ended:
             return False
         self.ended = True
@@ -112,11 +112,11 @@ class Work(msgspec.Struct, eq=False, gc=False):
             admission.leave()
         try:
             self.deliver(outcome)
-        except Exception:  # as in `tell`
+        except Exception:  # as in `report`
             log.exception("an answer could not be delivered")
         return True
 
-    def tell(self, outcome: object) -> None:
+    def report(self, outcome: object) -> None:
         """Deliver the outcome of a request that has ended."""
         try:
             self.deliver(outcome)

@@ -209,26 +209,26 @@ class StateStoreSuite:
         third.withdraw_counts(_STEP)
         eventually(lambda: list(first.counts(_STEP)) == [other.store.member.encode()])
 
-    def test_the_first_doubt_stays(self, join: Join) -> None:
+    def test_the_first_slow_verdict_stays(self, join: Join) -> None:
         """All members leave out the same answers."""
         first, other = join(), join()
         for member in (first, other):
             member.publish_counts(_STEP, b"0")
-            assert member.doubted(_STEP) is None
-        first.doubt(_STEP, b"slow")
-        assert first.doubted(_STEP) == b"slow"
-        eventually(lambda: other.doubted(_STEP) == b"slow")
-        other.doubt(_STEP, b"later")
-        assert other.doubted(_STEP) == b"slow"
-        assert first.doubted(_NEXT) is None
+            assert member.slow_latency(_STEP) is None
+        first.mark_slow(_STEP, b"slow")
+        assert first.slow_latency(_STEP) == b"slow"
+        eventually(lambda: other.slow_latency(_STEP) == b"slow")
+        other.mark_slow(_STEP, b"later")
+        assert other.slow_latency(_STEP) == b"slow"
+        assert first.slow_latency(_NEXT) is None
 
     def test_nothing_of_a_rollout_that_is_over_is_left(self, join: Join) -> None:
-        """Counts and doubts are removed."""
+        """Counts and slow verdicts are removed."""
         first, other = join(), join()
         first.publish_counts(_STEP, b"0")
         other.publish_counts(_STEP, b"1")
-        first.doubt(_STEP, b"slow")
-        eventually(lambda: list(other.counts(_STEP)) == [b"0"] and other.doubted(_STEP) == b"slow")
+        first.mark_slow(_STEP, b"slow")
+        eventually(lambda: list(other.counts(_STEP)) == [b"0"] and other.slow_latency(_STEP) == b"slow")
         for member in (first, other):
             member.forget_counts([_STEP, _NEXT])
             member.flush()
@@ -236,4 +236,4 @@ class StateStoreSuite:
         late.publish_counts(_STEP, b"2")
         late.flush()
         assert list(late.counts(_STEP)) == []
-        assert late.doubted(_STEP) is None
+        assert late.slow_latency(_STEP) is None

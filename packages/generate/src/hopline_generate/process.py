@@ -126,7 +126,7 @@ class Server:
                 async with asyncio.timeout(1.0):
                     await writer.wait_closed()
 
-    async def tell_stats(self) -> None:
+    async def report_stats(self) -> None:
         """Send the state to every worker, once a second; ends when there has been no worker for a while."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -193,7 +193,7 @@ async def serve(orders: Orders) -> int:
     say_ready(orders.ready)
     waits: list[asyncio.Task[Any]] = [
         asyncio.ensure_future(wait)
-        for wait in (server.tell_stats(), server.is_left.wait(), failed.wait(), stopping.wait())
+        for wait in (server.report_stats(), server.is_left.wait(), failed.wait(), stopping.wait())
     ]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     listener.close()

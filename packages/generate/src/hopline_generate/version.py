@@ -182,7 +182,7 @@ class GenerativeVersion(CountedVersion):
         self.outcome(outcome.code if isinstance(outcome, HoplineError) else "ok")
         if not isinstance(outcome, HoplineError):
             self._note(len(run.texts), (first_s,), rest_s, {})
-        self._tell([run.work.request], [outcome], [first_s], rest_s)
+        self._report([run.work.request], [outcome], [first_s], rest_s)
 
 
 class _Text:
@@ -285,7 +285,7 @@ class _Run:
     def _finish(self, outcome: ScoreResult | HoplineError) -> None:
         if self._stop():
             self._version.ended(self, outcome)
-            self.work.tell(outcome)
+            self.work.report(outcome)
 
     def _stop(self) -> bool:
         """Free what it has; whether it had not ended before."""

@@ -428,7 +428,7 @@ class Run:
 
     def _end(self, outcome: ScoreResult | HoplineError) -> None:
         self._close()
-        self._work.tell(outcome)
+        self._work.report(outcome)
         self._on_end(self, outcome)
 
     def _close(self) -> None:

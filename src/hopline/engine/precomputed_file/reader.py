@@ -137,10 +137,10 @@ def _opened(path: Path) -> tuple[Header, tuple[int, ...], int]:
             )
         begin = min((section.offset for section in header.sections), default=PAGE)
         planned = header.plan.sections(begin)
-        told = [(each.name, each.dtype, each.shape, each.offset) for each in header.sections]
+        stored = [(each.name, each.dtype, each.shape, each.offset) for each in header.sections]
         end = max((each.offset + each.num_bytes for each in header.sections), default=0)
         if (
-            told != [(each.name, each.dtype, each.shape, each.offset) for each in planned]
+            stored != [(each.name, each.dtype, each.shape, each.offset) for each in planned]
             or end > stat.st_size
         ):
             raise PrecomputedFileError(f"{path} is damaged: its sections do not fit its header")

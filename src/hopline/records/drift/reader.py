@@ -42,9 +42,9 @@ class SampleReader:
             model: model of the requests; None if it reads no graph, or its graph is not in this process.
         """
         observed = Observed()
-        telling = [(request, outcome) for request, outcome in sampled if _tells(outcome)]
+        answered = [(request, outcome) for request, outcome in sampled if _is_answer(outcome)]
         tables = []
-        for request, outcome in telling:
+        for request, outcome in answered:
             self._rest()
             observed.num_requests += 1
             if isinstance(outcome, ScoreResult):
@@ -54,8 +54,8 @@ class SampleReader:
                 if request.columns is not None:
                     tables.append((request, rows))
         read_columns(tables, self._columns, self._max_columns, observed, self._rest)
-        if model is not None and telling:
-            requests, outcomes = zip(*telling, strict=True)
+        if model is not None and answered:
+            requests, outcomes = zip(*answered, strict=True)
             self.structure(model).read(requests, outcomes, observed)
         return observed
 
@@ -64,6 +64,6 @@ class SampleReader:
         return Structure(model, self._max_columns, self._columns, self._random, self._rest)
 
 
-def _tells(outcome: object) -> bool:
+def _is_answer(outcome: object) -> bool:
     """True if an outcome is used: answers, and unknown nodes; other errors are ignored."""
     return isinstance(outcome, ScoreResult | NodeNotFound)

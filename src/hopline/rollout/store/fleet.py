@@ -54,7 +54,7 @@ _IDLE_S = 5.0
 #: Orders that wait for a store that is away; the oldest are dropped.
 _MAX_ORDERS = 256
 #: The entry of the latency counts at which a candidate was slow for the first time.
-_DOUBTED = "doubted"
+_SLOW = "slow"
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -93,12 +93,12 @@ class _Step:
     Attributes:
         unsent: this member's counts, not sent yet.
         others: counts of the other members, as last read.
-        doubted: latency counts of the first doubt.
+        slow_latency: latency counts of the first slow verdict.
     """
 
     unsent: bytes | None = None
     others: Sequence[bytes] = ()
-    doubted: bytes | None = None
+    slow_latency: bytes | None = None
     used_at: float = 0.0
     read_at: float = field(default=float("-inf"))
 
@@ -331,16 +331,16 @@ class Fleet:
         """The newest counts of the other members, as far as this member knows them."""
         return self._steps.get(step, _Step()).others
 
-    def doubt(self, step: str, latency: bytes) -> None:
+    def mark_slow(self, step: str, latency: bytes) -> None:
         """Note the latency counts at which the candidate was first slow; the first note stays."""
         known = self._steps.setdefault(step, _Step(used_at=time.monotonic()))
-        if known.doubted is None:
-            known.doubted = latency
-            self._orders.append(Put(step, _DOUBTED, latency, first=True))
+        if known.slow_latency is None:
+            known.slow_latency = latency
+            self._orders.append(Put(step, _SLOW, latency, first=True))
 
-    def doubted(self, step: str) -> bytes | None:
-        """Entries of `doubt`, by any member."""
-        return self._steps.get(step, _Step()).doubted
+    def slow_latency(self, step: str) -> bytes | None:
+        """Entries of `mark_slow`, by any member."""
+        return self._steps.get(step, _Step()).slow_latency
 
     def forget_counts(self, steps: Collection[str]) -> None:
         """Remove everything of these steps: their rollout is over."""
@@ -436,7 +436,7 @@ class Fleet:
                 if step.unsent is counts:
                     step.unsent = None
             for (_, step), entries in zip(due, beat.groups, strict=True):
-                step.doubted = entries.pop(_DOUBTED, step.doubted)
+                step.slow_latency = entries.pop(_SLOW, step.slow_latency)
                 entries.pop(self.store.member, None)
                 step.others, step.read_at = list(entries.values()), began
             for name, step in steps:

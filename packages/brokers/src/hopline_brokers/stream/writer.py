@@ -65,18 +65,18 @@ class Writer(Protocol):
         ...
 
 
-class Patience:
+class Retries:
     """Retries calls of unavailable services with growing pauses, and logs that once.
 
     Args:
-        tell: called with the name of the service, and 1 when waiting begins, 0 when it ends.
+        note: called with the name of the service, and 1 when waiting begins, 0 when it ends.
         sleep: waits for seconds.
     """
 
     def __init__(
-        self, tell: Callable[[str, int], object] = lambda what, waiting: None, sleep: Sleep = asyncio.sleep
+        self, note: Callable[[str, int], object] = lambda what, waiting: None, sleep: Sleep = asyncio.sleep
     ) -> None:
-        self._report = tell
+        self._report = note
         self._sleep = sleep
 
     async def until_done(

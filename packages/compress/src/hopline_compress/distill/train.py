@@ -139,7 +139,7 @@ def train_student(
             module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
         )
         best: dict[str, Any] = {}
-        best_score, best_doubt, best_epoch, history = -1.0, 0.0, 0, []
+        best_score, best_loss, best_epoch, history = -1.0, 0.0, 0, []
         for epoch in range(settings.epochs):
             module.train()
             optimizer.zero_grad()
@@ -152,14 +152,14 @@ def train_student(
             with torch.no_grad():
                 judged = module(valid)
                 score = float((judged.argmax(1) == truth).float().mean())
-                doubt = float(nn.functional.cross_entropy(judged, truth))
+                loss = float(nn.functional.cross_entropy(judged, truth))
             history.append(score)
             if advance is not None:
                 advance(epoch + 1, settings.epochs, score)
             # With few validation rows, many epochs have the same score.
-            if (score, -doubt) > (best_score, -best_doubt):
+            if (score, -loss) > (best_score, -best_loss):
                 best, best_epoch = copy.deepcopy(module.state_dict()), epoch
-                best_score, best_doubt = score, doubt
+                best_score, best_loss = score, loss
             elif epoch - best_epoch >= settings.patience:
                 break
     module.load_state_dict(best)
