@@ -137,7 +137,7 @@ async def test_malformed_batches_are_refused_and_the_connection_goes_on(pair: Pa
     await pair.link.welcome()
     message = wire.frame(wire.Apply(77, [b"HLch junk", codec.encode_changes(batch(1))]))
     with pytest.raises(BadRequest, match="truncated"):
-        await pair.link._ask(77, message, wire.Outcomes, 1.0)
+        await pair.link._send(77, message, wire.Outcomes, 1.0)
     assert pair.keeper.steps == []
     assert await pair.link.apply([batch(1)]) == [Applied(1, 1)]
 

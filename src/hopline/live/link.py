@@ -7,6 +7,7 @@ send the batch again with the same event ids, which the writer recognises.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ class WriterLink:
         self._writer: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
         self._welcome: wire.Welcome | None = None
-        self._next_number = 1
+        self._numbers = itertools.count(1)
         self._sent: dict[int, asyncio.Future[wire.FromWriter]] = {}
 
     @property
@@ -91,59 +92,46 @@ class WriterLink:
             WriterUnavailable: nothing was sent, or the answer was lost: the message says which.
             BadRequest, LogFull, LogFailed: nothing was done.
         """
-        number = self._number()
+        number = next(self._numbers)
         if sum(each.num_events for each in batches) <= _FEW_EVENTS:
             message = _apply(number, batches)
         else:  # in a thread, so that the event loop is not blocked
             message = await asyncio.to_thread(_apply, number, batches)
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        answer = await self._call(number, message, wire.Outcomes, timeout_s)
+        answer = await self._send(number, message, wire.Outcomes, timeout_s)
         if sum(map(len, answer.outcomes)) <= _FEW_BYTES:
             return list(map(codec.decode_applied, answer.outcomes))
         return await asyncio.to_thread(lambda: list(map(codec.decode_applied, answer.outcomes)))
 
     async def status(self) -> wire.Status:
         """The state of the graph. Raises: WriterUnavailable."""
-        number = self._number()
-        message = wire.frame(wire.Call(number, "status"))
-        return await self._call(number, message, wire.Status, self._timeout_s)
+        return await self._call("status", wire.Status)
 
     async def snapshot(self) -> wire.Status:
         """Write a snapshot now; return when it is written.
 
         Raises: WriterUnavailable. GraphError: it cannot be written.
         """
-        number = self._number()
-        return await self._call(number, wire.frame(wire.Call(number, "snapshot")), wire.Status, _SNAPSHOT_S)
+        return await self._call("snapshot", wire.Status, timeout_s=_SNAPSHOT_S)
 
     async def step_aside(self) -> None:
         """Order the writer to stop, so that another one can write.
 
         Raises: WriterUnavailable. Conflict: it refuses.
         """
-        number = self._number()
-        message = wire.frame(wire.Call(number, "step_aside"))
-        await self._call(number, message, wire.Status, self._timeout_s)
+        await self._call("step_aside", wire.Status)
 
     async def caught_up(self) -> None:
         """Report that the graph has everything that its stream has. Raises: WriterUnavailable."""
-        number = self._number()
-        message = wire.frame(wire.Call(number, "caught_up"))
-        await self._call(number, message, wire.Status, self._timeout_s)
+        await self._call("caught_up", wire.Status)
 
     async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
         """The present version, and node type -> ids of nodes whose answers changed after one.
 
         Raises: WriterUnavailable.
         """
-        number = self._number()
-        message = wire.frame(wire.Call(number, "affected", since))
-        answer = await self._call(number, message, wire.Affected, self._timeout_s)
+        answer = await self._call("affected", wire.Affected, since)
         return answer.sequence, {name: wire.unpack_ids(ids) for name, ids in answer.nodes.items()}
-
-    def _number(self) -> int:
-        number, self._next_number = self._next_number, self._next_number + 1
-        return number
 
     async def _connected(self, timeout_s: float = float("inf")) -> asyncio.StreamWriter:
         try:
@@ -157,7 +145,14 @@ class WriterLink:
         assert self._writer is not None
         return self._writer
 
-    async def _call(self, number: int, message: bytes, kind: type[MessageT], timeout_s: float) -> MessageT:
+    async def _call(
+        self, what: wire.What, kind: type[MessageT], since: int = 0, timeout_s: float | None = None
+    ) -> MessageT:
+        number = next(self._numbers)
+        message = wire.frame(wire.Call(number, what, since))
+        return await self._send(number, message, kind, timeout_s or self._timeout_s)
+
+    async def _send(self, number: int, message: bytes, kind: type[MessageT], timeout_s: float) -> MessageT:
         writer = await self._connected(timeout_s)
         answer: asyncio.Future[wire.FromWriter] = asyncio.get_running_loop().create_future()
         self._sent[number] = answer

@@ -17,7 +17,7 @@ ends must have the same `PROTOCOL`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -65,6 +65,9 @@ class Apply(msgspec.Struct, tag="apply"):
     batches: list[bytes]
 
 
+What: TypeAlias = Literal["status", "snapshot", "affected", "step_aside", "caught_up"]
+
+
 class Call(msgspec.Struct, tag="call", omit_defaults=True):
     """Other requests: status, an immediate snapshot, changed nodes, to stop, and a note of the stream that
     the graph has everything that the broker has.
@@ -74,7 +77,7 @@ class Call(msgspec.Struct, tag="call", omit_defaults=True):
     """
 
     number: int
-    what: Literal["status", "snapshot", "affected", "step_aside", "caught_up"]
+    what: What
     since: int = 0
 
 
