@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 from hopline.answering.queued import QueuedVersion
-from hopline.isolated.main import Orders
+from hopline.isolated.main import ModelOrders
 from hopline.models.isolated_unit import open_unit
 from hopline.types import ScoreRequest
 
@@ -17,7 +17,7 @@ _CRASH_EVERY = 50
 _LEAK_BYTES = 2**20
 
 
-async def open_faulty(orders: Orders) -> QueuedVersion:
+async def open_faulty(orders: ModelOrders) -> QueuedVersion:
     """The factory."""
     version = await open_unit(orders)
     count, kept = version.computer.num_seeds, list[bytes]()

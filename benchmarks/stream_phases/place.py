@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.workload import NUM_FEATURES, NUM_HIDDEN, NUM_OUTPUTS, cache_dir, draw_ends
 from hopline.graph import Graph
 from hopline.graph.live.home import LiveHome
-from hopline.graph.live.keeper import Keeper
+from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
@@ -122,7 +122,7 @@ class Live:
         self._ids = {name: nodes.ids for name, nodes in self.home.start.graph.nodes.items()}
         self.memory = LiveMemory.create(plan)
         self.writer = LiveWriter(self.memory, graph.schema, self._ids, _now_ms)
-        self.keeper = Keeper(self.home, self.writer, self.view, _now_ms)
+        self.keeper = GraphKeeper(self.home, self.writer, self.view, _now_ms)
         self.keeper.recover()
 
     def view(self) -> LiveView:

@@ -20,7 +20,7 @@ from hopline.graph.live.changes import Changes
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.view import LiveView
 from hopline.live.link import WriterLink
-from hopline.live.process import ENTRY, READY, Orders
+from hopline.live.process import ENTRY, READY, WriterOrders
 from hopline.process.child import command
 from tests.graph.live.keepers import SOURCE, Kept, base_graph, numbered, numbers_in
 
@@ -32,7 +32,7 @@ class Writer:
         self.process = process
 
     @classmethod
-    async def start(cls, orders: Orders) -> Writer:
+    async def start(cls, orders: WriterOrders) -> Writer:
         pass_fds = (orders.memory_fd,) if orders.memory_fd >= 0 else ()
         process = await asyncio.create_subprocess_exec(
             *command(ENTRY),
@@ -61,9 +61,9 @@ class Writer:
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Orders:
+def orders(tmp_path: Path) -> WriterOrders:
     base_graph().save(tmp_path / "graph")
-    return Orders(
+    return WriterOrders(
         str(tmp_path / "graph"),
         str(tmp_path / "live"),
         str(tmp_path / "socket"),
@@ -75,14 +75,14 @@ def orders(tmp_path: Path) -> Orders:
 
 
 @pytest.fixture
-async def link(orders: Orders) -> AsyncIterator[WriterLink]:
+async def link(orders: WriterOrders) -> AsyncIterator[WriterLink]:
     made = WriterLink(Path(orders.socket), "test", patience_s=30.0)
     made.start()
     yield made
     await made.close()
 
 
-def kept_numbers(orders: Orders) -> list[int]:
+def kept_numbers(orders: WriterOrders) -> list[int]:
     kept = Kept(Path(orders.folder), Graph.open(orders.graph), spare=400_000)
     found = kept.numbers
     kept.close()
@@ -90,7 +90,7 @@ def kept_numbers(orders: Orders) -> list[int]:
 
 
 async def test_a_writer_serves_until_it_is_told_to_end_and_the_next_goes_on(
-    orders: Orders, link: WriterLink
+    orders: WriterOrders, link: WriterLink
 ) -> None:
     writer = await Writer.start(orders)
     assert "(version 0)" in await writer.ready()
@@ -109,7 +109,7 @@ async def test_a_writer_serves_until_it_is_told_to_end_and_the_next_goes_on(
 
 
 async def test_readers_see_through_shared_memory_what_was_acknowledged(
-    orders: Orders, link: WriterLink
+    orders: WriterOrders, link: WriterLink
 ) -> None:
     fd = os.memfd_create("live-test")
     try:
@@ -133,7 +133,7 @@ async def test_readers_see_through_shared_memory_what_was_acknowledged(
         os.close(fd)
 
 
-async def test_a_second_writer_stands_by_and_takes_over(orders: Orders, link: WriterLink) -> None:
+async def test_a_second_writer_stands_by_and_takes_over(orders: WriterOrders, link: WriterLink) -> None:
     first = await Writer.start(orders)
     await first.ready()
     second = await Writer.start(orders)
@@ -150,7 +150,7 @@ async def test_a_second_writer_stands_by_and_takes_over(orders: Orders, link: Wr
     assert (await second.end())[0] == 0
 
 
-async def test_one_that_stands_by_ends_when_told(orders: Orders) -> None:
+async def test_one_that_stands_by_ends_when_told(orders: WriterOrders) -> None:
     first = await Writer.start(orders)
     await first.ready()
     second = await Writer.start(orders)
@@ -160,7 +160,7 @@ async def test_one_that_stands_by_ends_when_told(orders: Orders) -> None:
     assert (await first.end())[0] == 0
 
 
-async def test_a_writer_does_not_outlive_who_started_it(orders: Orders) -> None:
+async def test_a_writer_does_not_outlive_who_started_it(orders: WriterOrders) -> None:
     writer = await Writer.start(orders)
     await writer.ready()
     assert writer.process.stdin is not None
@@ -169,7 +169,7 @@ async def test_a_writer_does_not_outlive_who_started_it(orders: Orders) -> None:
     await writer.end()
 
 
-async def test_what_keeps_a_writer_from_starting_is_said(orders: Orders) -> None:
+async def test_what_keeps_a_writer_from_starting_is_said(orders: WriterOrders) -> None:
     writer = await Writer.start(msgspec.structs.replace(orders, graph="/nowhere"))
     code = await asyncio.wait_for(writer.process.wait(), 30)
     _, log = await writer.end()
@@ -179,7 +179,7 @@ async def test_what_keeps_a_writer_from_starting_is_said(orders: Orders) -> None
 
 
 async def test_kills_while_clients_send_lose_nothing_and_double_nothing(
-    orders: Orders, link: WriterLink
+    orders: WriterOrders, link: WriterLink
 ) -> None:
     """Two clients, each with a source of its own, send again what was not answered."""
     rng = random.Random(3)

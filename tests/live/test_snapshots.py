@@ -9,7 +9,7 @@ from hopline.errors import GraphError
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges
 from hopline.graph.live.home import LiveHome
-from hopline.graph.live.keeper import Keeper
+from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
@@ -27,7 +27,7 @@ def keeper(tmp_path):
     memory = LiveMemory.create(plan)
     ids = {name: nodes.ids for name, nodes in base.nodes.items()}
     writer = LiveWriter(memory, base.schema, ids, lambda: 0)
-    made = Keeper(home, writer, lambda: LiveView(memory, base.schema, ids), lambda: 0)
+    made = GraphKeeper(home, writer, lambda: LiveView(memory, base.schema, ids), lambda: 0)
     made.recover()
     yield made
     made.close()

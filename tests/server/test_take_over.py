@@ -129,9 +129,9 @@ async def test_a_stream_whose_successor_never_comes_writes_again(folder: Path) -
 
 
 async def _again(writer: SocketWriter, count: int) -> Any:
-    from hopline_brokers.stream.writer import Retries
+    from hopline_brokers.stream.writer import ServiceWait
 
-    return await Retries().until_done("writer", lambda: writer.apply([numbered(0, count)]))
+    return await ServiceWait().until_done("writer", lambda: writer.apply([numbered(0, count)]))
 
 
 async def test_two_streams_have_one_writer(folder: Path) -> None:

@@ -81,7 +81,7 @@ class FileKeys:
         """Return None: a file has all keys."""
 
 
-class Claims(NamedTuple):
+class TokenClaims(NamedTuple):
     """The claims of a verified token.
 
     Attributes:
@@ -115,7 +115,7 @@ class TokenVerifier:
         """Take up changed keys; return whether there are new ones."""
         return self._keys.tick()
 
-    def verify(self, token: str) -> Claims:
+    def verify(self, token: str) -> TokenClaims:
         """Verify a token, and return its claims.
 
         Raises:
@@ -145,7 +145,7 @@ class TokenVerifier:
         subject = claims["sub"]
         if not isinstance(subject, str) or not subject or not subject.isprintable():
             raise Unauthenticated("the token's sub is not a valid name")
-        return Claims(subject, _grant(claims), until)
+        return TokenClaims(subject, _grant(claims), until)
 
     def _key(self, header: Mapping[str, Any]) -> TokenKey:
         """Return the key of the token's kid, if it supports the token's algorithm."""

@@ -58,7 +58,7 @@ class ModelProcess(asyncio.Protocol):
 
     def __init__(self, user: ProcessUser) -> None:
         self._user = user
-        self.ready: wire.Ready | None = None
+        self.ready: wire.Loaded | None = None
         self.is_up = False
         self.unanswered: dict[int, Work] = {}
         self.idle = asyncio.Event()
@@ -72,7 +72,7 @@ class ModelProcess(asyncio.Protocol):
         self._process: StartedChild | None = None
         self._frames = wire.frames()
         self._transport: asyncio.Transport | None = None
-        self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[wire.Loaded] = asyncio.get_running_loop().create_future()
         self._ending: asyncio.Task[None] | None = None
         self._next_number = 1
         self._outbox: list[Work] = []
@@ -255,7 +255,7 @@ class ModelProcess(asyncio.Protocol):
             self.silence.reset()
             self.comparisons.popleft()(message.tally)
         elif not self._opened.done():
-            if isinstance(message, wire.Ready):
+            if isinstance(message, wire.Loaded):
                 self._opened.set_result(message)
             else:
                 self._opened.set_exception(wire.unpack_error(message.error))

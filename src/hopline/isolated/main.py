@@ -2,7 +2,7 @@
 
 `run` is the whole life; `fork_server.py` begins it. Stdin is the stop pipe: it only ever ends.
 
-What answers is made by a factory, "module:attribute": called with `Orders`, it returns a `QueuedVersion`,
+A factory, "module:attribute", makes what answers: called with `ModelOrders`, it returns a `QueuedVersion`,
 warm and ready, or an awaitable of that.
 """
 
@@ -55,7 +55,7 @@ _LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ModelOrders:
     """The arguments of a factory.
 
     Attributes:
@@ -132,7 +132,7 @@ class ModelHost(asyncio.Protocol):
         self._socket = wire_fd
         self._factory: str = orders["factory"] or config.worker.model_factory or _UNIT_FACTORY
         self._metrics = Metrics()
-        self._orders = Orders(
+        self._orders = ModelOrders(
             orders["name"],
             orders["version"],
             config,
@@ -196,7 +196,7 @@ class ModelHost(asyncio.Protocol):
             if not isinstance(error, HoplineError):
                 log.exception("model %s cannot be opened", self._orders.name)
                 error = RuntimeFailure(f"{self._factory} failed: {type(error).__name__}: {error}")
-            self._send(wire.Failed(wire.pack_error(error)))
+            self._send(wire.NotLoaded(wire.pack_error(error)))
             return False
         # Everything loaded lives for ever: a full collection need never look at it again.
         gc.collect()
@@ -208,7 +208,7 @@ class ModelHost(asyncio.Protocol):
         if self._processors:
             restore_cpus(self._processors)
         self._served = served  # the first requests may come before this returns
-        self._send(wire.Ready(served.graph_version, served.info((served.version,))))
+        self._send(wire.Loaded(served.graph_version, served.info((served.version,))))
         return True
 
     # Protocol
@@ -229,7 +229,7 @@ class ModelHost(asyncio.Protocol):
                 for number, fields in message.requests:
                     self._accept(number, wire.unpack_request(fields))
             elif isinstance(message, wire.Compare):
-                Comparison(self._served, message, self._send, self._took)
+                CopyComparison(self._served, message, self._send, self._took)
             else:
                 for number in message.numbers:
                     self._drop(number)
@@ -302,7 +302,7 @@ class ModelHost(asyncio.Protocol):
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
 
 
-class Comparison:
+class CopyComparison:
     """One `Compare`: copies of requests, held against what went out; sends its counts when all have ended.
 
     Args:

@@ -98,7 +98,7 @@ class ProcessVersion(CountedVersion):
             "limits": dataclasses.asdict(limits),
             **dataclasses.asdict(program),
         }
-        self._ready: wire.Ready
+        self._ready: wire.Loaded
         self._starter = starter or ProcessStarter()
         self._is_starter_own = starter is None
         self._restarts = metrics.model_process_restarts

@@ -1,7 +1,7 @@
 """Messages between a server and the process of one model, over a socket pair.
 
     server                              model process
-            ◄─────────────────────────── Ready or Failed, once
+            ◄─────────────────────────── Loaded or NotLoaded, once
       Submit [1, 2, 3] ───────────────────►  what came in one turn of the loop
       Drop [2] ────────────────────────►  withdrawn: no caller waits
             ◄─────────────────────────── Ended [(1, …), (2, gone), (3, …)]: what ended in one turn
@@ -38,14 +38,14 @@ _TUPLES = [_REQUEST_FIELDS.index(field.name) for field in FIELDS if get_origin(f
 _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class Loaded(msgspec.Struct, tag="loaded"):
     """The model is loaded and warm."""
 
     graph_version: str
     info: ModelInfo
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class NotLoaded(msgspec.Struct, tag="not_loaded"):
     """The model cannot be loaded; the process ends. `error` as from `pack_error`."""
 
     error: list[Any]
@@ -124,7 +124,7 @@ class Compared(msgspec.Struct, tag="compared"):
     tally: OutcomeCounts
 
 
-FromModel = Ready | Failed | Ended | Beat | Compared
+FromModel = Loaded | NotLoaded | Ended | Beat | Compared
 FromServer = Submit | Drop | Compare
 #: Exceptions of `frame` for a value that cannot be sent.
 UNSENDABLE = (TypeError, ValueError, OverflowError, NotImplementedError)

@@ -21,7 +21,7 @@ _LEVELS = 4
 def writer_orders(
     config: Config, run_by: str, *, yields: bool = False, memory_fd: int = -1
 ) -> dict[str, Any]:
-    """The orders of the writer of the live graph; see `live.process.Orders`.
+    """The orders of the writer of the live graph; see `live.process.WriterOrders`.
 
     Args:
         run_by: the command of this process, for the message of processes that find the folder in use.

@@ -32,7 +32,7 @@ import msgspec
 from hopline.errors import Conflict, GraphError, HoplineError
 from hopline.graph import Graph
 from hopline.graph.live.home import LOCK, LiveHome
-from hopline.graph.live.keeper import Keeper
+from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.lock import Owner, read_owner, this_process
 from hopline.graph.live.log import SEGMENT_BYTES
 from hopline.graph.live.memory import LiveMemory
@@ -42,7 +42,7 @@ from hopline.graph.live.seen import CAPACITY
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.live.link import WriterLink
-from hopline.live.server import Counts, WriterServer
+from hopline.live.server import WriterCounts, WriterServer
 from hopline.live.shared_snapshots import SharedSnapshots
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 from hopline.process.time_slice import lower_priority
@@ -155,7 +155,7 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class Orders(msgspec.Struct, frozen=True):
+class WriterOrders(msgspec.Struct, frozen=True):
     """The orders of the process.
 
     Attributes:
@@ -205,7 +205,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """Entry point of the process."""
-    orders = msgspec.json.decode(read_orders(), type=Orders)
+    orders = msgspec.json.decode(read_orders(), type=WriterOrders)
     lower_priority(orders.nice)
     logging.basicConfig(
         level=orders.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -217,7 +217,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def run(orders: Orders, *, watch_stdin: bool = False) -> int:
+def run(orders: WriterOrders, *, watch_stdin: bool = False) -> int:
     """Write a live graph until SIGTERM, SIGINT or (if watched) the end of stdin; returns the exit code.
 
     Raises: HoplineError: the process could not start.
@@ -228,7 +228,7 @@ def run(orders: Orders, *, watch_stdin: bool = False) -> int:
         return runner.run(_live(orders, watch_stdin))
 
 
-async def _live(orders: Orders, watch_stdin: bool) -> int:
+async def _live(orders: WriterOrders, watch_stdin: bool) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -276,7 +276,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         home.close()
 
 
-async def _taken_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
+async def _taken_over(orders: WriterOrders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
     """The live folder, once no other process writes there; None if stopped before."""
 
     async def attempt() -> LiveHome:
@@ -318,7 +318,7 @@ async def _started(
     return work.result()
 
 
-def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
+def _recovered(orders: WriterOrders, home: LiveHome, base: Graph) -> GraphKeeper:
     """Recover the graph from the log, in the memory that readers map."""
     start = home.start
     fd = orders.memory_fd if orders.memory_fd >= 0 else None
@@ -339,7 +339,7 @@ def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
     shared = memory
     ids = {name: nodes.ids for name, nodes in start.graph.nodes.items()}
     schema = start.graph.schema
-    keeper = Keeper(
+    keeper = GraphKeeper(
         home,
         LiveWriter(shared, schema, ids, _now_ms),
         lambda: LiveView(shared, schema, ids),
@@ -369,7 +369,7 @@ async def _serve(server: WriterServer, stopping: asyncio.Event) -> None:
 
 def report(server: WriterServer) -> None:
     """Log the work since the last report, and reset the counts."""
-    counts, server.counts = server.counts, Counts()
+    counts, server.counts = server.counts, WriterCounts()
     if counts.steps:
         log.info(
             "%d events in %d batches of %d clients, %d steps of %.2f ms on average, %.1f ms at most",

@@ -46,7 +46,7 @@ ResultT = TypeVar("ResultT")
 
 
 class AppliesChanges(Protocol):
-    """`graph.live.keeper.Keeper`, or a fake. One thread calls all methods except `write_snapshot`."""
+    """`graph.live.keeper.GraphKeeper`, or a fake. One thread calls all methods except `write_snapshot`."""
 
     @property
     def sequence(self) -> int:
@@ -118,7 +118,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class Counts:
+class WriterCounts:
     """Counts since the last report: steps, their batches and events, and seconds of steps."""
 
     steps: int = 0
@@ -160,7 +160,7 @@ class WriterServer:
         publish: Callable[[Any], object] | None = None,
     ) -> None:
         self._publish = publish
-        self.counts, self.totals = Counts(), Counts()
+        self.counts, self.totals = WriterCounts(), WriterCounts()
         self.broken, self.relieved = asyncio.Event(), asyncio.Event()
         self._yields = yields
         self._keeper = keeper

@@ -8,11 +8,11 @@ from hopline.answering.queued import QueuedVersion
 from hopline.answering.served import Served
 from hopline.answering.unit import Unit
 from hopline.errors import RuntimeFailure
-from hopline.isolated.main import Orders
+from hopline.isolated.main import ModelOrders
 from hopline.models.loader import Loader
 
 
-async def open_unit(orders: Orders) -> QueuedVersion:
+async def open_unit(orders: ModelOrders) -> QueuedVersion:
     """A factory; `arguments` are the unit's fields.
 
     Raises: HoplineError: it cannot be loaded.

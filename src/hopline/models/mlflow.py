@@ -59,7 +59,7 @@ def parse(reference: str) -> tuple[str, str | None, str | None]:
 
 
 @contextmanager
-def registry(tracking_uri: str | None) -> Iterator[Registry]:
+def registry(tracking_uri: str | None) -> Iterator[MlflowRegistry]:
     """A connection to the registry at an address.
 
     Args:
@@ -81,7 +81,7 @@ def registry(tracking_uri: str | None) -> Iterator[Registry]:
             # Downloads of "models:/m-…" and "runs:/…" use the process's own address, whichever is passed.
             mlflow.set_tracking_uri(tracking_uri)
             mlflow.set_registry_uri(tracking_uri)
-        yield Registry(mlflow.MlflowClient())
+        yield MlflowRegistry(mlflow.MlflowClient())
     except MlflowException as error:
         raise PackagingError(f"MLflow: {error}") from error
     finally:
@@ -90,7 +90,7 @@ def registry(tracking_uri: str | None) -> Iterator[Registry]:
             mlflow.set_registry_uri(before[1])
 
 
-class Registry:
+class MlflowRegistry:
     """Finds and downloads registered models.
 
     Args:

@@ -12,7 +12,7 @@ _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?
 _ESCAPES = re.compile(r"\\(.)")
 
 
-class Reading(NamedTuple):
+class MetricReading(NamedTuple):
     """One sample: its labels and its value."""
 
     labels: Mapping[str, str]
@@ -30,14 +30,14 @@ class Scrape:
     """
 
     def __init__(self, text: str) -> None:
-        self._samples: dict[str, list[Reading]] = {}
+        self._samples: dict[str, list[MetricReading]] = {}
         for number, line in enumerate(text.split("\n"), 1):
             line = line.strip()
             if line and not line.startswith("#"):
                 name, reading = _read(line, number)
                 self._samples.setdefault(name, []).append(reading)
 
-    def samples(self, name: str, **labels: str) -> Iterator[Reading]:
+    def samples(self, name: str, **labels: str) -> Iterator[MetricReading]:
         """The samples of a name that have these labels (and possibly others)."""
         for reading in self._samples.get(name, ()):
             if all(reading.labels.get(key) == value for key, value in labels.items()):
@@ -59,7 +59,7 @@ class Scrape:
         return name in self._samples
 
 
-def _read(line: str, number: int) -> tuple[str, Reading]:
+def _read(line: str, number: int) -> tuple[str, MetricReading]:
     start = line.find("{")
     labels: dict[str, str] = {}
     if start < 0:
@@ -75,7 +75,7 @@ def _read(line: str, number: int) -> tuple[str, Reading]:
             )
         rest = line[at + 1 :]
     try:
-        return name, Reading(labels, float(rest.split()[0]))  # a timestamp may follow
+        return name, MetricReading(labels, float(rest.split()[0]))  # a timestamp may follow
     except (ValueError, IndexError):
         raise BadRequest(f"line {number} of the metrics has no number: {line[:80]!r}") from None
 

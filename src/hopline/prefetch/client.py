@@ -276,7 +276,7 @@ class PrefetcherClient:
             self._flush()
 
 
-def _message(number: int, patience_s: float, requests: list[_Request]) -> wire.Fetch:
+def _message(number: int, patience_s: float, requests: list[_Request]) -> wire.FetchRequest:
     """Combine all requests in one message."""
     seeds: dict[tuple[str, str, int], dict[str, list[bytes]]] = {}
     rows: dict[str, list[bytes]] = {}
@@ -289,7 +289,7 @@ def _message(number: int, patience_s: float, requests: list[_Request]) -> wire.F
             group = seeds.setdefault((wanted.model, wanted.version, wanted.as_of), {})
             for node_type, ids in wanted.seeds.items():
                 group.setdefault(node_type, []).append(wire.pack(ids))
-    return wire.Fetch(
+    return wire.FetchRequest(
         number,
         patience_s,
         [

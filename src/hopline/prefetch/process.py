@@ -20,7 +20,7 @@ from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
 from hopline.prefetch.neighborhood import Neighborhood
-from hopline.prefetch.server import Counts, FetchCounts, PrefetchServer
+from hopline.prefetch.server import FetchCounts, PrefetchCounts, PrefetchServer
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _server(
 
 def report(server: PrefetchServer) -> None:
     """Log the statistics since the last report, and reset them."""
-    counts, server.counts = server.counts, Counts()
+    counts, server.counts = server.counts, PrefetchCounts()
     if not counts.messages:
         return
     log.info(

@@ -36,7 +36,7 @@ _SHARE = 0.9
 
 
 @dataclass(slots=True)
-class Counts:
+class PrefetchCounts:
     """Statistics since the last report.
 
     Attributes:
@@ -97,7 +97,7 @@ class PrefetchServer:
         num_nodes: Mapping[str, int],
         fetch_counts: FetchCounts,
     ) -> None:
-        self.counts = Counts()
+        self.counts = PrefetchCounts()
         self._l1_rows = l1_rows
         self._neighborhoods = neighborhoods
         self._identity = identity
@@ -155,7 +155,7 @@ class PrefetchServer:
                 message = await wire.receive(reader, wire.from_worker)
                 if isinstance(message, wire.Ping):
                     writer.write(wire.frame(wire.Pong()))
-                elif isinstance(message, wire.Fetch) and len(unanswered) < _MAX_UNANSWERED:
+                elif isinstance(message, wire.FetchRequest) and len(unanswered) < _MAX_UNANSWERED:
                     answer = asyncio.ensure_future(self._answer(message, writer))
                     for tasks in (unanswered, self._answers):
                         tasks.add(answer)
@@ -185,7 +185,7 @@ class PrefetchServer:
             return "its rows are not in the prefetcher's file: features.shared_file differs"
         return ""
 
-    async def _answer(self, request: wire.Fetch, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: wire.FetchRequest, writer: asyncio.StreamWriter) -> None:
         began = time.perf_counter()
         try:
             done = await self._fetch(request)
@@ -211,7 +211,7 @@ class PrefetchServer:
             counts.calls += done.num_calls
             writer.write(wire.frame(done))
 
-    async def _fetch(self, request: wire.Fetch) -> wire.Done:
+    async def _fetch(self, request: wire.FetchRequest) -> wire.Done:
         """Fetch the rows of a message into the L1 feature cache."""
         done = wire.Done(request.number)
         lacking: dict[str, list[IdArray]] = {}

@@ -3,7 +3,7 @@
     worker                              prefetcher
       Hello ───────────────────────────►
             ◄─────────────────────────── Welcome, or Refusal and the end
-      Fetch(1), Fetch(2) ──────────────────►
+      FetchRequest(1), (2) ─────────────►
             ◄─────────────────────────── Done(2), Done(1): in order of completion
       Ping ────────────────────────────►  only if a response is late
             ◄─────────────────────────── Pong
@@ -62,7 +62,7 @@ class Seeds(msgspec.Struct):
     ids: dict[str, bytes]
 
 
-class Fetch(msgspec.Struct, tag="fetch"):
+class FetchRequest(msgspec.Struct, tag="request"):
     """Fetch the rows that these need into the L1 feature cache.
 
     Attributes:
@@ -105,7 +105,7 @@ class Pong(msgspec.Struct, tag="pong"):
     """The response to a ping."""
 
 
-FromWorker = Hello | Fetch | Ping
+FromWorker = Hello | FetchRequest | Ping
 FromPrefetcher = Welcome | Refusal | Done | Pong
 
 WIRE = Wire(PROTOCOL, max_message_bytes=16 * 2**20)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from hopline.observe.scrape import Reading, Scrape
+from hopline.observe.scrape import MetricReading, Scrape
 from hopline.slo import promql
 from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
 from hopline.slo.prometheus import Prometheus
@@ -60,7 +60,7 @@ def latency_buckets(scrape: Scrape, model: str) -> list[tuple[float, float]]:
     return _summed(scrape.samples("hopline_stage_seconds_bucket", model=model, stage="total"))
 
 
-def _summed(readings: Iterable[Reading]) -> list[tuple[float, float]]:
+def _summed(readings: Iterable[MetricReading]) -> list[tuple[float, float]]:
     sums: dict[float, float] = {}
     for reading in readings:
         bound = float(reading.labels["le"])

@@ -27,7 +27,7 @@ from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
-    from hopline.isolated.main import Orders
+    from hopline.isolated.main import ModelOrders
 
 FACTORY = "hopline.testing.scripted:open_scripted"
 
@@ -94,7 +94,7 @@ class ScriptedComputer(Computer):
         """Nothing to do."""
 
 
-def open_scripted(orders: Orders) -> QueuedVersion:
+def open_scripted(orders: ModelOrders) -> QueuedVersion:
     """A model factory; `arguments`:
 
     fail_if: a file; while it exists, opening fails. exit_if: as fail_if, but the process exits.

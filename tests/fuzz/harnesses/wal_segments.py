@@ -10,14 +10,14 @@ from hopline.errors import BadRequest, LogDamaged
 from hopline.graph.live.codec import decode_changes, decode_entry, encode_changes
 from hopline.graph.live.segment import (
     HEADER_BYTES,
-    Header,
+    SegmentHeader,
     name_of,
     read_header,
     read_records,
     read_tail,
 )
 
-_HEADER = Header(1, "0123456789abcdef", 7)
+_HEADER = SegmentHeader(1, "0123456789abcdef", 7)
 _RECORD_BYTES, _CHECKED_BYTES = 32, 24
 _folder = tempfile.TemporaryDirectory(prefix="hopline-fuzz-")
 _path = Path(_folder.name) / name_of(1)

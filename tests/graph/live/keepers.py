@@ -11,7 +11,7 @@ import numpy as np
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges
 from hopline.graph.live.home import LiveHome
-from hopline.graph.live.keeper import Keeper
+from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
@@ -74,7 +74,7 @@ class Kept:
             plan = msgspec.structs.replace(plan, edges={EDGE: room})
         self.memory = memory or LiveMemory.create(plan)
         ids = {name: nodes.ids for name, nodes in start.graph.nodes.items()}
-        self.keeper = Keeper(
+        self.keeper = GraphKeeper(
             self.home,
             LiveWriter(self.memory, graph.schema, ids, lambda: 1000),
             lambda: LiveView(self.memory, graph.schema, ids),

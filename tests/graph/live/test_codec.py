@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, NodeChanges, Rejected
-from hopline.graph.live.codec import Entry, decode_entry, encode_entry
+from hopline.graph.live.codec import StoredBatch, decode_entry, encode_entry
 from tests.graph.live.batches import INTS, STRINGS, added_edges, batches, same
 
 
@@ -137,7 +137,7 @@ def test_an_entry_of_the_log_comes_back_or_is_refused(batch: Changes, data: st.D
     skip = np.array(
         data.draw(st.lists(st.booleans(), min_size=batch.num_events, max_size=batch.num_events))
     )
-    packed = encode_entry(Entry(batch, skip.astype(np.bool_), 123))
+    packed = encode_entry(StoredBatch(batch, skip.astype(np.bool_), 123))
     found = decode_entry(packed)
     assert same(found.changes, batch)
     assert (found.skip.tolist(), found.through_ms) == (skip.tolist(), 123)

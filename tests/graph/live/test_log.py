@@ -408,7 +408,7 @@ def test_a_write_that_fails_for_another_reason_leaves_the_log_as_it_was(
 
 def test_a_payload_that_looks_like_a_record_is_none(tmp_path: Path) -> None:
     """Who sends changes cannot know the salt of the file they end up in."""
-    fake = segment.encode_record(segment.Header(1, LINEAGE, 0), 99, 98, b"gotcha")
+    fake = segment.encode_record(segment.SegmentHeader(1, LINEAGE, 0), 99, 98, b"gotcha")
     log = Log.open(tmp_path, LINEAGE)
     log.append(1, fake * 3)
     log.sync()

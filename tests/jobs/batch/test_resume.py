@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hopline.errors import BatchError, RunMismatch
-from hopline.jobs.batch.journal import Identity, Manifest, Mark, WorkFolder
+from hopline.jobs.batch.journal import Mark, RunIdentity, RunManifest, WorkFolder
 from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.run import BatchRun
 from hopline.packaging import package
@@ -113,7 +113,7 @@ def test_two_processes_do_not_work_in_one_folder(large, tmp_path):
 
 
 def manifest():
-    return Manifest(Identity("m", "1", "h", "g", False), "/g")
+    return RunManifest(RunIdentity("m", "1", "h", "g", False), "/g")
 
 
 def test_a_torn_last_mark_is_no_mark(tmp_path):

@@ -38,7 +38,7 @@ _ENTRY = struct.Struct("<qI4x")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class StoredBatch:
     """A batch and its outcome.
 
     Attributes:
@@ -52,14 +52,14 @@ class Entry:
     through_ms: int
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: StoredBatch) -> bytes:
     """Encode the payload of a record of the log. Raises: BadRequest: as `encode_changes`."""
     skipped = np.flatnonzero(entry.skip).astype("<i8")
     begin = _ENTRY.pack(entry.through_ms, len(skipped))
     return b"".join((begin, skipped.tobytes(), encode_changes(entry.changes)))
 
 
-def decode_entry(data: bytes) -> Entry:
+def decode_entry(data: bytes) -> StoredBatch:
     """Decode the result of `encode_entry`. Raises: BadRequest: the bytes are something else."""
     if len(data) < _ENTRY.size:
         raise BadRequest(f"an entry of the log has {len(data)} bytes; it needs at least {_ENTRY.size}")
@@ -73,7 +73,7 @@ def decode_entry(data: bytes) -> Entry:
         raise BadRequest(f"an entry of the log skips events that are not below {changes.num_events}")
     skip = np.zeros(changes.num_events, np.bool_)
     skip[skipped] = True
-    return Entry(changes, skip, through_ms)
+    return StoredBatch(changes, skip, through_ms)
 
 
 #: In one batch: readers may allocate arrays of that length.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged, LogFull
 from hopline.graph.live.changes import Applied, Changes, Ids, Rejected
-from hopline.graph.live.codec import Entry, decode_entry, encode_entry
+from hopline.graph.live.codec import StoredBatch, decode_entry, encode_entry
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.manifest import Positions, SnapshotEntry, read_positions, write_positions
 from hopline.graph.live.seen import CAPACITY, SeenWindow, hashed
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draft:
+class SnapshotDraft:
     """A snapshot in progress.
 
     Attributes:
@@ -56,7 +56,7 @@ class Draft:
     num_bytes: int
 
 
-class Keeper:
+class GraphKeeper:
     """Applies batches durably and takes snapshots.
 
     Used by one thread; `write_snapshot` may run in another one.
@@ -215,7 +215,7 @@ class Keeper:
                     one.changes = replace(changes, positions={**positions, OFFSET: str(offset)})
                 prepared.append(one)
                 if one.is_version:
-                    payload = encode_entry(Entry(one.changes, one.skip, through_ms))
+                    payload = encode_entry(StoredBatch(one.changes, one.skip, through_ms))
                     self.home.log.append(one.applied.sequence, payload)
                     size += len(payload)
             self.home.log.sync()
@@ -254,7 +254,7 @@ class Keeper:
         """Record that the present version contains everything that happened until now."""
         self.writer.publish([], self._now_ms())
 
-    def begin_snapshot(self) -> Draft | None:
+    def begin_snapshot(self) -> SnapshotDraft | None:
         """Pin the present version; None if it has a snapshot already."""
         if self.sequence == self._snapshot_sequence:
             return None
@@ -271,11 +271,11 @@ class Keeper:
             self._seen.to_array(),
             changed_at,
         )
-        draft = Draft(view, state, self._snapshot_bytes)
+        draft = SnapshotDraft(view, state, self._snapshot_bytes)
         self._snapshot_sequence, self._snapshot_bytes = state.sequence, 0
         return draft
 
-    def write_snapshot(self, draft: Draft) -> SnapshotEntry:
+    def write_snapshot(self, draft: SnapshotDraft) -> SnapshotEntry:
         """Write the version of `begin_snapshot`, and shorten the log. May run in a thread.
 
         Raises: GraphError: it cannot be written; older snapshots and the log are kept.

@@ -25,7 +25,7 @@ from typing import NoReturn
 from hopline.errors import GraphError, LogDamaged, LogFailed, LogFull, RequestTooLarge
 from hopline.files import draft_of, publish_file, remove_drafts, sync
 from hopline.graph.live import segment
-from hopline.graph.live.segment import ADVICE, Header
+from hopline.graph.live.segment import ADVICE, SegmentHeader
 
 
 def replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[int, bytes]]:
@@ -77,7 +77,7 @@ def _replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[in
             )
 
 
-def _checked_header(path: Path, lineage: str) -> Header:
+def _checked_header(path: Path, lineage: str) -> SegmentHeader:
     """Read the header of a file of this graph's log.
 
     Raises: LogDamaged: as `read_header`. GraphError: it is of another graph.
@@ -90,7 +90,7 @@ def _checked_header(path: Path, lineage: str) -> Header:
     return header
 
 
-def _refuse_damage(path: Path, header: Header, end: int, sequence: int) -> int:
+def _refuse_damage(path: Path, header: SegmentHeader, end: int, sequence: int) -> int:
     """Distinguish an incomplete end of a file from damage.
 
     Args:
@@ -154,7 +154,7 @@ class Log:
         self._segment_bytes = segment_bytes
         self._fd = -1
         self._path = folder
-        self._header = Header(0, lineage, 0)
+        self._header = SegmentHeader(0, lineage, 0)
         #: End of the records; end of the durable records; end of the file after its zeros.
         self._end = self._synced_end = self._allocated = 0
 
@@ -351,7 +351,7 @@ class Log:
             self.check_present()
             self.sync()
             self._release()
-        header = Header.new(self.last + 1, self._lineage)
+        header = SegmentHeader.new(self.last + 1, self._lineage)
         path = self._folder / segment.name_of(header.first)
         draft = draft_of(path)
         fd = -1

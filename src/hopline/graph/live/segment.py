@@ -43,7 +43,7 @@ _BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SegmentHeader:
     """The beginning of a segment.
 
     Attributes:
@@ -57,7 +57,7 @@ class Header:
     salt: int
 
     @classmethod
-    def new(cls, first: int, lineage: str) -> Header:
+    def new(cls, first: int, lineage: str) -> SegmentHeader:
         """A header with a new salt."""
         return cls(first, lineage, secrets.randbits(32))
 
@@ -93,14 +93,14 @@ def list_segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def encode_record(header: Header, sequence: int, synced: int, payload: bytes) -> bytes:
+def encode_record(header: SegmentHeader, sequence: int, synced: int, payload: bytes) -> bytes:
     """The bytes of a record."""
     checked = _CHECKED.pack(_MARKER, len(payload), sequence, synced)
     crc = zlib.crc32(payload, zlib.crc32(checked, header.salt))
     return b"".join((checked, crc.to_bytes(4, "little"), b"\0\0\0\0", payload, bytes(-len(payload) % 8)))
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> SegmentHeader:
     """Read the header, which is complete as soon as a file has its name.
 
     Raises:
@@ -118,10 +118,10 @@ def read_header(path: Path) -> Header:
         raise LogDamaged(f"{path}: the checksum of its header (byte 0) differs; {ADVICE}")
     if name_of(first) != path.name:
         raise LogDamaged(f"{path} begins with sequence {first}, which differs from its name; {ADVICE}")
-    return Header(first, lineage.rstrip(b"\0").decode(errors="replace"), salt)
+    return SegmentHeader(first, lineage.rstrip(b"\0").decode(errors="replace"), salt)
 
 
-def read_records(path: Path, header: Header) -> Iterator[Record]:
+def read_records(path: Path, header: SegmentHeader) -> Iterator[Record]:
     """Yield the records up to the first incomplete one. A file may grow while it is read.
 
     Raises: OSError: as `read_header`.
@@ -134,7 +134,7 @@ def read_records(path: Path, header: Header) -> Iterator[Record]:
             at, sequence = record.end, sequence + 1
 
 
-def _read_record(file: BinaryIO, header: Header, at: int, sequence: int) -> Record | None:
+def _read_record(file: BinaryIO, header: SegmentHeader, at: int, sequence: int) -> Record | None:
     """The record at `at`, the file's position; None if it is incomplete, or of another sequence."""
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size:
@@ -169,7 +169,7 @@ class Tail:
     synced: int
 
 
-def read_tail(path: Path, header: Header, end: int, sequence: int) -> Tail:
+def read_tail(path: Path, header: SegmentHeader, end: int, sequence: int) -> Tail:
     """Examine the bytes from `end` on, where record `sequence` should be. Raises: OSError."""
     with path.open("rb") as file:
         file.seek(end)
@@ -186,7 +186,7 @@ def read_tail(path: Path, header: Header, end: int, sequence: int) -> Tail:
     return Tail(num_bytes, later, synced)
 
 
-def _read_later(file: BinaryIO, header: Header, at: int, sequence: int) -> Record | None:
+def _read_later(file: BinaryIO, header: SegmentHeader, at: int, sequence: int) -> Record | None:
     file.seek(at)
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size:

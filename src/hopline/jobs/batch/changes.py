@@ -159,7 +159,7 @@ def _any_of(offsets, neighbors, marked, first, changed):  # type: ignore[no-unty
                     break
 
 
-class Changes:
+class SnapshotChanges:
     """The differences between two snapshots, for one model.
 
     Args:

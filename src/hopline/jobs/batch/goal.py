@@ -15,8 +15,8 @@ from hopline.artifact import ModelSpec, sha256_of
 from hopline.errors import BadRequest, BatchError, GraphError, NodeNotFound, RunMismatch
 from hopline.graph import Graph
 from hopline.jobs.batch import needed as needs
-from hopline.jobs.batch.changes import Changes, Matched
-from hopline.jobs.batch.journal import Identity, Manifest, read_manifest, read_marks
+from hopline.jobs.batch.changes import Matched, SnapshotChanges
+from hopline.jobs.batch.journal import RunIdentity, RunManifest, read_manifest, read_marks
 from hopline.jobs.batch.rows import with_all_neighbors
 from hopline.jobs.batch.states import RowFile, create, state_path
 from hopline.types import ExternalIds, IdArray
@@ -41,12 +41,12 @@ class PreviousRun:
                 f"--since {folder}: no manifest.json; pass the work folder of a run with --keep"
             )
         self.folder = folder
-        self.manifest: Manifest = manifest
+        self.manifest: RunManifest = manifest
         log = folder / "done.log"
         marks = read_marks(log)[0] if log.is_file() else []
         self._complete = {(mark.level, mark.node_type) for mark in marks if mark.complete}
 
-    def check(self, identity: Identity, needed: list[list[str]]) -> None:
+    def check(self, identity: RunIdentity, needed: list[list[str]]) -> None:
         """Check that its states can be reused.
 
         Raises:
@@ -80,7 +80,7 @@ class PreviousRun:
                         "finish, with --keep?"
                     )
 
-    def changes(self, spec: ModelSpec, graph: Graph) -> Changes:
+    def changes(self, spec: ModelSpec, graph: Graph) -> SnapshotChanges:
         """The differences between its graph and `graph`.
 
         Raises:
@@ -99,7 +99,7 @@ class PreviousRun:
                 f"--since {self.folder} used graph {self.manifest.identity.graph_version}, and {path} "
                 f"is {old.version} now; {again}"
             )
-        return Changes(spec, old, graph)
+        return SnapshotChanges(spec, old, graph)
 
     def copy(self, out: Path, level: int, node_type: str, matched: Matched, recomputed: IdArray) -> int:
         """Create the file of a level and fill in the rows that are not computed again.
@@ -197,7 +197,7 @@ class Goal:
         self.duplicates = 0
         self.asked = self._find_nodes(options.nodes) if options.nodes is not None else None
         self.previous = PreviousRun(options.since) if options.since is not None else None
-        self.changes: Changes | None = None
+        self.changes: SnapshotChanges | None = None
         self.rows: dict[tuple[int, str], IdArray] = {}
         if self.is_whole:
             self._plan_whole()
@@ -237,7 +237,7 @@ class Goal:
         return {self.types[0]: ids[np.sort(first)]}
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """The identity of the run: all inputs that determine the states."""
         nodes = ""
         if self.asked is not None:
@@ -245,7 +245,7 @@ class Goal:
             for rows in self.asked.values():
                 digest.update(np.ascontiguousarray(rows).data)
             nodes = digest.hexdigest()
-        return Identity(
+        return RunIdentity(
             model=self.spec.name,
             version=self.spec.version,
             model_hash=sha256_of(self._folder / "model.json"),

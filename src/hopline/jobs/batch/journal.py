@@ -27,7 +27,7 @@ from hopline.types import UNREADABLE
 FORMAT_VERSION = 1
 
 
-class Identity(msgspec.Struct, frozen=True):
+class RunIdentity(msgspec.Struct, frozen=True):
     """All inputs that determine the states; two runs with one identity are the same run.
 
     Attributes:
@@ -55,14 +55,14 @@ class Identity(msgspec.Struct, frozen=True):
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class RunManifest(msgspec.Struct, frozen=True):
     """The content of manifest.json.
 
     Attributes:
         graph_path: where the graph was, for a later run that compares with it.
     """
 
-    identity: Identity
+    identity: RunIdentity
     graph_path: str
     format: int = FORMAT_VERSION
 
@@ -105,7 +105,7 @@ class WorkFolder:
         BatchError: another process works here, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, restart: bool = False) -> None:
+    def __init__(self, folder: Path, manifest: RunManifest, *, restart: bool = False) -> None:
         self.folder = folder
         self.manifest = manifest
         #: (level, node type) -> rows done.
@@ -219,7 +219,7 @@ class WorkFolder:
                 self._flags.add((mark.level, mark.node_type, flag))
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> RunManifest | None:
     """The manifest of a work folder; None if there is none.
 
     Raises:
@@ -231,7 +231,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     try:
-        manifest = msgspec.json.decode(content, type=Manifest)
+        manifest = msgspec.json.decode(content, type=RunManifest)
     except UNREADABLE as error:
         raise BatchError(f"{path} is damaged: {error}; pass --restart to discard the run") from None
     if manifest.format != FORMAT_VERSION:
@@ -252,7 +252,7 @@ def read_marks(path: Path) -> tuple[list[Mark], int]:
     return marks, whole
 
 
-def _differences(found: Manifest, wanted: Manifest) -> list[str]:
+def _differences(found: RunManifest, wanted: RunManifest) -> list[str]:
     there: dict[str, Any] = msgspec.to_builtins(found.identity)
     here: dict[str, Any] = msgspec.to_builtins(wanted.identity)
     return [

@@ -40,7 +40,7 @@ def is_mapped(array: AnyArray) -> bool:
     return isinstance(base, mmap.mmap)
 
 
-class Guard:
+class MemoryGuard:
     """Releases pages of mapped files when the process nears its limit.
 
     The pages stay in the page cache while the machine has room, so that reading them again is cheap.

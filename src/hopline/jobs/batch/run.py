@@ -23,7 +23,7 @@ from hopline.graph.narrow import name_of
 from hopline.graph.schema import quoted
 from hopline.jobs.batch import needed as needs
 from hopline.jobs.batch.goal import BatchOptions, Goal
-from hopline.jobs.batch.journal import Manifest, Mark, WorkFolder
+from hopline.jobs.batch.journal import Mark, RunManifest, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
 from hopline.jobs.batch.memory import peak_bytes
 from hopline.jobs.batch.report import Advance, BatchReport, LevelReport, silent
@@ -121,7 +121,7 @@ class BatchRun:
         self._engine = (engine or LocalEngine)(self._graph, spec, self._options.threads)
         try:
             assert self._graph.path is not None
-            manifest = Manifest(goal.identity, str(self._graph.path.resolve()))
+            manifest = RunManifest(goal.identity, str(self._graph.path.resolve()))
             self._work = WorkFolder(work, manifest, restart=self._options.restart)
         except BaseException:
             self._engine.close()

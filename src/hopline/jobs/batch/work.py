@@ -22,7 +22,7 @@ import numpy as np
 from hopline.artifact import ModelSpec, read_spec
 from hopline.errors import BatchError
 from hopline.graph import Graph
-from hopline.jobs.batch.memory import HIGH, Guard, graph_arrays, resident_bytes
+from hopline.jobs.batch.memory import HIGH, MemoryGuard, graph_arrays, resident_bytes
 from hopline.jobs.batch.rows import (
     EDGE_BYTES,
     PIECE_EDGES,
@@ -122,11 +122,11 @@ class Worker:
             _NO_ROWS if self._raw is None else self._raw.array,
             work.compact_edges,
         )
-        self._guard: Guard | None = None
+        self._guard: MemoryGuard | None = None
         if work.limit_bytes:
             mapped = [file.array for file in self._files.values()]
             mapped += [] if self._raw is None else [self._raw.array]
-            self._guard = Guard(work.limit_bytes, [*mapped, *graph_arrays(graph)])
+            self._guard = MemoryGuard(work.limit_bytes, [*mapped, *graph_arrays(graph)])
 
     def do(self, begin: int, end: int) -> int:
         """Compute rows [begin, end) of the list and write them to the file.

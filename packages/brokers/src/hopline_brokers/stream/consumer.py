@@ -39,7 +39,7 @@ from hopline_brokers.stream.outcomes import (
     positions_of_sources,
     probe,
 )
-from hopline_brokers.stream.writer import Retries, Standing, Writer
+from hopline_brokers.stream.writer import ServiceWait, Standing, Writer
 
 logger = logging.getLogger("hopline.stream")
 
@@ -122,7 +122,7 @@ class Consumer:
         self._dead_letters = dead_letters
         self._metrics = metrics
         self._options = options
-        self._retries = Retries(metrics.waiting, clock.sleep)
+        self._wait = ServiceWait(metrics.waiting, clock.sleep)
         self._listener = listener
         self._clock = clock
         pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
@@ -154,7 +154,7 @@ class Consumer:
             waiting does not fix.
         """
         if standing is None:
-            standing = await self._retries.until_done("writer", self._writer.standing)
+            standing = await self._wait.until_done("writer", self._writer.standing)
         decoder = Decoder(standing.schema, features_elsewhere=self._options.features_elsewhere)
         self._done = dict(positions_of_sources(standing.positions))
         self._durable = dict(standing.positions)
@@ -197,7 +197,7 @@ class Consumer:
 
     async def _is_current(self) -> None:
         if self._on_current is not None:
-            await self._retries.until_done("writer", self._on_current)
+            await self._wait.until_done("writer", self._on_current)
             self._on_current = None
 
     async def _confirm(self) -> None:
@@ -284,7 +284,7 @@ class Consumer:
             (answer,) = await self._writer.apply([changes])
             return answer
 
-        answer = await self._retries.until_done("writer", apply)
+        answer = await self._wait.until_done("writer", apply)
         self._is_durable(changes.positions)
         if answer is not None:
             outcome.take(answer)
@@ -320,7 +320,7 @@ class Consumer:
             outcome.take(answer, np.flatnonzero(wanted))
             _check_room(outcome.rejected.values())
 
-        await self._retries.until_done("room", again)
+        await self._wait.until_done("room", again)
 
     async def _add_nodes(self, changes: Changes, upserts: Upserts) -> None:
         nodes = replace(upserts.missing(changes), positions=self._positions())
@@ -332,7 +332,7 @@ class Consumer:
             _check_room(answer.rejected)
             return answer
 
-        answer = await self._retries.until_done("room", add)
+        answer = await self._wait.until_done("room", add)
         if all(each.code == "node_exists" for each in answer.rejected):
             upserts.remember(nodes)
 
@@ -346,14 +346,14 @@ class Consumer:
             self._metrics.visible(times[outcome.applied], 1e3 * self._clock.now())
         letters = batch.letters(outcome.rejected.values())
         if letters:
-            await self._retries.until_done("dead letters", lambda: self._dead_letters.write(letters))
+            await self._wait.until_done("dead letters", lambda: self._dead_letters.write(letters))
             self._metrics.outcomes(Counter(each.code for each in batch.refused))
         self._done |= batch.positions
         if outcome.sequence and self._listener is not None:
             self._listener.changed(outcome.sequence, self._newest_ms)
 
     async def _apply(self, changes: Changes) -> Applied:
-        (answer,) = await self._retries.until_done("writer", lambda: self._writer.apply([changes]))
+        (answer,) = await self._wait.until_done("writer", lambda: self._writer.apply([changes]))
         self._is_durable(changes.positions)
         return answer
 

@@ -41,7 +41,7 @@ from hopline_brokers.stream.dead_letters import (
 from hopline_brokers.stream.links import OwnWriter, SocketWriter, writer_listens
 from hopline_brokers.stream.meters import StreamMetrics
 from hopline_brokers.stream.rescore import RescoreOptions, Rescorer
-from hopline_brokers.stream.writer import Retries
+from hopline_brokers.stream.writer import ServiceWait
 from turnserve.http1.endpoint import HttpEndpoint
 from turnserve.http1.messages import Request, Response
 
@@ -248,7 +248,7 @@ async def follow(stream: Stream, on_current: Callable[[], object] | None = None)
         writer = SocketWriter(path)
         writer.start()
         stack.push_async_callback(writer.close)
-        standing = await Retries(metrics.waiting).until_done("writer", writer.standing)
+        standing = await ServiceWait(metrics.waiting).until_done("writer", writer.standing)
         rescorer = None
         if stream.rescoring is not None:
             rescorer = await _rescorer(stream.rescoring, writer, metrics, standing.schema, stack)

@@ -20,7 +20,7 @@ from hopline.graph.live.changes import Ids
 from hopline.types import ExternalId, ScoreRequest, ScoreResult
 from hopline_brokers.stream.clock import Clock
 from hopline_brokers.stream.meters import StreamMetrics
-from hopline_brokers.stream.writer import Retries, Writer
+from hopline_brokers.stream.writer import ServiceWait, Writer
 
 #: Scoring is retried after these errors as well.
 _PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)
@@ -83,7 +83,7 @@ class Rescorer:
         metrics: StreamMetrics,
         options: RescoreOptions,
         *,
-        retries: Retries | None = None,
+        wait: ServiceWait | None = None,
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
         self._writer = writer
@@ -91,7 +91,7 @@ class Rescorer:
         self._sink = sink
         self._metrics = metrics
         self._options = options
-        self._retries = retries or Retries(metrics.waiting, clock.sleep)
+        self._wait = wait or ServiceWait(metrics.waiting, clock.sleep)
         self._clock = clock
         self._key = f"hopline/scored/{options.model}"
         self._changed = asyncio.Event()
@@ -130,7 +130,7 @@ class Rescorer:
         """Score and publish what changed since the last time."""
         self._changed.clear()
         newest_ms = self._newest_ms
-        sequence, affected = await self._retries.until_done(
+        sequence, affected = await self._wait.until_done(
             "writer", lambda: self._writer.affected(self.scored)
         )
         ids = affected.get(self._options.node_type, ())
@@ -145,9 +145,9 @@ class Rescorer:
 
     async def _score(self, ids: Ids, sequence: int, newest_ms: int) -> None:
         request = ScoreRequest(self._options.model, ids, on_missing="null")
-        answer = await self._retries.until_done("scores", lambda: self._scorer.score(request), _PASSING)
+        answer = await self._wait.until_done("scores", lambda: self._scorer.score(request), _PASSING)
         messages = self._messages(ids, answer, sequence, newest_ms)
-        await self._retries.until_done("results", lambda: self._sink.send(messages))
+        await self._wait.until_done("results", lambda: self._sink.send(messages))
         self._metrics.rescored.inc(len(ids))
         self._metrics.results.inc(len(messages))
 

@@ -65,7 +65,7 @@ class Writer(Protocol):
         ...
 
 
-class Retries:
+class ServiceWait:
     """Retries calls of unavailable services with growing pauses, and logs that once.
 
     Args:
