@@ -42,7 +42,7 @@ DOORS = {
 BUDGET = {
     "hopline-brokers": 6619,
     "hopline-compress": 3451,
-    "hopline-demo": 1240,
+    "hopline-demo": 1238,
     "hopline-drift": 1130,
     "hopline-generate": 4620,
     "hopline-mesh": 22761,

@@ -122,7 +122,7 @@ class Service:
 
     @property
     def drift(self) -> DriftMonitor | None:
-        """Compares what is asked and answered with a reference; None where that is off."""
+        """Compares requests and answers with a reference; None where that is off."""
         return self._records.drift
 
     @property
@@ -138,7 +138,7 @@ class Service:
 
     @contextlib.contextmanager
     def preflight(self) -> Iterator[list[ScoreRequest]]:
-        """Requests to preflight with; what is asked meanwhile is neither counted nor recorded."""
+        """Requests to preflight with; requests meanwhile are neither counted nor recorded."""
         with contextlib.ExitStack() as stack:
             requests: list[ScoreRequest] = []
             for served in self._all():
@@ -336,10 +336,10 @@ class Service:
         """Unload a version or a whole model; see `Lifecycle.unload`."""
         await self._changing().unload(name, version)
 
-    async def begin_rollout(self, asked: RolloutRequest) -> Rollout:
+    async def begin_rollout(self, wanted: RolloutRequest) -> Rollout:
         """Begin a rollout; see `Lifecycle.begin`."""
         with _caller_faults():
-            return await self._changing().begin(asked)
+            return await self._changing().begin(wanted)
 
     async def decide_rollout(self, name: str, verb: str, why: str = "") -> dict[str, Any]:
         """Promote, roll back, pause, resume, advance or end; see `Lifecycle.decide`."""

@@ -89,10 +89,10 @@ class PredictedRows:
             (sampler.starts if sampler.fanout < 0 else None, sampler, each)
             for sampler, each in self._size.links.get(head.node_type, ())
         ]
-        asked = self._types if head.kind == "link" else self._types[:1]
-        self.direct, self.below = max(self._size.per_seed[name] for name in asked)
+        types = self._types if head.kind == "link" else self._types[:1]
+        self.direct, self.below = max(self._size.per_seed[name] for name in types)
         self.share = 1.0
-        self._by_degree = self.differs = bool(self._size.by_degree.intersection(asked))
+        self._by_degree = self.differs = bool(self._size.by_degree.intersection(types))
         self.large: dict[_Key, int] = {}
 
     def of(self, request: ScoreRequest, num_seeds: int) -> tuple[float, float]:
@@ -178,10 +178,10 @@ class PredictedRows:
     def _counted(
         self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int
     ) -> tuple[float, float]:
-        asked = (request.nodes,) if request.pairs is None else request.pairs
+        sides = (request.nodes,) if request.pairs is None else request.pairs
         direct = below = 0.0
         others = num_seeds
-        for node_type, external in zip(self._types, asked, strict=False):
+        for node_type, external in zip(self._types, sides, strict=False):
             if not len(external):
                 continue
             try:

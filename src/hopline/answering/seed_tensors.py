@@ -66,12 +66,12 @@ def _side(
     graph: Graph | LiveView,
     l1_rows: Mapping[str, L1Rows],
     node_type: str,
-    asked: ExternalIds,
+    external_ids: ExternalIds,
 ) -> dict[str, AnyArray]:
-    if not len(asked):
+    if not len(external_ids):
         return {}
     nodes = graph.nodes[node_type]
-    ids = nodes.ids.lookup(asked[:_MOST_ROWS])
+    ids = nodes.ids.lookup(external_ids[:_MOST_ROWS])
     known = ids >= 0
     found: dict[str, AnyArray] = {
         f"{side}.{node_type}.features": _features(nodes.features, l1_rows.get(node_type), ids, known)

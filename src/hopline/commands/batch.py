@@ -106,9 +106,9 @@ def batch(
     graph_folder = needed_folder(resolved, "graph.path")
     scheme = scheme_of(to)
     folder, version = model_folder(resolved, model, version)
-    asked = None
+    chosen = None
     if nodes is not None:
-        asked = read_nodes(nodes, _id_kind(open_graph(graph_folder, fresh=False), folder))
+        chosen = read_nodes(nodes, _id_kind(open_graph(graph_folder, fresh=False), folder))
     names = tuple(name.strip() for name in outputs.split(",") if name.strip()) if outputs else ()
     options = BatchOptions(
         outputs=names,
@@ -116,7 +116,7 @@ def batch(
         exact=exact,
         memory_bytes=read_size(memory, "--memory") if memory else 0,
         threads=threads,
-        nodes=asked,
+        nodes=chosen,
         since=since,
         keep=keep,
         restart=restart,

@@ -28,7 +28,7 @@ from hopline.graph.codec_kernels import (
 from hopline.kernels.intrinsics import load_byte, load_word, prefetch
 
 #: Edges between the three steps of a packed neighbour.
-_TOUCHED, _ASKED = 32, 32
+_TOUCHED, _AHEAD = 32, 32
 
 _INLINE = {"forceinline": True}
 
@@ -41,17 +41,17 @@ def id_at(ids: Any, position: Any) -> Any:
     """The neighbour at `position`, int64."""
 
 
-def follow(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any) -> Any:
+def follow(ids: Any, positions: Any, total: Any, ahead: Any, done: Any, out: Any) -> Any:
     """Read neighbours while the caller fills positions[:total] (`touch` was called for each).
 
     Packed neighbours need two memory accesses, first the offset of a block, then the block. They are
     prefetched some edges before they are read, between the draws. Plain arrays are read only in `finish`.
 
-    Returns: the new (asked, done).
+    Returns: the new (ahead, done).
     """
 
 
-def finish(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any) -> None:
+def finish(ids: Any, positions: Any, total: Any, ahead: Any, done: Any, out: Any) -> None:
     """out[e] = the neighbour at positions[e], for done <= e < total."""
 
 
@@ -101,37 +101,37 @@ def _id_at(ids, position):  # type: ignore[no-untyped-def]
 
 
 @overload(follow, jit_options=_INLINE)
-def _follow(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+def _follow(ids, positions, total, ahead, done, out):  # type: ignore[no-untyped-def]
     if not _is_packed(ids) or _is_in_store(ids):
-        return lambda ids, positions, total, asked, done, out: (asked, done)
+        return lambda ids, positions, total, ahead, done, out: (ahead, done)
 
-    def advance(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
-        while asked < total - _TOUCHED:
-            prefetch_block(ids[0], ids[1], positions[asked])
-            asked += 1
-        while done < asked - _ASKED:
+    def advance(ids, positions, total, ahead, done, out):  # type: ignore[no-untyped-def]
+        while ahead < total - _TOUCHED:
+            prefetch_block(ids[0], ids[1], positions[ahead])
+            ahead += 1
+        while done < ahead - _AHEAD:
             out[done] = read_number(ids[0], ids[1], ids[2], positions[done])
             done += 1
-        return asked, done
+        return ahead, done
 
     return advance
 
 
 @overload(finish, jit_options=_INLINE)
-def _finish(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+def _finish(ids, positions, total, ahead, done, out):  # type: ignore[no-untyped-def]
     if _is_in_store(ids):
-        return lambda ids, positions, total, asked, done, out: None
+        return lambda ids, positions, total, ahead, done, out: None
     if _is_packed(ids):
 
-        def read_rest(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
-            for e in range(asked, total):
+        def read_rest(ids, positions, total, ahead, done, out):  # type: ignore[no-untyped-def]
+            for e in range(ahead, total):
                 prefetch_block(ids[0], ids[1], positions[e])
             for e in range(done, total):
                 out[e] = read_number(ids[0], ids[1], ids[2], positions[e])
 
         return read_rest
 
-    def read(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+    def read(ids, positions, total, ahead, done, out):  # type: ignore[no-untyped-def]
         for e in range(total):
             out[e] = ids[positions[e]]
 

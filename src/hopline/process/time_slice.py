@@ -44,12 +44,12 @@ def want_slices(seconds: float) -> bool:
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
-    asked = _Attributes(
+    wanted = _Attributes(
         size=ctypes.sizeof(_Attributes),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         runtime=round(seconds * 1e9),
     )
-    return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.byref(asked), 0) == 0)
+    return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.byref(wanted), 0) == 0)
 
 
 def lower_priority(nice: int) -> None:

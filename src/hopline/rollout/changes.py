@@ -125,14 +125,14 @@ def check_candidate(state: ModelState, model: str, unit_id: str) -> None:
         raise Conflict(f"{model}/{unit_id} serves already")
 
 
-def begun(state: ModelState, asked: RolloutRequest, unit: Unit, now: float) -> ModelState:
+def begun(state: ModelState, wanted: RolloutRequest, unit: Unit, now: float) -> ModelState:
     """With a rollout of a unit that every worker has loaded.
 
     Raises: Conflict: as `check_candidate`.
     """
-    check_candidate(state, asked.model, unit.id)
+    check_candidate(state, wanted.model, unit.id)
     return msgspec.structs.replace(
-        _with(state, unit), rollout=steps.begin(asked, state.serving, unit.id, now)
+        _with(state, unit), rollout=steps.begin(wanted, state.serving, unit.id, now)
     )
 
 
@@ -190,7 +190,7 @@ def changed(
     """The whole state with one model's changed; the same object where nothing is.
 
     Args:
-        present: the model's state where nothing was asked of it yet.
+        present: the model's state where no request changed it yet.
     """
     before = whole.models.get(name) or present
     after = change(before)

@@ -1,7 +1,7 @@
 """Loads, switches and unloads versions in one worker, as the shared state requests.
 
-What was asked for is in the state, which all workers of a host or a fleet share (`store/`). Each worker
-looks at it many times a second and follows it: loads what is missing, switches, unloads what is not
+All workers of a host or a fleet share the state, with the requested versions (`store/`). Each worker
+polls it many times a second and follows it: loads what is missing, switches, unloads what is not
 wanted. The worker that gets a change makes it in two steps: first every worker loads, then every worker
 switches; so a version that does not load anywhere never takes a request.
 
@@ -205,40 +205,40 @@ class Lifecycle:
     async def _unload(self, model: str, version: str | None) -> None:
         loaded = [unit.id for unit in self._model_state(model).units]
         if version is None or loaded == [version]:
-            asking = [
+            callers = [
                 served.name
                 for served in self.loaded.all()
                 if served.name != model and model in served.info(()).properties.get("models", ())
             ]
-            if asking:
-                raise Conflict(f"{model} is asked by pipeline {', '.join(asking)}; unload that first")
+            if callers:
+                raise Conflict(f"{model} is called by pipeline {', '.join(callers)}; unload that first")
         await self._state.publish(model, lambda state: changes.unloaded(state, model, version))
 
-    async def begin(self, asked: RolloutRequest) -> Rollout:
+    async def begin(self, wanted: RolloutRequest) -> Rollout:
         """Load a candidate in addition to the serving version and give it its first share.
 
         Raises:
-            BadRequest: what is asked makes no sense.
+            BadRequest: the request makes no sense.
             Conflict: a rollout of the model is under way, or the candidate serves already.
             HoplineError: the candidate cannot be loaded, and why; nothing changed.
         """
-        asked.check()
+        wanted.check()
 
         async def begin() -> Rollout:
-            with self._limit.counted(asked.graph):
-                about = asked.model, asked.version, asked.graph, asked.groups, asked.kind == "shadow"
+            with self._limit.counted(wanted.graph):
+                about = wanted.model, wanted.version, wanted.graph, wanted.groups, wanted.kind == "shadow"
                 unit = await self._loader.tools.in_waiting_thread(self._unit_of, *about)
                 # before a useless load
-                changes.check_candidate(self._model_state(asked.model), asked.model, unit.id)
+                changes.check_candidate(self._model_state(wanted.model), wanted.model, unit.id)
                 begun: list[Rollout] = []
 
                 def change(state: ModelState) -> ModelState:
-                    after = changes.begun(state, asked, unit, self._clock())
+                    after = changes.begun(state, wanted, unit, self._clock())
                     assert after.rollout is not None
                     begun.append(after.rollout)
                     return after
 
-                await self._with_unit(asked.model, unit, change, serves=True)
+                await self._with_unit(wanted.model, unit, change, serves=True)
                 return begun[-1]
 
         return await self._to_the_end(begin)

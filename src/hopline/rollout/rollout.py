@@ -158,29 +158,29 @@ class Rollout(msgspec.Struct, frozen=True):
         return self.status in ("promoted", "rolled_back", "ended")
 
 
-def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Rollout:
+def begin(wanted: RolloutRequest, current: str, candidate: str, now: float) -> Rollout:
     """The first step."""
-    steps = asked.steps or STEPS[asked.kind]
-    preflight = asked.preflight if asked.kind in ("canary", "blue_green") else 0
+    steps = wanted.steps or STEPS[wanted.kind]
+    preflight = wanted.preflight if wanted.kind in ("canary", "blue_green") else 0
     rollout = Rollout(
         id=secrets.token_hex(6),
-        model=asked.model,
-        kind=asked.kind,
+        model=wanted.model,
+        kind=wanted.kind,
         current=current,
         candidate=candidate,
         steps=steps,
-        min_step_s=asked.min_step_s,
-        gates=asked.gates,
-        share=asked.share,
-        auto=asked.auto,
+        min_step_s=wanted.min_step_s,
+        gates=wanted.gates,
+        share=wanted.share,
+        auto=wanted.auto,
         started=now,
         step_since=now,
         preflight=preflight,
-        max_wait_s=asked.max_wait_s,
+        max_wait_s=wanted.max_wait_s,
         step=-1 if preflight else 0,
         percent=steps[0] if steps and not preflight else 0.0,
     )
-    return _noted(rollout, now, f"{asked.kind} of {candidate} against {current}, {_summary(rollout)}")
+    return _noted(rollout, now, f"{wanted.kind} of {candidate} against {current}, {_summary(rollout)}")
 
 
 def step(rollout: Rollout, verdict: Verdict, now: float) -> Rollout:

@@ -31,20 +31,20 @@ class Deadlines:
     timeout_s: float
     max_timeout_s: float
 
-    def of(self, asked: float | None, now: float) -> float:
+    def of(self, named: float | None, now: float) -> float:
         """Deadline of a request.
 
         Args:
-            asked: the deadline that it names, on time.monotonic()'s clock.
+            named: the deadline that it names, on time.monotonic()'s clock.
             now: the same clock.
 
         Raises: DeadlineExceeded: that has passed.
         """
-        if asked is None:
+        if named is None:
             return now + self.timeout_s
-        if asked <= now:
+        if named <= now:
             raise DeadlineExceeded("the request's deadline had passed when it arrived")
-        return min(asked, now + self.max_timeout_s)
+        return min(named, now + self.max_timeout_s)
 
 
 def lanes_of(priority: str) -> Mapping[str, int]:

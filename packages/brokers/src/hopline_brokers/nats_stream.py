@@ -160,12 +160,12 @@ class Pull:
         now = self._clock()
         if self._left <= 0 or now > self._until:
             self._left, self._until = max_messages, now + _PULL_S + 1
-            asked = {
+            wanted = {
                 "batch": max_messages,
                 "max_bytes": _PULL_BYTES,
                 "expires": round(_PULL_S * 1e9),
             }
-            await self._client.publish(self._subject, json.dumps(asked).encode(), reply=self._inbox)
+            await self._client.publish(self._subject, json.dumps(wanted).encode(), reply=self._inbox)
         self._arrived.clear()
         try:
             async with asyncio.timeout(wait_s):

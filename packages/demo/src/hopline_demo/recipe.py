@@ -166,7 +166,7 @@ def _learn(
     held_out: NDArray[np.bool_],
 ) -> Outcome:
     is_fraud = network.is_fraud
-    known, asked = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    known, held = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     with screen.step("training") as step:
         import torch
 
@@ -192,7 +192,7 @@ def _learn(
             progress=step.progress,
         )
         with torch.no_grad():
-            by_features = mlp(torch.from_numpy(network.features[asked]))[:, 0].numpy()
+            by_features = mlp(torch.from_numpy(network.features[held]))[:, 0].numpy()
         step.say(f"GraphSAGE, 2 layers, {recipe.epochs} epochs; and an MLP that reads only the features")
     with screen.step("packaging") as step:
         report = hopline.package(
@@ -208,7 +208,7 @@ def _learn(
         )
         parity = report.spec.parity["max_abs_diff"]
         assert isinstance(parity, float)
-        scores = packaged_scores(folder, asked)
+        scores = packaged_scores(folder, held)
         step.say(
             f"ONNX, {report.num_bytes / 1e3:.0f} kB, fanouts {list(recipe.fanouts)}; "
             f"largest difference from PyG {parity:.0e}"
@@ -217,13 +217,13 @@ def _learn(
         recipe=recipe,
         num_rings=network.num_rings,
         num_members=int(is_fraud.sum()),
-        num_held_out=len(asked),
-        num_held_out_members=int(is_fraud[asked].sum()),
-        features_only=Quality.of(is_fraud[asked], by_features),
-        with_graph=Quality.of(is_fraud[asked], scores),
+        num_held_out=len(held),
+        num_held_out_members=int(is_fraud[held].sum()),
+        features_only=Quality.of(is_fraud[held], by_features),
+        with_graph=Quality.of(is_fraud[held], scores),
         parity=parity,
-        member=_median(asked[is_fraud[asked]], scores[is_fraud[asked]]),
-        ordinary=_median(asked[~is_fraud[asked]], scores[~is_fraud[asked]]),
+        member=_median(held[is_fraud[held]], scores[is_fraud[held]]),
+        ordinary=_median(held[~is_fraud[held]], scores[~is_fraud[held]]),
     )
     (folder / "demo.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
     return outcome

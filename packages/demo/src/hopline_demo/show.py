@@ -166,19 +166,17 @@ def _in_words(chance: float, share: float) -> str:
 def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> bool:
     """Score all held-out accounts on the server, and compare the answers with the truth."""
     with np.load(folder / "accounts.npz") as accounts:
-        asked = np.flatnonzero(accounts["held_out"])
-        is_fraud = accounts["ring"][asked] >= 0
+        held = np.flatnonzero(accounts["held_out"])
+        is_fraud = accounts["ring"][held] >= 0
     with Client(served.url) as client:
         parts = [
-            client.score(MODEL, asked[at : at + _CHUNK]).outputs["probabilities"]
-            for at in range(0, len(asked), _CHUNK)
+            client.score(MODEL, held[at : at + _CHUNK]).outputs["probabilities"]
+            for at in range(0, len(held), _CHUNK)
         ]
     scores = np.concatenate(parts)
     quality = Quality.of(is_fraud, scores)
-    difference = float(np.abs(scores - packaged_scores(folder, asked)).max())
-    member, ordinary = (
-        float(scores[asked == account][0]) for account in (outcome.member, outcome.ordinary)
-    )
+    difference = float(np.abs(scores - packaged_scores(folder, held)).max())
+    member, ordinary = (float(scores[held == account][0]) for account in (outcome.member, outcome.ordinary))
     verdicts = (
         (
             quality.auc >= LEAST_AUC,

@@ -176,7 +176,7 @@ class Goal:
         is_whole: the model is served whole; its only level is 1, the logits.
         types: node types, one table for each.
         needed: for each level, the node types that are computed.
-        asked: node type -> int64 ids, distinct, in the requested order; None means all.
+        scored: node type -> int64 ids, distinct, in the requested order; None means all.
         duplicates: ids that were repeated.
         rows: (level, node type) -> int64 ids to compute, ascending; levels that are missing need all.
         previous, changes: the earlier run, and the differences from its graph; None without an earlier run.
@@ -195,7 +195,7 @@ class Goal:
         self.is_whole = spec.runtime == "torch"
         self.types = needs.head_types(spec)
         self.duplicates = 0
-        self.asked = self._find_nodes(options.nodes) if options.nodes is not None else None
+        self.scored = self._find_nodes(options.nodes) if options.nodes is not None else None
         self.previous = PreviousRun(options.since) if options.since is not None else None
         self.changes: SnapshotChanges | None = None
         self.rows: dict[tuple[int, str], IdArray] = {}
@@ -203,8 +203,8 @@ class Goal:
             self._plan_whole()
             return
         self.needed = needs.needed_levels(self.spec, graph)
-        if self.asked is not None:
-            self.rows = needs.rows_for(self.spec, graph, self.needed, self.asked)
+        if self.scored is not None:
+            self.rows = needs.rows_for(self.spec, graph, self.needed, self.scored)
         elif self.previous is not None:
             self.previous.check(self.identity, self.needed)
             self.changes = self.previous.changes(self.spec, graph)
@@ -218,31 +218,31 @@ class Goal:
             )
         node_type = self.types[0]
         self.needed = [[], [node_type]]
-        if self.asked is not None:
-            self.rows[1, node_type] = np.sort(self.asked[node_type])
+        if self.scored is not None:
+            self.rows[1, node_type] = np.sort(self.scored[node_type])
 
-    def _find_nodes(self, asked: ExternalIds) -> dict[str, IdArray]:
+    def _find_nodes(self, nodes: ExternalIds) -> dict[str, IdArray]:
         if self._options.since is not None:
             raise BadRequest("--nodes and --since exclude each other: since scores the whole graph")
         if len(self.types) > 1:
             raise BadRequest(f"--nodes works for one node type; this model has {' and '.join(self.types)}")
-        ids = self._graph.nodes[self.types[0]].ids.lookup(asked)
-        unknown = [asked[k] for k in np.flatnonzero(ids < 0).tolist()]
+        ids = self._graph.nodes[self.types[0]].ids.lookup(nodes)
+        unknown = [nodes[k] for k in np.flatnonzero(ids < 0).tolist()]
         if unknown:
             listed = ", ".join(repr(name) for name in unknown[:_NAMED])
             more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
             raise NodeNotFound(f"the graph has no nodes {listed}{more}", unknown)
         distinct, first = np.unique(ids, return_index=True)
-        self.duplicates = len(asked) - distinct.shape[0]
+        self.duplicates = len(nodes) - distinct.shape[0]
         return {self.types[0]: ids[np.sort(first)]}
 
     @property
     def identity(self) -> RunIdentity:
         """The identity of the run: all inputs that determine the states."""
         nodes = ""
-        if self.asked is not None:
+        if self.scored is not None:
             digest = hashlib.blake2b(digest_size=16)
-            for rows in self.asked.values():
+            for rows in self.scored.values():
                 digest.update(np.ascontiguousarray(rows).data)
             nodes = digest.hexdigest()
         return RunIdentity(

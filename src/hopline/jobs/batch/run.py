@@ -433,7 +433,7 @@ class BatchRun:
 
     def _schema(self, node_type: str, part: str) -> TableSchema:
         identity = self._work.manifest.identity
-        rows = None if self._goal.asked is None else self._goal.asked[node_type]
+        rows = None if self._goal.scored is None else self._goal.scored[node_type]
         nodes = self._graph.nodes[node_type]
         columns = columns_of(self._spec, self._outputs, self._dim(len(self._needed) - 1, node_type))
         run = hashlib.blake2b(f"{identity.run_id} {self._outputs} {part}".encode(), digest_size=8)

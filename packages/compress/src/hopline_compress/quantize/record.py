@@ -39,13 +39,13 @@ class _Tap:
         self._keep = keep
         self.inputs: list[FloatArray] = behind.inputs if isinstance(behind, RowStage) else []
 
-    def run(self, asked: int | Feeds) -> FloatArray:
+    def run(self, given: int | Feeds) -> FloatArray:
         """Run as the runtime does: for a number of rows, or for feeds."""
-        if isinstance(asked, int):
-            self._keep({name: rows[:asked] for name, rows in zip(self._names, self.inputs, strict=True)})
-            return cast(RowStage, self._behind).run(asked)
-        self._keep(asked)
-        return cast(BlockStage, self._behind).run(asked)
+        if isinstance(given, int):
+            self._keep({name: rows[:given] for name, rows in zip(self._names, self.inputs, strict=True)})
+            return cast(RowStage, self._behind).run(given)
+        self._keep(given)
+        return cast(BlockStage, self._behind).run(given)
 
 
 class _Kept:

@@ -309,9 +309,9 @@ def _graph_model(folder: Path) -> ModelSpec:
     return spec
 
 
-def _excluded(forms: Forms, asked: tuple[str, ...]) -> dict[str, str]:
+def _excluded(forms: Forms, words: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for word in asked:
+    for word in words:
         names = [layer.name for layer in forms.layers if word in (layer.name, layer.file)]
         if not names:
             known = ", ".join(layer.name for layer in forms.layers) or "none"

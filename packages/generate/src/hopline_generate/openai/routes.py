@@ -61,23 +61,23 @@ class OpenAiRoutes:
     def chat(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/chat/completions."""
         body = decode_chat(self._checked(request))
-        asked = chat_request(body, self._deadline(body.timeout_ms, request), _id_of(id_line))
-        return self._begin_openai(body, asked, request, id_line)
+        wanted = chat_request(body, self._deadline(body.timeout_ms, request), _id_of(id_line))
+        return self._begin_openai(body, wanted, request, id_line)
 
     def completions(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/completions."""
         body = decode_completion(self._checked(request))
-        asked = completion_request(body, self._deadline(body.timeout_ms, request), _id_of(id_line))
-        return self._begin_openai(body, asked, request, id_line)
+        wanted = completion_request(body, self._deadline(body.timeout_ms, request), _id_of(id_line))
+        return self._begin_openai(body, wanted, request, id_line)
 
     def generate(
         self, model: str, version: str | None, request: Request, id_line: bytes, *, streams: bool
     ) -> Pending:
         """POST /v2/models/<model>/generate, and generate_stream."""
         body = decode_generate(self._checked(request))
-        asked = generate_request(model, version, body, self._deadline(None, request), _id_of(id_line))
+        wanted = generate_request(model, version, body, self._deadline(None, request), _id_of(id_line))
         form = OipForm(model, version or "", body.id)
-        return self._begin(asked, form, request, id_line, streams=streams)
+        return self._begin(wanted, form, request, id_line, streams=streams)
 
     def _checked(self, request: Request) -> bytes:
         """The body, in which no name is repeated."""
@@ -89,16 +89,16 @@ class OpenAiRoutes:
         return deadline_after(timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
 
     def _begin_openai(
-        self, body: ChatBody | CompletionBody, asked: ScoreRequest, request: Request, id_line: bytes
+        self, body: ChatBody | CompletionBody, wanted: ScoreRequest, request: Request, id_line: bytes
     ) -> Pending:
         if self._guarded:
-            client_of(request).check("score", asked.model)
+            client_of(request).check("score", wanted.model)
         if body.stream_options is not None and not body.stream:
             raise BadRequest("stream_options: only with stream: true", "stream_options")
         has_usage = body.stream_options is not None and body.stream_options.include_usage
         form = Form(isinstance(body, ChatBody), _id_of(id_line), int(time.time()), body.model)
         return self._begin(
-            asked,
+            wanted,
             form,
             request,
             id_line,
@@ -109,7 +109,7 @@ class OpenAiRoutes:
 
     def _begin(
         self,
-        asked: ScoreRequest,
+        wanted: ScoreRequest,
         form: Form,
         request: Request,
         id_line: bytes,
@@ -119,23 +119,23 @@ class OpenAiRoutes:
         has_usage: bool = False,
     ) -> Pending:
         if self._guarded:
-            client_of(request).sign(asked)
-        kind = self._service.describe(asked.model, asked.version).kind
+            client_of(request).sign(wanted)
+        kind = self._service.describe(wanted.model, wanted.version).kind
         if kind != "generative":
             raise BadRequest(
-                f"model {asked.model!r} is not generative, it is a {kind} model; ask at "
-                f"/v1/models/{asked.model}/score"
+                f"model {wanted.model!r} is not generative, it is a {kind} model; ask at "
+                f"/v1/models/{wanted.model}/score"
             )
         if self._traces:
-            join_trace(asked, request.headers.get(b"traceparent"))
+            join_trace(wanted, request.headers.get(b"traceparent"))
         if not streams:
             waiting = Generating(self._app, form, per_prompt, id_line)
-            waiting.ticket = self._service.submit(asked, waiting.deliver)
+            waiting.ticket = self._service.submit(wanted, waiting.deliver)
             return waiting
-        assert asked.columns is not None
-        num_rows = len(next(iter(asked.columns.values())))
+        assert wanted.columns is not None
+        num_rows = len(next(iter(wanted.columns.values())))
         streaming = Streaming(self._app, form, per_prompt, id_line, num_rows, has_usage=has_usage)
-        streaming.ticket = self._service.stream(asked, streaming.deliver, streaming.take)
+        streaming.ticket = self._service.stream(wanted, streaming.deliver, streaming.take)
         return streaming
 
 
