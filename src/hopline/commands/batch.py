@@ -28,6 +28,7 @@ from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ModelNotFound
 
 if TYPE_CHECKING:
+    from hopline.graph import Graph
     from hopline.jobs.batch.report import BatchReport
 
 
@@ -108,7 +109,7 @@ def batch(
     folder, version = model_folder(resolved, model, version)
     chosen = None
     if nodes is not None:
-        chosen = read_nodes(nodes, _id_kind(open_graph(graph_folder, fresh=False), folder))
+        chosen = read_nodes(nodes, id_kind(open_graph(graph_folder, fresh=False), folder))
     names = tuple(name.strip() for name in outputs.split(",") if name.strip()) if outputs else ()
     options = BatchOptions(
         outputs=names,
@@ -154,11 +155,10 @@ def model_folder(config: Config, model: str, version: str | None) -> tuple[Path,
     return repository.fetch(model, version), version
 
 
-def _id_kind(graph: object, folder: Path) -> str:
+def id_kind(graph: Graph, folder: Path) -> str:
+    """The kind of ids of nodes that a version scores. Raises: BadRequest: the graph lacks their type."""
     from hopline.artifact import read_spec
-    from hopline.graph import Graph
 
-    assert isinstance(graph, Graph)
     node_type = read_spec(folder, verify=False).head.node_type
     if node_type not in graph.nodes:
         raise BadRequest(f"the graph has no nodes of type {node_type!r}, which the model scores")

@@ -10,19 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hopline.commands.batch import id_kind, model_folder
 from hopline.commands.options import AnySetting, AsJson, ConfigFile, refuse_feature_store
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, ConfigError, ModelNotFound
+from hopline.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
     from hopline.models.local_repository import LocalRepository
     from hopline_compress.quantize.judge import BucketFigures
     from hopline_compress.quantize.report import Latency, QuantizeReport
-    from hopline_compress.quantize.run import QuantizeOptions
 
 _FORMS = ("int8", "float16", "bfloat16")
 
@@ -97,6 +97,7 @@ def quantize(
     settings: AnySetting = None,
 ) -> None:
     """Quantise a packaged model's weights where that costs no accuracy, and write a new version."""
+    from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.live.snapshots import open_graph
 
     resolved = resolve_config(
@@ -112,6 +113,7 @@ def quantize(
     options = QuantizeOptions(
         to=to,  # type: ignore[arg-type]
         calibration=calibration,
+        nodes=None if nodes is None else read_nodes(nodes, id_kind(opened, folder)),
         eval_nodes=eval_nodes,
         labels=labels,
         max_drop=max_drop,
@@ -121,8 +123,6 @@ def quantize(
         overwrite=force,
         seed=seed,
     )
-    if nodes is not None:
-        options = _with_nodes(options, nodes, opened, folder)
     with progress_bars(quiet=as_json) as advance:
         done = run(
             folder,
@@ -153,7 +153,6 @@ def _check_words(to: str, fallback_dtype: str, weight_bits: int | None) -> None:
 def _model_folder(config: Config, model: str, version: str | None) -> Path:
     from hopline.models.local_repository import LocalRepository
     from hopline.models.repositories import configured_repository
-    from hopline.models.repository import absent
 
     repository = configured_repository(config)
     if not isinstance(repository, LocalRepository):
@@ -161,14 +160,10 @@ def _model_folder(config: Config, model: str, version: str | None) -> Path:
             f"models.repository: {repository.address} is not writable; copy the model into a folder, "
             "quantise it there and copy the new version back"
         )
-    versions = repository.versions(model)
-    if not versions:
-        raise ModelNotFound(absent(repository, model, version or "1"))
     if version is None:
-        version = next(
-            (each for each in reversed(versions) if not _is_quantized(repository, model, each)), ""
-        )
-    return repository.fetch(model, version or versions[-1])
+        newest = reversed(repository.versions(model))
+        version = next((each for each in newest if not _is_quantized(repository, model, each)), None)
+    return model_folder(config, model, version)[0]
 
 
 def _is_quantized(repository: LocalRepository, model: str, version: str) -> bool:
@@ -178,20 +173,6 @@ def _is_quantized(repository: LocalRepository, model: str, version: str) -> bool
     if not (folder / "model.json").is_file():  # a pipeline
         return False
     return "quantized" in read_spec(folder, verify=False).parity
-
-
-def _with_nodes(options: QuantizeOptions, path: Path, graph: object, folder: Path) -> QuantizeOptions:
-    from dataclasses import replace
-
-    from hopline.artifact import read_spec
-    from hopline.graph import Graph
-    from hopline.jobs.batch.nodes_file import read_nodes
-
-    assert isinstance(graph, Graph)
-    spec = read_spec(folder, verify=False)
-    if spec.head.node_type not in graph.nodes:
-        return options  # the run itself reports the error
-    return replace(options, nodes=read_nodes(path, graph.nodes[spec.head.node_type].ids.kind))
 
 
 def show(report: QuantizeReport, console: Console) -> None:
