@@ -16,7 +16,8 @@ import httpx
 
 from benchmarks.lifecycle_phases.server import Hopline, hopline, wait_until
 from benchmarks.server_process import free_port
-from hopline_brokers.testing.servers import BrokerServer, NatsServer, RedisServer
+from hopline_brokers.testing.servers import BrokerServer
+from packages.brokers.tests.servers import NatsServer, RedisServer
 
 #: Of who brings the updates: producers and broker are on other machines where there is more than a test.
 FAR_NICE = 10

@@ -13,7 +13,8 @@ import pytest
 
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
-from hopline_brokers.testing.servers import RedisServer, broker_server
+from hopline_brokers.testing.servers import broker_server
+from packages.brokers.tests.servers import RedisServer
 from tests.server.live_rig import World, row, same, serving
 
 GROUP = FeatureGroup("node", 6)

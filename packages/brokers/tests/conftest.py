@@ -4,13 +4,8 @@ import pytest
 
 pytest.register_assert_rewrite("hopline_brokers.testing.suite")
 
-from hopline_brokers.testing.servers import (  # noqa: E402
-    BrokerServer,
-    KafkaServer,
-    NatsServer,
-    RedisServer,
-    broker_server,
-)
+from hopline_brokers.testing.servers import BrokerServer, broker_server  # noqa: E402
+from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=[RedisServer, NatsServer, KafkaServer], ids=lambda kind: kind.scheme)

@@ -18,8 +18,9 @@ from hopline.errors import ConfigError
 from hopline.testing.service import FakeService
 from hopline_brokers.queue_answers import ERROR, ORIGIN, REASON, REQUEST_ID
 from hopline_brokers.queue_server import QueueServer
-from hopline_brokers.testing.servers import NatsServer, RedisServer, broker_server
+from hopline_brokers.testing.servers import broker_server
 from hopline_brokers.testing.suite import collect, until
+from packages.brokers.tests.servers import NatsServer, RedisServer
 from tests.servers import running
 
 _numbers = itertools.count()

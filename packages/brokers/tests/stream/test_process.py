@@ -16,7 +16,8 @@ import pytest
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink, open_source
-from hopline_brokers.testing.servers import KafkaServer, NatsServer, RedisServer, broker_server
+from hopline_brokers.testing.servers import broker_server
+from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer
 from tests.graph.live.keepers import NUM_NODES, Kept, base_graph, numbers_in
 
 NUM_EVENTS = 400
