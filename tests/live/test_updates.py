@@ -45,7 +45,7 @@ async def test_a_writer_is_counted_across_its_lives() -> None:
 
     async def value(name: str, found: wire.Status | None) -> float:
         link.found = found
-        await watch.ask()
+        await watch.poll()
         lines = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
         return float(lines[f"hopline_graph_{name}"])
 

@@ -7,7 +7,7 @@ this process cannot write the graph any more (another one may recover), 4 anothe
 If another process holds the lock of the folder:
 
         owner's lock says     I belong to a server               I belong to a stream
-        it yields             ask over its socket, and wait      if it answers there, leave it the folder
+        it yields             request it over its socket         if it answers there, leave it the folder
         it does not           wait for its end, within a time    leave it the folder
 
 A server's writer has the memory that workers read, so it has priority over the writer of a stream.
@@ -50,7 +50,7 @@ from hopline.process.time_slice import lower_priority
 log = logging.getLogger(__name__)
 
 #: Seconds between checks of the lock, and between requests to its owner.
-_LOOK_S, _ASK_EVERY_S = 0.1, 0.5
+_LOOK_S, _REQUEST_EVERY_S = 0.1, 0.5
 #: An owner that yields may first have to read a graph, and to finish a batch and a snapshot.
 _YIELDING_S = 60.0
 #: Short timeouts, so that the process can stop meanwhile: unanswered requests are repeated.
@@ -82,7 +82,7 @@ async def _take_over(
         Conflict: the owner did not end in time; the message names it.
         HoplineError: as `attempt`.
     """
-    began, ask_at, logged, answer = clock(), clock(), "", ""
+    began, next_at, logged, answer = clock(), clock(), "", ""
     while not stopping.is_set():
         try:
             return await attempt()
@@ -98,9 +98,9 @@ async def _take_over(
             answer = "it is starting or stopping"
         elif not owner.yields:
             answer = "it does not yield; waiting for it"
-        elif clock() >= ask_at:
-            answer = await _ask_to_yield(owner)
-            ask_at = clock() + _ASK_EVERY_S
+        elif clock() >= next_at:
+            answer = await _request_to_yield(owner)
+            next_at = clock() + _REQUEST_EVERY_S
         if f"{owner}: {answer}" != logged:
             logged = f"{owner}: {answer}"
             log.info("standing by for %s", logged)
@@ -115,8 +115,8 @@ async def _take_over(
     return None
 
 
-async def _ask_to_yield(owner: Owner) -> str:
-    """Ask an owner to give up the folder; return its answer."""
+async def _request_to_yield(owner: Owner) -> str:
+    """Request an owner to give up the folder; return its answer."""
     link = WriterLink(
         Path(owner.socket), "the next writer", patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True
     )

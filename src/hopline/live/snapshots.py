@@ -36,14 +36,14 @@ def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
     If there is none yet, the graph that the live graph began with.
 
     Args:
-        fresh: first ask a running writer for a snapshot of the present version.
+        fresh: first have a running writer make a snapshot of the present version.
 
     Raises: GraphError: it cannot be opened, or this is not a live folder.
     """
     socket = folder / "writer.sock"
     if fresh and _is_socket(socket):
         try:
-            asyncio.run(_ask(socket))
+            asyncio.run(_snapshot_now(socket))
         except WriterUnavailable as error:
             log.warning("%s; using the newest existing snapshot", error)
     for _ in range(100):  # a snapshot may be replaced while it is opened
@@ -64,7 +64,7 @@ def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
     raise GraphError(f"{folder}: its snapshots are replaced faster than they can be opened")
 
 
-async def _ask(socket: Path) -> None:
+async def _snapshot_now(socket: Path) -> None:
     link = WriterLink(socket, "snapshot")
     link.start()
     try:

@@ -46,7 +46,7 @@ _LOOK_S = 2.0
 _PATIENCE_S = 5.0
 
 
-class _Asks(Protocol):
+class _StatusLink(Protocol):
     """`live.link.WriterLink`, or a fake."""
 
     async def status(self) -> wire.Status:
@@ -62,7 +62,7 @@ class WriterWatch:
         metrics: of the server.
     """
 
-    def __init__(self, link: _Asks, metrics: Metrics) -> None:
+    def __init__(self, link: _StatusLink, metrics: Metrics) -> None:
         self._link = link
         self._task: asyncio.Task[None] | None = None
         self._last: wire.Status | None = None
@@ -102,8 +102,8 @@ class WriterWatch:
                 await self._task
             self._task = None
 
-    async def ask(self) -> None:
-        """Once."""
+    async def poll(self) -> None:
+        """Read the status once."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 status = await self._link.status()
@@ -127,7 +127,7 @@ class WriterWatch:
 
     async def _look(self) -> None:
         while True:
-            await self.ask()
+            await self.poll()
             await asyncio.sleep(_LOOK_S)
 
 

@@ -173,13 +173,13 @@ class FsspecRepository:
 
     def models(self) -> list[str]:
         """As `Repository.models`."""
-        return self._asked(lambda: sorted(self._folders(self._root)), self._cache.models)
+        return self._called(lambda: sorted(self._folders(self._root)), self._cache.models)
 
     def versions(self, model: str) -> list[str]:
         """As `Repository.versions`."""
         check_name("model", model)
         path = f"{self._root}/{model}"
-        return self._asked(
+        return self._called(
             lambda: in_order(name for name in self._folders(path) if self._marker(f"{path}/{name}")),
             lambda: self._cache.versions(model),
         )
@@ -192,7 +192,7 @@ class FsspecRepository:
         def last() -> Path | None:
             return self._cache.last(model, version)
 
-        found = self._asked(lambda: self._fetch(model, version), last)
+        found = self._called(lambda: self._fetch(model, version), last)
         if found is None:
             raise ModelNotFound(absent(self, model, version))
         return found
@@ -211,7 +211,7 @@ class FsspecRepository:
             self._cache.write(path, content)
             return path
 
-        return self._asked(copy, lambda: path if path.is_file() else None)
+        return self._called(copy, lambda: path if path.is_file() else None)
 
     def _fetch(self, model: str, version: str) -> Path | None:
         path, shown = f"{self._root}/{model}/{version}", f"{self.address}/{model}/{version}"
@@ -287,11 +287,11 @@ class FsspecRepository:
                 sizes[name] = int(entry.get("size") or 0)
         return sizes
 
-    def _asked(self, ask: Callable[[], T], remembered: Callable[[], T]) -> T:
+    def _called(self, call: Callable[[], T], remembered: Callable[[], T]) -> T:
         """Answer of the address; while it does not respond, the remembered answer, if there is one."""
         try:
             with self._foreign():
-                return ask()
+                return call()
         except RepositoryUnavailable as error:
             known = remembered()
             if not known:

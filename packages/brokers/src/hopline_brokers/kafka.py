@@ -33,7 +33,7 @@ _OURS = (
     "group.id",
 )
 #: Timeout in seconds for queries of topics and offsets.
-ASK_S = 2.0
+CALL_S = 2.0
 
 _Result = TypeVar("_Result")
 
@@ -112,8 +112,8 @@ def cleanup_policy(address: Address) -> str:
     resource = ConfigResource(ResourceType.TOPIC, address.path)
     try:
         admin: Any = AdminClient(driver_settings(address, lambda error: None))
-        (answer,) = admin.describe_configs([resource], request_timeout=ASK_S).values()
-        return str(answer.result(ASK_S + 1)["cleanup.policy"].value)
+        (answer,) = admin.describe_configs([resource], request_timeout=CALL_S).values()
+        return str(answer.result(CALL_S + 1)["cleanup.policy"].value)
     except (KafkaException, KeyError, TimeoutError):
         return ""
 
@@ -239,7 +239,7 @@ class KafkaReader(KafkaPart, Reader):
     def _look(self, now: float) -> None:
         """Check whether the cluster answers: without messages, nothing else shows that."""
         try:
-            topic = self._consumer.list_topics(self._topic, timeout=ASK_S).topics[self._topic]
+            topic = self._consumer.list_topics(self._topic, timeout=CALL_S).topics[self._topic]
             if topic.error is not None:
                 raise BrokerUnavailable(f"topic {self._topic!r}: {topic.error.str()}")
             self._follow(topic.partitions)

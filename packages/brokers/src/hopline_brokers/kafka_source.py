@@ -102,7 +102,7 @@ class KafkaSource(kafka.KafkaReader):
 
     def _ends(self, number: int) -> tuple[int, int]:
         found: tuple[int, int] | None = self._consumer.get_watermark_offsets(
-            TopicPartition(self._topic, number), timeout=kafka.ASK_S
+            TopicPartition(self._topic, number), timeout=kafka.CALL_S
         )
         if found is None:
             raise BrokerUnavailable("the offsets of the topic did not come in time")

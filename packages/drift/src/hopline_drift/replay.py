@@ -347,7 +347,7 @@ class _Replay:
                 graph_version = await self._prepare(entry.model, version)
                 if graph_version and not self._is_exact(entry, graph_version):
                     continue
-                result = await self._ask(request)
+                result = await self._score(request)
             except HoplineError as error:
                 self._errors[error.code] += 1
                 self._examples.setdefault(error.code, f"{entry.request_id}: {error}")
@@ -366,7 +366,7 @@ class _Replay:
             )
         return False
 
-    async def _ask(self, request: ScoreRequest) -> ScoreResult:
+    async def _score(self, request: ScoreRequest) -> ScoreResult:
         """Retry until there is an answer, while the model answers other requests.
 
         Raises: HoplineError: waiting does not help, or the model has not answered for a while.

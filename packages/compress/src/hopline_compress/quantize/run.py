@@ -81,20 +81,20 @@ def _latency_of_requests(
     for size in _SIZES:
         requests = [_request(spec, graph, rows) for rows in _shares(nodes, size)]
         count = _REPEATS if size > 1 else 20 * _REPEATS
-        medians = _medians([_asking(side, requests) for side in sides], count)
+        medians = _medians([_sender(side, requests) for side in sides], count)
         found.append(Latency(min(size, nodes.shape[0]), *medians))
     return tuple(found)
 
 
-def _asking(side: Answerer, requests: list[ScoreRequest]) -> Callable[[], object]:
+def _sender(side: Answerer, requests: list[ScoreRequest]) -> Callable[[], object]:
     following = itertools.cycle(requests)
 
-    def ask() -> None:
+    def send() -> None:
         (outcome,) = side.answer([next(following)])
         if isinstance(outcome, HoplineError):
             raise outcome
 
-    return ask
+    return send
 
 
 def _request(spec: ModelSpec, graph: Graph, rows: IdArray) -> ScoreRequest:

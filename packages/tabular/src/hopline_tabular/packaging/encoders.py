@@ -113,14 +113,14 @@ def tabulate(encoder: Any, refs: Sequence[Ref]) -> tuple[list[Tabulated], int]:
     rows = [[values[0] for values in categories]]  # the values of the other columns meanwhile
     for place, values in enumerate(categories):
         rows += [_with(rows[0], place, value) for value in values]
-    answers = _ask(encoder, rows, refs)
+    answers = _transformed(encoder, rows, refs)
     width = answers.shape[1]
     tables, at, taken = [], 1, set()
     for place, values in enumerate(categories):
         mine = answers[at : at + len(values)]
         at += len(values)
         try:
-            strange = _ask(encoder, [_with(rows[0], place, unknown[place])], refs)
+            strange = _transformed(encoder, [_with(rows[0], place, unknown[place])], refs)
         except ValueError:
             strange = None
         seen = mine if strange is None else np.vstack([mine, strange])
@@ -165,7 +165,7 @@ def _with(row: list[Any], place: int, value: Any) -> list[Any]:
     return [*row[:place], value, *row[place + 1 :]]
 
 
-def _ask(encoder: Any, rows: list[list[Any]], refs: Sequence[Ref]) -> AnyArray:
+def _transformed(encoder: Any, rows: list[list[Any]], refs: Sequence[Ref]) -> AnyArray:
     names = getattr(encoder, "feature_names_in_", range(len(refs)))
     frame = pd.DataFrame(
         {

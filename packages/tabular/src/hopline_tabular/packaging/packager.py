@@ -41,7 +41,7 @@ from hopline_tabular.packaging.sample import Sample, SampleLike, read_sample
 from hopline_tabular.spec import Column, TabularSpec
 
 #: Names of the steps, for progress output.
-_ASK = "running the estimator on the sample"
+_RUN = "running the estimator on the sample"
 _WRITE = "writing the model and comparing served answers"
 
 
@@ -106,12 +106,12 @@ def package_tabular(
     """
     started = time.perf_counter()
     with shown(progress, f"packaging {name}") as report_step:
-        report_step(_ASK, 0.0)
+        report_step(_RUN, 0.0)
         oracle = Oracle(estimator, task)
         rows = read_sample(sample, oracle.feature_names, columns)
         _check_xgboost(oracle.predictor)
         job = TabularJob(oracle, rows, {column.name for column in columns or ()})
-        report_step(_ASK, 1.0)
+        report_step(_RUN, 1.0)
         report_step(_WRITE, 0.0)
         spec = TabularSpec(
             name=name,
@@ -154,7 +154,7 @@ class TabularJob:
         found = tuple(column for column in sample.columns if column.name not in unused)
         self.probes = list(probe(oracle, sample, found))
         self.columns = tuple(self._column(column) for column in found)
-        self.probes = [one for one in self.probes if self._can_be_asked(one)]
+        self.probes = [one for one in self.probes if self._answers_probe(one)]
 
     def _build(self, unused: Sequence[str]) -> list[str]:
         """Add nodes up to the last step's input; return the columns that no node reads."""
@@ -199,7 +199,7 @@ class TabularJob:
             )
         return msgspec.structs.replace(column, nullable=nullable, values=plain)
 
-    def _can_be_asked(self, one: ColumnProbe) -> bool:
+    def _answers_probe(self, one: ColumnProbe) -> bool:
         """True if a server would accept these rows."""
         column = next(column for column in self.columns if column.name == one.column.name)
         if one.value is None:
