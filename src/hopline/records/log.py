@@ -33,6 +33,7 @@ from hopline.records.journal import Journal
 from hopline.records.names import made_id
 from hopline.records.pace import Pace
 from hopline.records.parquet import library
+from hopline.retry import delays
 from hopline.types import ScoreRequest, ScoreResult
 
 
@@ -82,7 +83,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 #: Bytes per write to the kernel.
 _WRITE_BYTES = 256 * 1024
-#: Seconds until a failed write is retried: doubled each time.
+#: Seconds until a failed write is retried, at first and at most.
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
 #: How long a stopping server waits for pending entries, in seconds.
 _CLOSE_S = 20.0
@@ -216,7 +217,7 @@ class PredictionLog:
 
     def _flush(self) -> None:
         """Write the buffer; retry until this succeeds or the server stops."""
-        wait_s = _FIRST_WAIT_S
+        waits = delays(_FIRST_WAIT_S, _LAST_WAIT_S)
         since = time.monotonic()
         while self._buffer:
             try:
@@ -230,10 +231,9 @@ class PredictionLog:
                         self._journal.folder,
                         error.strerror or error,
                     )
-                if self._stop.wait(wait_s):
+                if self._stop.wait(next(waits)):
                     self._lose(self._dropped_end)
                     return
-                wait_s = min(2 * wait_s, _LAST_WAIT_S)
                 continue
             self._written.value += self._buffer.count(b"\n")
             self._buffer.clear()
