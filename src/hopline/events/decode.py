@@ -106,7 +106,7 @@ class Decoder:
 
     Args:
         schema: the graph's.
-        features_elsewhere: features are in a feature store; see `elsewhere.py`.
+        features_elsewhere: features are in a feature store; see the module.
     """
 
     def __init__(self, schema: GraphSchema, *, features_elsewhere: bool = False) -> None:
