@@ -83,7 +83,7 @@ class _Sent:
 
 
 class PrefetcherClient:
-    """Sends requests to the prefetcher; implements `rollout.prefetcher.Prefetcher`. For one event loop.
+    """Sends requests to the prefetcher; implements `answering.prefetcher.Prefetcher`. For one event loop.
 
     Args:
         path: path of the socket.

@@ -263,7 +263,7 @@ class KnownModel:
             logits[where] = self._student.logits(rows)
 
     def _fitted(self, file: PrecomputedFile, folder: Path) -> PrecomputedRows | None:
-        """The rows of a file, if allowed: the same rules as in `rollout.precomputed_files` for a server."""
+        """The rows of a file, if allowed by the rules of `answering.precomputed_files`."""
         plan, spec, settings = file.header.plan, self._spec, self._settings.precomputed
         check_fits(file, spec, model_hash(folder))
         is_stale = False
