@@ -238,7 +238,7 @@ def judge(current: Answers, candidate: Answers, seed: int) -> tuple[bool, str]:
         keys = partial(row_keys, ScoreRequest("m", nodes=[row]))
         other.compare(wanted, outcome, Gates().tolerance, keys)
         if number % _LOOK_EVERY == 0 or number == len(_TRIED):
-            word, why, _ = verdict(Gates(), one, other, doubted=[0] * len(one.latency))
+            word, why, _ = verdict(Gates(), one, other, slow_latency=[0] * len(one.latency))
             if word == "bad":
                 return True, f"after {number} rows: {why}"
     return False, ""

@@ -139,7 +139,7 @@ def train_student(
             module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
         )
         best: dict[str, Any] = {}
-        best_score, best_loss, best_epoch, history = -1.0, 0.0, 0, []
+        best_score, best_held_loss, best_epoch, history = -1.0, 0.0, 0, []
         for epoch in range(settings.epochs):
             module.train()
             optimizer.zero_grad()
@@ -152,14 +152,14 @@ def train_student(
             with torch.no_grad():
                 judged = module(valid)
                 score = float((judged.argmax(1) == truth).float().mean())
-                loss = float(nn.functional.cross_entropy(judged, truth))
+                held_loss = float(nn.functional.cross_entropy(judged, truth))
             history.append(score)
             if advance is not None:
                 advance(epoch + 1, settings.epochs, score)
             # With few validation rows, many epochs have the same score.
-            if (score, -loss) > (best_score, -best_loss):
+            if (score, -held_loss) > (best_score, -best_held_loss):
                 best, best_epoch = copy.deepcopy(module.state_dict()), epoch
-                best_score, best_loss = score, loss
+                best_score, best_held_loss = score, held_loss
             elif epoch - best_epoch >= settings.patience:
                 break
     module.load_state_dict(best)
