@@ -9,6 +9,7 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.engine.final_rows import Cold
+from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.errors import (
     BadRequest,
     ConfigError,
@@ -246,6 +247,41 @@ async def test_look_ups_count_as_requests_and_are_told_to_recorders(places, tmp_
             assert f'hopline_stage_seconds_count{{model="sage",version="1",stage="{stage}"}} 5' in text
         (stats,) = service.statistics("sage")
         assert stats["inference_count"] == 5
+
+
+async def test_requests_of_a_preflight_are_neither_counted_nor_told_to_recorders(places, tmp_path):
+    told = []
+
+    class Recorder:
+        def record(self, ran):
+            told.append(ran)
+
+    async with Running(config(places, table(places, tmp_path))) as service:
+        service.recorders.append(Recorder())
+        with service.preflight() as requests:
+            assert requests
+            for request in [*requests, ScoreRequest("sage", nodes=["n1"])]:
+                await service.score(request)
+        await asyncio.sleep(0)
+        assert told == []
+        assert 'outcome="ok"' not in service.metrics.render().decode()
+        assert rows(service, "found") == 0
+        await service.score(ScoreRequest("sage", nodes=["n1"]))
+        await asyncio.sleep(0)
+        assert len(told) == 1
+        assert rows(service, "found") == 1
+
+
+@pytest.mark.parametrize("section", ["state", "logits", "computed_at", "ids"])
+async def test_a_damaged_table_is_refused(places, tmp_path, section):
+    file = table(places, tmp_path)
+    at = PrecomputedFile.open(file).sections[section].offset + 1
+    content = bytearray(file.read_bytes())
+    content[at] ^= 0x41
+    file.write_bytes(content)
+    with pytest.raises(PrecomputedFileError, match=f"is damaged: {section} differ"):
+        async with Running(config(places, file)):
+            pass
 
 
 async def test_a_models_rate_holds_for_look_ups(places, tmp_path):

@@ -169,6 +169,18 @@ def test_a_variable_with_the_wrong_underscores_is_named_and_not_ignored(name, ri
     assert name in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["risk=7, fraud=2", '["risk=7", "fraud=2"]', ' ["risk=7","fraud=2"] '])
+def test_a_list_is_given_with_commas_or_as_json(text):
+    assert load_config(overrides={"models.pinned": text}).models.pinned == ("risk=7", "fraud=2")
+    assert load_config(env={"HOPLINE__MODELS__PINNED": text}).models.pinned == ("risk=7", "fraud=2")
+
+
+@pytest.mark.parametrize("text", ['["risk=7"', "[1]", "[risk=7]"])
+def test_a_list_that_is_no_json_is_refused(text):
+    with pytest.raises(ConfigError, match=r"models\.pinned: .*is not a list of strings"):
+        load_config(overrides={"models.pinned": text})
+
+
 def test_variables_of_commands_and_of_kubernetes_are_no_settings():
     """Kubernetes sets variables for each Service of the namespace, such as one named `hopline-server`."""
     load_config(

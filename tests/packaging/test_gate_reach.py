@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
-from torch_geometric.utils import degree
+from torch_geometric.utils import degree, scatter
 
 import hopline
 from hopline.errors import NotServable, PackagingError
@@ -14,15 +15,16 @@ from tests.packaging.graphs import homogeneous
 
 
 class Two(nn.Module):
-    def __init__(self, before=None, first=None):
+    def __init__(self, before=None, first=None, after=None):
         super().__init__()
         self.first, self.last = first or pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3)
-        self.before = before
+        self.before, self.after = before, after
 
     def forward(self, x, edge_index):
         if self.before is not None:
             x = self.before(x, edge_index)
-        return self.last(self.first(x, edge_index).relu(), edge_index)
+        out = self.last(self.first(x, edge_index).relu(), edge_index)
+        return out if self.after is None else out + self.after(x, edge_index)
 
 
 def package(model, repository, graph=None, fanouts=2, **options):
@@ -57,6 +59,31 @@ def test_degrees_at_the_rim_need_a_hop_more_even_if_they_matter_for_hubs_only(tm
 def test_a_hop_that_counts_less_than_the_tolerance_is_needed_too(tmp_path):
     """On another graph, with degrees of thousands, it counts more."""
     model = Two(lambda x, e: x * (1 + 1e-6 * degree(e[1], x.size(0)))[:, None])
+    with pytest.raises(NotServable, match="Give 3 fanouts"):
+        package(model, tmp_path)
+    assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
+
+
+def further(x, e, hops, beyond):
+    """What `beyond` leaves of the first column, averaged over some hops."""
+    found = x[:, :1]
+    for _ in range(hops):
+        found = scatter(found[e[0]], e[1], 0, dim_size=x.size(0), reduce="mean")
+    return F.relu(found - beyond)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda x, e: further(x, e, 3, 20.0),
+        lambda x, e: -further(-x, e, 3, 20.0),
+        lambda x, e: further(F.relu(degree(e[1], x.size(0))[:, None] - 600), e, 2, 0.0),
+    ],
+    ids=["large", "small", "degree"],
+)
+def test_a_hop_that_counts_only_beyond_the_sample_is_needed_too(after, tmp_path):
+    """No node of the sample has such features or such a degree."""
+    model = Two(after=after)
     with pytest.raises(NotServable, match="Give 3 fanouts"):
         package(model, tmp_path)
     assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"

@@ -189,11 +189,6 @@ def keeps_for_inspection(model, h):
     return h
 
 
-def draws_for_nothing(_, h):
-    torch.rand(1)
-    return h
-
-
 def debugs(_, h):
     return h if os.getenv("HOPLINE_TEST_DEBUG") != "print" else h.clone()
 
@@ -204,7 +199,6 @@ def debugs(_, h):
         (counts_nodes, {"seen": torch.zeros(1)}, ["changes buffer 'seen' at each call"]),
         (logs, {"history": []}, ["changes attribute 'history'", "reads the clock"]),
         (keeps_for_inspection, {}, []),
-        (draws_for_nothing, {}, ["draws from torch's random numbers"]),
         (debugs, {}, ["environment variable 'HOPLINE_TEST_DEBUG'"]),
     ],
 )
@@ -214,6 +208,33 @@ def test_what_has_no_effect_on_answers_is_served_and_noted(middle, state, notes,
     assert len(own) == len(notes)
     for note, expected in zip(own, notes, strict=True):
         assert expected in note
+
+
+def draws_for_nothing(_, h):
+    torch.rand(1)
+    return h
+
+
+def draws_for_rows_that_the_sample_lacks(_, h):
+    return h + (h > 1e6) * torch.rand_like(h)
+
+
+def draws_from_numpy(_, h):
+    return h + (h > 1e6) * np.random.random()
+
+
+@pytest.mark.parametrize(
+    "middle", [draws_for_nothing, draws_for_rows_that_the_sample_lacks, draws_from_numpy]
+)
+def test_random_numbers_in_eval_mode_are_refused_though_no_answer_shows_them(middle, tmp_path):
+    with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
+        package(Model(middle), tmp_path)
+
+
+def test_hashes_of_text_are_those_of_one_process(tmp_path):
+    with pytest.raises(NotServable, match=r"reads the environment \(builtins\.hash at test_repeatable\.py"):
+        package(Model(lambda _, h: h * (1 + hash("fraud") % 7)), tmp_path)
+    package(Model(lambda _, h: h * (1 + hash(3) % 7)), tmp_path)
 
 
 def test_the_caller_s_module_world_and_generators_are_as_before(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from hopline.artifact import read_spec, sha256_of
+from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.errors import (
     ArtifactCorrupted,
     ArtifactError,
@@ -215,6 +216,17 @@ def test_the_student_answers_for_rows_that_are_absent_and_for_new_nodes(function
         said["outputs"]["logits"][2]
     )
     assert alone({"nodes": ["n5"]})[0] == 503
+
+
+@pytest.mark.parametrize("section", ["logits", "ids"])
+def test_a_damaged_table_is_refused(function, places, section):
+    file = PrecomputedFile.open(places / "whole.precomputed")
+    content = bytearray(file.path.read_bytes())
+    content[file.sections[section].offset + 1] ^= 0x41
+    (places / "damaged.precomputed").write_bytes(content)
+    _, _, said = function("damaged.precomputed")({"nodes": ["n5"]})
+    assert said["error"]["code"] == PrecomputedFileError.code
+    assert f"is damaged: {section} differ" in said["error"]["message"]
 
 
 def test_a_damaged_or_foreign_student_is_refused(function, places, student):

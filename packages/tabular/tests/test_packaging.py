@@ -23,13 +23,13 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import Binarizer, KBinsDiscretizer, OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from xgboost import XGBClassifier, XGBRegressor
 
 import hopline
 from hopline.artifact import read_spec
-from hopline.errors import ArtifactCorrupted, ArtifactError
+from hopline.errors import ArtifactCorrupted, ArtifactError, ParityError
 from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import Column, read_tabular
 from packages.tabular.tests.tabular_models import (
@@ -91,6 +91,41 @@ def test_unseen_rows_have_the_estimators_answers(predictor, target, tmp_path):
             else np.ptp(np.sort(wanted)[:, -2:], axis=1) > 1e-3
         )
         assert (names == estimator.predict(unseen).astype(str))[certain].all()
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+@pytest.mark.parametrize("num_trees", [20, 300])
+def test_classes_with_as_many_trees_have_the_estimators_label(num_classes, num_trees, tmp_path):
+    """A sum of float32 shares of a forest is 0.50000006 where half of the trees vote for each class."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(1500, 4)), columns=list("abcd"))
+    forest = RandomForestClassifier(num_trees, random_state=0)
+    forest.fit(rows[:200], rng.integers(0, num_classes, 200))
+    report = hopline.package_tabular(forest, rows[200:300], tmp_path, name="m")
+    model, unseen = served(report), rows[300:]
+    ordered = np.sort(forest.predict_proba(unseen), axis=1)
+    assert (ordered[:, -1] - ordered[:, -2] < 1e-12).any()
+    names = np.array(report.spec.classes)[model.labels(model.answer([columns_of(unseen)], [len(unseen)]))]
+    assert (names == forest.predict(unseen).astype(str)).all()
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "quantile"])
+def test_a_number_at_a_fitted_bound_is_on_the_estimators_side(strategy, tmp_path):
+    """Bounds are float64; a form that holds them in float32 is refused."""
+    rows = payments(300, seed=1)[["amount"]].round(2)
+    binned = make_pipeline(KBinsDiscretizer(5, encode="ordinal", strategy=strategy), Ridge())
+    above = make_pipeline(Binarizer(threshold=20.1), Ridge())
+    for estimator in (binned, above):
+        estimator.fit(rows, rows.amount)
+        try:
+            report = hopline.package_tabular(estimator, rows[:100], tmp_path, name="m", overwrite=True)
+        except ParityError:
+            assert estimator is binned
+            continue
+        bounds = np.concatenate([*getattr(estimator[0], "bin_edges_", [[20.1]]), rows.amount])
+        frame = pd.DataFrame({"amount": bounds})
+        answers = served(report).answer([columns_of(frame)], [len(frame)])
+        np.testing.assert_allclose(answers, expected(estimator, frame), atol=1e-4, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

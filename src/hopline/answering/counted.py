@@ -57,7 +57,7 @@ class CountedVersion:
         self._prices = config.cost
         self._is_on_gpu = config.compute.device != "cpu"
         self._charged_s = 0.0
-        self._is_in_preflight = False
+        self.is_in_preflight = False
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = self.sample_s = self.post_s = 0.0
         self.last_inference_ms = 0
@@ -97,16 +97,16 @@ class CountedVersion:
     @contextlib.contextmanager
     def preflight(self) -> Iterator[None]:
         """Nothing is counted, reported or charged meanwhile."""
-        self._is_in_preflight = True
+        self.is_in_preflight = True
         try:
             yield
         finally:
-            self._is_in_preflight = False
+            self.is_in_preflight = False
             self._charged_s = self._cpu_s()
 
     def outcome(self, code: str, count: int = 1) -> None:
         """Count ended requests."""
-        if self._is_in_preflight:
+        if self.is_in_preflight:
             return
         if code == "ok":
             self.num_ok += count
@@ -118,7 +118,7 @@ class CountedVersion:
     def count_fallbacks(self, outcomes: Iterable[object]) -> None:
         """Count the answers among these outcomes that used a fallback."""
         for outcome in outcomes:
-            if isinstance(outcome, ScoreResult) and outcome.degraded and not self._is_in_preflight:
+            if isinstance(outcome, ScoreResult) and outcome.degraded and not self.is_in_preflight:
                 self._metrics.degraded(outcome.degraded)
 
     def flush_metrics(self) -> None:
@@ -181,7 +181,7 @@ class CountedVersion:
         away_s: Sequence[float] = (),
     ) -> None:
         """Count a batch; `stages` have none for what is left, "post"."""
-        if self._is_in_preflight:
+        if self.is_in_preflight:
             return
         if self._ran and self._ran[-1][4].keys() != stages.keys():  # rows were looked up, or were not
             self.flush_metrics()
@@ -208,7 +208,7 @@ class CountedVersion:
         stages: Mapping[str, float] = _UNTOLD,
         away_s: Sequence[float] = (),
     ) -> None:
-        if not self._recorders or self._is_in_preflight:
+        if not self._recorders or self.is_in_preflight:
             return
         stages = stages and {**stages, "post": compute_s - sum(stages.values())}
         served: Any = self  # subclasses are `Served`

@@ -124,7 +124,6 @@ class DirectAnswers:
             if ids.shape[0] > MAX_NODES or ids.min() < 0 or not rows.good(ids).all():
                 return None
             key = ids
-        self.counts[FOUND] += ids.shape[0]
         return ScoreResult(
             self._name,
             self._version,
@@ -226,6 +225,9 @@ class LookUp:
         if type(result) is not ScoreResult:
             assert result is None or isinstance(result, list)
             return result
+        if version.is_in_preflight:
+            work.finish(result)
+            return ()
         if version.admission.has_rate:
             try:
                 version.admission.pay()
@@ -233,6 +235,7 @@ class LookUp:
                 version.refuse(work, error)
                 raise
         seconds = time.perf_counter() - began
+        direct.counts[FOUND] += len(work.request.nodes)
         direct.seconds.append(seconds)
         work.finish(result)
         if result.degraded:

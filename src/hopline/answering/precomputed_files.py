@@ -73,7 +73,8 @@ def precomputed_rows(
             graph folder, and is handled as one of another snapshot.
 
     Raises:
-        PrecomputedFileError: a file of this model and version that does not fit, and what differs.
+        PrecomputedFileError: a file of this model and version that does not fit, and what differs; or it is
+            damaged.
     """
     found: dict[str, FinalRows] = {}
     misfits: list[str] = []
@@ -141,6 +142,7 @@ def _pin(path: Path, rows: FinalRows, graph: Any, settings: PrecomputedConfig) -
     if not settings.pin_bytes:
         if num_bytes <= _PREFAULTED * available_bytes():
             rows.populate()  # the first touch of a page costs more than its row
+            rows.file.verify()
         return
     hot: IdArray | None = None
     if num_bytes > settings.pin_bytes:

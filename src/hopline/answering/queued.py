@@ -126,7 +126,7 @@ class QueuedVersion(CountedVersion):
             work.num_bytes = rows * computer.row_bytes
             if computer.predicts:
                 computer.predict(work)
-            if admission.has_rate and not self._is_in_preflight:
+            if admission.has_rate and not self.is_in_preflight:
                 self._put_paid(work)
             else:
                 self.queue.put(work)

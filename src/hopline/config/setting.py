@@ -5,8 +5,10 @@ Knows types, ranges and messages; no particular setting of Hopline (those are in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import json
 import math
 import re
 import types
@@ -88,7 +90,10 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
             raise wrong(f"one of {', '.join(map(repr, choices))}{did_you_mean(str(value), choices)}")
         return value
     if origin is tuple:
-        if isinstance(value, str):
+        if isinstance(value, str) and value.lstrip().startswith("["):  # as in a file
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+        elif isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
             return tuple(value)

@@ -41,6 +41,11 @@ _SQUARE, _SMALL = 3.0, 1 << 18
 _EXACT, _ROUNDED = 1e-9, 1e-5
 #: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
+#: Neighbours in a crowd, how much larger their features are, and how many nodes get one.
+_CROWD, _FAR, _CROWDED = 1000, 1000.0, 3
+
+#: Node type -> bool [N].
+Nodes = dict[str, NDArray[np.bool_]]
 
 
 def check_sizes(
@@ -329,10 +334,24 @@ def _looks_further(
     # the middle of the chains: further from both ends than all hops that are tried
     tried = np.append(tried, probe.check.num_nodes(target) + middle_of_chains(most))
     answers, whole, tolerance = _precise(reference, side, graph)
+    crowded = {*tried[-_CROWDED:].tolist(), *tried[:_CROWDED].tolist()}
 
     def agrees(seed: int, count: int) -> bool:
-        inside = answers(part_of(graph, neighborhood(graph, target, seed, count)))
-        return bool(np.isclose(inside[seed], whole[seed], tolerance, tolerance, equal_nan=True).all())
+        crossed, reached = neighborhood(graph, target, seed, count)
+        part = part_of(graph, crossed)
+        inside, others = answers(part)[seed], [whole[seed]]
+        if seed in crowded:
+            _, nearer = neighborhood(graph, target, seed, count - 1)
+            rim = {name: rows & ~nearer[name] for name, rows in reached.items()}
+            for scale in (_FAR, -_FAR):
+                try:
+                    others.append(answers(_with_crowds(part, rim, scale))[seed])
+                except PackagingError as error:  # it may refuse such features
+                    if _varies_in_width(error):
+                        raise
+        return all(
+            bool(np.isclose(inside, other, tolerance, tolerance, equal_nan=True).all()) for other in others
+        )
 
     right = 0
     for place, seed in enumerate([*tried.tolist(), *np.setdiff1d(seeds, tried).tolist()]):
@@ -355,6 +374,49 @@ def _looks_further(
             f"fanouts={[-1] * right}"
         )
     return ""
+
+
+def _with_crowds(part: CheckGraph, rim: Nodes, scale: float) -> CheckGraph:
+    """A graph in which some nodes have crowds of neighbours with far larger features.
+
+    Args:
+        rim: node type -> bool [N], these nodes.
+        scale: of features; columns of integers (maybe codes) are unchanged.
+    """
+    rng = np.random.default_rng(5)
+    rows = {}
+    for name, known in part.features.items():
+        drawn = known[rng.integers(0, len(known), _CROWD)]
+        codes = (known == np.rint(known)).all(axis=0)
+        rows[name] = np.where(codes, drawn, scale * (1 + np.abs(drawn))).astype(np.float32)
+    nowhere = {key: _without_edges(each, _CROWD) for key, each in part.edges.items()}
+    joined = beside(part, CheckGraph(rows, nowhere))
+    edges = {}
+    for key, one in part.edges.items():
+        chosen = np.flatnonzero(rim[one.dst])[:_CROWDED]
+        src = np.tile(part.num_nodes(one.src) + np.arange(_CROWD), len(chosen))
+        dst = np.repeat(chosen, _CROWD)
+        if one.src == one.dst:  # both directions: a model may count on them
+            src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+        drawn = rng.integers(0, max(1, len(one.indices)), len(src))
+        columns = [
+            None if column is None else np.concatenate([column, column[drawn]])
+            for column in (one.attr, one.weight)
+        ]
+        edges[key] = grouped(
+            one,
+            np.concatenate([one.indices, src]),
+            np.concatenate([one.destinations, dst]),
+            joined.num_nodes(one.dst),
+            (columns[0], columns[1]),
+        )
+    return CheckGraph(joined.features, edges)
+
+
+def _without_edges(like: CheckEdges, num_dst: int) -> CheckEdges:
+    none = np.zeros(0, np.int64)
+    columns = [None if column is None else column[:0] for column in (like.attr, like.weight)]
+    return grouped(like, none, none, num_dst, (columns[0], columns[1]))
 
 
 def _spread(seeds: IdArray) -> IdArray:
@@ -380,8 +442,13 @@ def _precise(
     return answers, whole, max(least, 100 * float(np.nan_to_num(noise, posinf=0.0).max(initial=0.0)))
 
 
-def neighborhood(graph: CheckGraph, target: str, seed: int, hops: int) -> dict[str, NDArray[np.bool_]]:
-    """Edges that a message to the seed crosses within some hops: edge type -> bool [E]."""
+def neighborhood(
+    graph: CheckGraph, target: str, seed: int, hops: int
+) -> tuple[dict[str, NDArray[np.bool_]], Nodes]:
+    """What is within some hops of a seed.
+
+    Returns: edges that a message to the seed crosses, edge type -> bool [E], and nodes.
+    """
     reached = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
     reached[target][seed] = True
     crossed = {key: np.zeros(len(edges.indices), np.bool_) for key, edges in graph.edges.items()}
@@ -391,4 +458,4 @@ def neighborhood(graph: CheckGraph, target: str, seed: int, hops: int) -> dict[s
             into = before[edges.dst][edges.destinations]
             crossed[key] |= into
             reached[edges.src][edges.indices[into]] = True
-    return crossed
+    return crossed, reached

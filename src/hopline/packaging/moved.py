@@ -6,6 +6,7 @@ other threads may wait for a time.
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import os
 import socket
@@ -43,15 +44,16 @@ def moved_clock(shift: float, namespaces: Iterable[dict[str, Any]]) -> Iterator[
 
 @contextmanager
 def moved_process(namespaces: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Give this thread another process id, working directory and host name."""
+    """Give this thread another process id, working directory, host name and hashes of text."""
     pairs = [
         (os.getpid, lambda: 7),
         (os.getcwd, lambda: os.sep),
         (os.uname, lambda: os.uname_result(("elsewhere",) * 5)),
         (socket.gethostname, lambda: "elsewhere"),
+        (hash, _hash),
     ]
     fakes = [(real, _of_this_thread(real, fake)) for real, fake in pairs]
-    with _replaced(fakes, [vars(os), vars(socket), *namespaces]):
+    with _replaced(fakes, [vars(os), vars(socket), vars(builtins), *namespaces]):
         yield
 
 
@@ -93,6 +95,12 @@ def _of_this_thread(real: Callable[..., Any], fake: Callable[..., Any]) -> Calla
         return (fake if threading.get_ident() == mine else real)(*args)
 
     return function
+
+
+def _hash(value: Any, real: Callable[[Any], int] = hash) -> int:
+    """As in a process with another PYTHONHASHSEED."""
+    found = real(value)
+    return found if isinstance(value, int | float | complex) else found ^ 0x5DEECE66D
 
 
 def _later(real: Callable[..., Any], shift: float) -> Callable[..., Any]:

@@ -52,6 +52,7 @@ SOURCES: dict[Any, Kind] = {
     os.getcwd: "the environment",
     os.uname: "the environment",
     socket.gethostname: "the environment",
+    hash: "the environment",  # of text, in each process another
     io.open: "a file",
 }
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.

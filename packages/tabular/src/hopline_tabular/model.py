@@ -20,6 +20,8 @@ from hopline_tabular.spec import NULL_STRING, TabularSpec
 
 #: Column name -> one value for each row: a list, or an array of numbers. None and NaN mean absent.
 Columns = Mapping[str, Any]
+#: Probabilities this close to each other are equal: a sum of a thousand trees in float32 is off by 8e-6.
+_EQUAL = 1e-5
 
 
 class TabularModel:
@@ -86,10 +88,13 @@ class TabularModel:
         return features
 
     def labels(self, result: FloatArray) -> AnyArray:
-        """Class number of each row, int64 [n]; the first of equally probable classes, as estimators do."""
+        """Class number of each row, int64 [n]; the first of equally probable classes, as estimators do.
+
+        A forest's sum of its trees in float32 is off by some rounding from equal.
+        """
         if self.spec.task == "binary":
-            return (result > 0.5).astype(np.int64)
-        winners: AnyArray = result.argmax(axis=1)
+            return (result > 0.5 + _EQUAL).astype(np.int64)
+        winners: AnyArray = (result >= result.max(axis=1, keepdims=True) - _EQUAL).argmax(axis=1)
         return winners
 
     def _feeds(

@@ -23,6 +23,7 @@ from hopline.runtimes.ort import ort
 from hopline_tabular.packaging.encoders import encoder
 from hopline_tabular.packaging.graph import IR_VERSION, ML_OPSET, OPSET, OnnxGraph, Ref
 from hopline_tabular.packaging.scaling import (
+    binarizer,
     function_transformer,
     max_abs_scaler,
     min_max_scaler,
@@ -137,6 +138,7 @@ _FORMS: dict[type, Callable[[OnnxGraph, Any, Refs], Refs]] = {
     FeatureUnion: _feature_union,
     SimpleImputer: simple_imputer,
     preprocessing.FunctionTransformer: function_transformer,
+    preprocessing.Binarizer: binarizer,
     preprocessing.StandardScaler: standard_scaler,
     preprocessing.MinMaxScaler: min_max_scaler,
     preprocessing.MaxAbsScaler: max_abs_scaler,

@@ -67,6 +67,12 @@ def robust_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
     return graph.columns(x, len(refs))
 
 
+def binarizer(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
+    """1 above the threshold, else 0."""
+    above = graph.node("Greater", [numbers_of(graph, refs, scaler), graph.const(float(scaler.threshold))])
+    return graph.columns(graph.node("Cast", [above], to=TensorProto.DOUBLE), len(refs))
+
+
 def _clip(graph: OnnxGraph, x: str, low: float | None, high: float | None) -> str:
     bounds = ["" if bound is None else graph.const(bound) for bound in (low, high)]
     return graph.node("Clip", [x, *bounds])
