@@ -264,12 +264,12 @@ async def test_requests_of_a_preflight_are_neither_counted_nor_told_to_recorders
                 await service.score(request)
         await asyncio.sleep(0)
         assert told == []
-        assert 'outcome="ok"' not in service.metrics.render().decode()
-        assert rows(service, "found") == 0
+        assert 'model="sage",version="1",outcome="ok"} 0' in service.metrics.render().decode()
+        assert rows(service, "looked_up") == 0
         await service.score(ScoreRequest("sage", nodes=["n1"]))
         await asyncio.sleep(0)
         assert len(told) == 1
-        assert rows(service, "found") == 1
+        assert rows(service, "looked_up") == 1
 
 
 @pytest.mark.parametrize("section", ["state", "logits", "computed_at", "ids"])
