@@ -48,9 +48,9 @@ BUDGET = {
     "hopline-mesh": 22761,
     "hopline-pipelines": 3757,
     "hopline-ray": 676,
-    "hopline-serverless": 813,
+    "hopline-serverless": 818,
     "hopline-stores": 4551,
-    "hopline-tabular": 2539,
+    "hopline-tabular": 2576,
     "turnserve": 5448,
 }
 
