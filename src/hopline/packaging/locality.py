@@ -398,9 +398,9 @@ def _with_crowds(part: CheckGraph, rim: Nodes, scale: float) -> CheckGraph:
         dst = np.repeat(chosen, _CROWD)
         if one.src == one.dst:  # both directions: a model may count on them
             src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        drawn = rng.integers(0, max(1, len(one.indices)), len(src))
+        like = rng.integers(0, max(1, len(one.indices)), len(src))
         columns = [
-            None if column is None else np.concatenate([column, column[drawn]])
+            None if column is None else np.concatenate([column, column[like]])
             for column in (one.attr, one.weight)
         ]
         edges[key] = grouped(

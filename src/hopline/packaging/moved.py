@@ -45,7 +45,7 @@ def moved_clock(shift: float, namespaces: Iterable[dict[str, Any]]) -> Iterator[
 @contextmanager
 def moved_process(namespaces: Iterable[dict[str, Any]]) -> Iterator[None]:
     """Give this thread another process id, working directory, host name and hashes of text."""
-    pairs = [
+    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (os.getpid, lambda: 7),
         (os.getcwd, lambda: os.sep),
         (os.uname, lambda: os.uname_result(("elsewhere",) * 5)),
