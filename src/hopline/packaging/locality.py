@@ -393,7 +393,7 @@ def _with_crowds(part: CheckGraph, rim: Nodes, scale: float) -> CheckGraph:
     joined = beside(part, CheckGraph(rows, nowhere))
     edges = {}
     for key, one in part.edges.items():
-        chosen = np.flatnonzero(rim[one.dst])[:_CROWDED]
+        chosen = np.flatnonzero(rim[one.dst])[: _CROWDED if len(one.indices) else 0]
         src = np.tile(part.num_nodes(one.src) + np.arange(_CROWD), len(chosen))
         dst = np.repeat(chosen, _CROWD)
         if one.src == one.dst:  # both directions: a model may count on them
@@ -445,7 +445,7 @@ def _precise(
 def neighborhood(
     graph: CheckGraph, target: str, seed: int, hops: int
 ) -> tuple[dict[str, NDArray[np.bool_]], Nodes]:
-    """What is within some hops of a seed.
+    """The part of a graph within some hops of a seed.
 
     Returns: edges that a message to the seed crosses, edge type -> bool [E], and nodes.
     """
