@@ -85,11 +85,11 @@ async def test_a_push_that_was_cut_continues(cases, redis_nodes, tmp_path, monke
     written = []
     original = pushing._Push._write
 
-    async def failing(self, part, chunks, content):
+    async def failing(self, keys, rows):
         if len(written) == 3:
             raise GraphStoreUnavailable("the line was cut")
-        written.append(part.name)
-        await original(self, part, chunks, content)
+        written.append(keys)
+        await original(self, keys, rows)
 
     monkeypatch.setattr(pushing._Push, "_write", failing)
     with pytest.raises(GraphStoreUnavailable):

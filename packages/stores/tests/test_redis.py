@@ -128,9 +128,9 @@ async def test_any_python_string_is_an_id(redis_server):
     await store.close()
 
 
-async def test_rows_expire_after_the_urls_ttl_or_the_callers(redis_server):
-    for url, options, ttl in (("?ttl_s=50", {}, 50), ("?ttl_s=50", {"ttl_s": 7.5}, 8), ("", {}, -1)):
-        store = RedisStore(f"{redis_server.url}{url}", **options)
+async def test_rows_expire_after_the_urls_ttl(redis_server):
+    for url, ttl in (("?ttl_s=50", 50), ("?ttl_s=7.5", 8), ("", -1)):
+        store = RedisStore(f"{redis_server.url}{url}")
         await store.open()
         await store.create(GROUP)
         await store.write(GROUP, [f"ttl{ttl}"], VALUES[:1])
@@ -670,7 +670,7 @@ def test_slots_are_those_of_the_server(redis_nodes):
     ids = ["a", "{x}y", "a{x}y", "{}y", "a{", "a}b{c}", "ä", ""]
     keys = resp.keys_of(resp.to_bytes(b"k:"), ids)
     told = [int(redis_nodes[0].call("CLUSTER", "KEYSLOT", f"k:{id}")) for id in ids]
-    assert resp.slots(*keys).tolist() == told
+    assert resp.slots(keys).tolist() == told
 
 
 async def test_slots_that_move_while_the_store_is_used(redis_nodes):

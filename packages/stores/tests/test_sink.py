@@ -29,9 +29,10 @@ NUMBERS = count()
 
 
 @pytest.fixture
-def place(own_redis):
+def place(own_redis, monkeypatch):
+    monkeypatch.setattr(store_sink, "_PAUSES_S", (0.01,))
     place = StorePlace(f"{own_redis.url}?prefix=p:", ())
-    place.open = lambda: StoreSink(place.url, keep_s=0.0, pauses_s=(0.01,))
+    place.open = lambda: StoreSink(place.url, keep_s=0.0)
     return place
 
 

@@ -79,7 +79,7 @@ class Pushed:
     Attributes:
         version: of the graph.
         num_chunks: of all parts. num_written: those that this push wrote. num_repaired: those of them that
-            were there and differed.
+            the store had lost or changed.
         num_bytes: of all parts.
     """
 

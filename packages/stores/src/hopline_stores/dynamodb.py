@@ -24,10 +24,11 @@ import numpy as np
 
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
-from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
+from hopline.features.base import FeatureGroup, FetchedRows
+from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
-from hopline_stores.foreign import Threads
+from hopline_stores.foreign import RowsById, Threads
 from hopline_stores.published import PublishingStore
 
 #: DynamoDB's own limits.
@@ -165,25 +166,9 @@ class DynamoDbStore(PublishingStore):
         """See `FeatureStore.create`; first creates a missing table if the URL allows it."""
         check_group(group)
         await self._make_table()
-        # An update, not a put: the item may also have a row.
-        await self._run(
-            self._call,
-            "update_item",
-            TableName=self._table,
-            Key={"key": {"S": _schema_key(group.name)}},
-            UpdateExpression="SET #s = :s",
-            ExpressionAttributeNames={"#s": "schema"},
-            ExpressionAttributeValues={":s": {"S": msgspec.json.encode(group).decode()}},
-        )
-        await self._run(
-            self._call,
-            "update_item",
-            TableName=self._table,
-            Key={"key": {"S": _GROUPS_KEY}},
-            UpdateExpression="ADD #n :n",
-            ExpressionAttributeNames={"#n": "names"},
-            ExpressionAttributeValues={":n": {"SS": [group.name]}},
-        )
+        schema = msgspec.json.encode(group).decode()
+        await self._update(_schema_key(group.name), "SET #a = :v", "schema", {"S": schema})
+        await self._update(_GROUPS_KEY, "ADD #a :v", "names", {"SS": [group.name]})
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
         """See `FeatureStore.write`: 25 rows per call; for a repeated id the last row is stored.
@@ -198,20 +183,12 @@ class DynamoDbStore(PublishingStore):
         for key in keys:
             if not _is_possible(key):
                 raise FeatureStoreError(
-                    f"{self._name}: {_shown(key)} cannot be a key: at most {_KEY_BYTES} bytes of UTF-8"
+                    f"{self._name}: {key[:80]!r} … cannot be a key: at most {_KEY_BYTES} bytes of UTF-8"
                 )
         rows = {key: raw[i].tobytes() for i, key in enumerate(keys)}
         beside_schema = rows.pop(_schema_key(group.name), None)
         if beside_schema is not None:
-            await self._run(
-                self._call,
-                "update_item",
-                TableName=self._table,
-                Key={"key": {"S": _schema_key(group.name)}},
-                UpdateExpression="SET #r = :r",
-                ExpressionAttributeNames={"#r": "row"},
-                ExpressionAttributeValues={":r": {"B": beside_schema}},
-            )
+            await self._update(_schema_key(group.name), "SET #a = :v", "row", {"B": beside_schema})
         puts = [
             {"PutRequest": {"Item": {"key": {"S": key}, "row": {"B": row}}}} for key, row in rows.items()
         ]
@@ -253,14 +230,7 @@ class DynamoDbStore(PublishingStore):
         keys = set(_keys(group.name, ids))
         if _schema_key(group.name) in keys:
             keys.remove(_schema_key(group.name))
-            await self._run(
-                self._call,
-                "update_item",
-                TableName=self._table,
-                Key={"key": {"S": _schema_key(group.name)}},
-                UpdateExpression="REMOVE #r",
-                ExpressionAttributeNames={"#r": "row"},
-            )
+            await self._update(_schema_key(group.name), "REMOVE #a", "row")
         deletes = [{"DeleteRequest": {"Key": {"key": {"S": key}}}} for key in sorted(keys)]
         await self._all(deletes, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
 
@@ -268,15 +238,7 @@ class DynamoDbStore(PublishingStore):
         """See `PublishingStore.forget`."""
         key = {"key": {"S": _schema_key(group)}}
         await self._run(self._call, "delete_item", TableName=self._table, Key=key)
-        await self._run(
-            self._call,
-            "update_item",
-            TableName=self._table,
-            Key={"key": {"S": _GROUPS_KEY}},
-            UpdateExpression="DELETE #n :n",
-            ExpressionAttributeNames={"#n": "names"},
-            ExpressionAttributeValues={":n": {"SS": [group]}},
-        )
+        await self._update(_GROUPS_KEY, "DELETE #a :v", "names", {"SS": [group]})
 
     async def incarnation(self) -> str:
         """See `PublishingStore.incarnation`: DynamoDB does not lose accepted writes."""
@@ -286,6 +248,19 @@ class DynamoDbStore(PublishingStore):
         if self._is_missing:
             await self._run(self._create_table)
             self._is_missing = False
+
+    async def _update(self, key: str, expression: str, name: str, value: Item | None = None) -> None:
+        """Change an attribute (#a) of an item by a value (:v); what else the item has stays."""
+        values = {} if value is None else {"ExpressionAttributeValues": {":v": value}}
+        await self._run(
+            self._call,
+            "update_item",
+            TableName=self._table,
+            Key={"key": {"S": key}},
+            UpdateExpression=expression,
+            ExpressionAttributeNames={"#a": name},
+            **values,
+        )
 
     async def _get(self, keys: list[str], client: Any) -> dict[str, Item]:
         """Return items by key, without missing ones. Keys must be distinct."""
@@ -382,6 +357,8 @@ class DynamoDbStore(PublishingStore):
             raise self._wrong(str(error)) from error
 
     def _create_table(self) -> None:
+        from botocore.exceptions import WaiterError
+
         try:
             self._call(
                 "create_table",
@@ -393,11 +370,6 @@ class DynamoDbStore(PublishingStore):
         except FeatureStoreError as error:
             if _code(error.__cause__) != "ResourceInUseException":
                 raise
-        self._wait_for_table()
-
-    def _wait_for_table(self) -> None:
-        from botocore.exceptions import WaiterError
-
         try:
             waiter = self._writer.get_waiter("table_exists")
             waiter.wait(TableName=self._table, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
@@ -432,8 +404,7 @@ def _schema_key(group: str) -> str:
 
 
 def _keys(group: str, ids: ExternalIds) -> list[str]:
-    listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    return [f"{group}:{id}" for id in listed]
+    return [f"{group}:{id}" for id in listed(ids)]
 
 
 def _is_possible(key: str) -> bool:
@@ -444,37 +415,26 @@ def _is_possible(key: str) -> bool:
         return False
 
 
-def _shown(key: str) -> str:
-    return repr(key if len(key) <= 80 else key[:80] + "…")
-
-
 def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[str, Item]) -> FetchedRows:
     """Convert items to rows, in the order of `keys`."""
-    found = np.zeros(len(keys), np.bool_)
-    values = np.zeros((len(keys), group.dim), np.float32)
+    rows = RowsById(group, len(keys))
     raw: list[bytes] = []
-    problems: list[str] = []
-    num_invalid = 0
     for i, key in enumerate(keys):
-        item = items.get(key)
-        row = None if item is None else item.get("row")
+        row = items.get(key, {}).get("row")
         if row is None:
             continue
         numbers = row.get("B")
         if numbers is not None and len(numbers) == group.row_bytes:
-            found[i] = True
+            rows.found[i] = True
             raw.append(numbers)
-            continue
-        num_invalid += 1
-        if len(problems) < MAX_PROBLEMS:
-            problem = (
-                "is not binary" if numbers is None else f"has {len(numbers)} bytes, not {group.row_bytes}"
-            )
-            problems.append(f"{group.name} {ids[i]}: the row {problem}")
+        elif numbers is None:
+            rows.problems[i] = "the row is not binary"
+        else:
+            rows.problems[i] = f"the row has {len(numbers)} bytes, not {group.row_bytes}"
     if raw:
         dtype = np.dtype(group.dtype).newbyteorder("<")
-        values[found] = np.frombuffer(b"".join(raw), dtype).reshape(-1, group.dim)
-    return FetchedRows(values, found, tuple(problems), num_invalid)
+        rows.values[rows.found] = np.frombuffer(b"".join(raw), dtype).reshape(-1, group.dim)
+    return rows.answer(np.arange(len(keys)), ids)
 
 
 def _code(error: BaseException | None) -> str:

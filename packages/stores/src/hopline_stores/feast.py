@@ -11,21 +11,20 @@ with a matching timeout, and preferably in the prefetcher, not in a worker that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
-from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.base import FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_same, not_found
 from hopline.float32 import loss
-from hopline.types import ExternalId, ExternalIds, FloatArray
-from hopline_stores.foreign import Threads, translated
+from hopline.types import ExternalId, ExternalIds, IdArray
+from hopline_stores.foreign import ClientStore, RowsById
 
 _THREADS = 4
 #: SQLite, Feast's default, allows 32,766 keys in a query.
@@ -36,8 +35,6 @@ _SCALARS = frozenset({"int32_val", "int64_val", "float_val", "double_val"})
 _LISTS = frozenset({"int32_list_val", "int64_list_val", "float_list_val", "double_list_val"})
 #: FieldStatus of Feast's responses. Values that are too old for their view are missing, as in Feast.
 _PRESENT, _NOT_FOUND, _OUTSIDE_MAX_AGE = 1, 3, 4
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class _View:
     columns: tuple[_Column, ...]
 
 
-class FeastStore(FeatureStore):
+class FeastStore(ClientStore):
     """The online store of a Feast repository.
 
     Args:
@@ -91,33 +88,14 @@ class FeastStore(FeatureStore):
     def __init__(self, url: str, setting: str = "features.store") -> None:
         parts = urlsplit(url)
         self._folder = unquote(parts.netloc + parts.path)
-        self._setting = setting
         if not self._folder:
             raise ConfigError(f"{setting}: {url!r} must be feast://<folder of feature_store.yaml>")
-        self._threads = Threads(self._name, self.kind, _THREADS)
+        super().__init__(f"Feast repository {self._folder!r}", setting, _THREADS)
         self._feast: Any = None
         self._views: dict[str, _View] = {}
 
-    async def open(self) -> None:
-        """Open the repository and read one row of its online store.
-
-        Raises:
-            ConfigError: Feast is missing; no repository, or one without feature views; an online store that
-                cannot be reached.
-        """
-        self._threads.open()
-        try:
-            await self._run("opening", self._connect)
-            await self._run("a first read", self._probe)
-        except FeatureStoreError as error:
-            await self.close()
-            raise ConfigError(f"{self._setting}: {error}") from error
-        except ConfigError:
-            await self.close()
-            raise
-
     async def close(self) -> None:
-        """Close connections."""
+        """See `FeatureStore.close`."""
         self._threads.close()
         feast, self._feast = self._feast, None
         if feast is not None:
@@ -144,15 +122,6 @@ class FeastStore(FeatureStore):
                 f"expected {', '.join(group.feature_names)}"
             )
         return await self._run(f"reading {group.name!r}", self._fetch, view, listed(ids))
-
-    async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
-        """Call `function` in a thread, and translate the errors of Feast and its backends."""
-        try:
-            return await self._threads.run(partial(function, *args))
-        except (FeatureStoreError, ConfigError):
-            raise
-        except Exception as error:  # errors of any driver: Feast does not wrap them
-            raise translated(error, f"{self._name}: {doing}") from error
 
     def _connect(self) -> None:
         try:
@@ -270,19 +239,14 @@ class FeastStore(FeatureStore):
         ).proto
         return dict(zip(answer.metadata.feature_names.val, answer.results, strict=True))
 
-    @property
-    def _name(self) -> str:
-        return f"Feast repository {self._folder!r}"
 
-
-class _Rows:
+class _Rows(RowsById):
     """Rows of distinct ids that are assembled from Feast's columns."""
 
     def __init__(self, view: _View, num_rows: int) -> None:
-        self._view = view
-        self._values: FloatArray = np.zeros((num_rows, view.group.dim), np.float32)
+        super().__init__(view.group, num_rows)
+        self._columns = view.columns
         self._num_present = np.zeros(num_rows, np.int64)
-        self._problems: dict[int, str] = {}
 
     def take(self, first: int, num_rows: int, vectors: dict[str, Any]) -> None:
         """Store the values of rows first … first + num_rows - 1.
@@ -290,7 +254,7 @@ class _Rows:
         Raises:
             FeatureStoreError: the response has a different number of rows.
         """
-        for column in self._view.columns:
+        for column in self._columns:
             vector = vectors.get(column.answer)
             if vector is None or not len(vector.values) == len(vector.statuses) == num_rows:
                 raise FeatureStoreError(
@@ -305,41 +269,33 @@ class _Rows:
         self._num_present[row] += 1
         kind = value.WhichOneof("val") if status == _PRESENT else None
         if kind is None:
-            self._problems.setdefault(row, f"feature {column.name!r} has no value")
+            self.problems.setdefault(row, f"feature {column.name!r} has no value")
             return
         if kind not in (_LISTS if column.is_list else _SCALARS):
-            self._problems.setdefault(row, f"feature {column.name!r} is a {kind.removesuffix('_val')}")
+            self.problems.setdefault(row, f"feature {column.name!r} is a {kind.removesuffix('_val')}")
             return
         numbers = getattr(value, kind).val if column.is_list else [getattr(value, kind)]
         if len(numbers) != column.width:
             problem = f"feature {column.name!r} has {len(numbers)} numbers, not {column.width}"
-            self._problems.setdefault(row, problem)
+            self.problems.setdefault(row, problem)
             return
-        stored = self._values[row, column.first : column.first + column.width]
+        stored = self.values[row, column.first : column.first + column.width]
         stored[:] = numbers
         if kind.startswith("int"):
             inexact = [
                 number for number, kept in zip(numbers, stored.tolist(), strict=True) if number != kept
             ]
             if inexact:
-                self._problems.setdefault(row, f"feature {column.name!r}: {loss(inexact[0])}")
+                self.problems.setdefault(row, f"feature {column.name!r}: {loss(inexact[0])}")
 
-    def answer(self, where: Any, ids: Sequence[ExternalId]) -> FetchedRows:
-        """Return the rows `where` (int64 [n], -1 for none) for `ids`."""
-        num_columns = len(self._view.columns)
+    def answer(self, where: IdArray, ids: ExternalIds) -> FetchedRows:
+        """See `RowsById.answer`; a row without some of the features cannot be used."""
+        num_columns = len(self._columns)
         for row in np.flatnonzero((self._num_present > 0) & (self._num_present < num_columns)).tolist():
             lacking = num_columns - int(self._num_present[row])
-            self._problems.setdefault(row, f"{lacking} of {num_columns} features are missing")
-        usable = self._num_present == num_columns
-        usable[list(self._problems)] = False
-        found = np.zeros(len(where), np.bool_)
-        found[where >= 0] = usable[where[where >= 0]]
-        values = np.zeros((len(where), self._view.group.dim), np.float32)
-        values[found] = self._values[where[found]]
-        invalid = [(id, row) for id, row in zip(ids, where.tolist(), strict=True) if row in self._problems]
-        name = self._view.group.name
-        problems = tuple(f"{name} {id}: {self._problems[row]}" for id, row in invalid[:MAX_PROBLEMS])
-        return FetchedRows(values, found, problems, len(invalid))
+            self.problems.setdefault(row, f"{lacking} of {num_columns} features are missing")
+        self.found = self._num_present == num_columns
+        return super().answer(where, ids)
 
 
 def _is_array(dtype: Any) -> bool:

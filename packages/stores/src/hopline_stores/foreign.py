@@ -8,11 +8,18 @@ are the builtins, and the usual names of connection errors.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
+import numpy as np
+
+from hopline.errors import ConfigError, FeatureStoreError, FeatureStoreUnavailable
+from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import listed
+from hopline.types import ExternalIds, FloatArray, IdArray
 
 _T = TypeVar("_T")
 
@@ -60,6 +67,87 @@ class Threads:
             raise
 
 
+class ClientStore(FeatureStore):
+    """A store over a client library whose calls block, and raise errors of their own.
+
+    Args:
+        name: of the store in errors.
+        setting: setting of the URL, for errors.
+        num_threads: threads that call the library.
+    """
+
+    def __init__(self, name: str, setting: str, num_threads: int) -> None:
+        self._name = name
+        self._setting = setting
+        self._threads = Threads(name, self.kind, num_threads)
+
+    async def open(self) -> None:
+        """Connect in a thread, and try to read.
+
+        Raises: ConfigError: the library is missing, or the store cannot be used.
+        """
+        self._threads.open()
+        try:
+            await self._run("opening", self._connect)
+            await self._run("a first read", self._probe)
+        except (FeatureStoreError, ConfigError) as error:
+            await self.close()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{self._setting}: {error}") from error
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Make the library's client."""
+
+    @abstractmethod
+    def _probe(self) -> object:
+        """Read something."""
+
+    async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Call `function` in a thread, and translate the errors of the library and its backends."""
+        try:
+            return await self._threads.run(partial(function, *args))
+        except (FeatureStoreError, ConfigError):
+            raise
+        except Exception as error:  # errors of any driver
+            raise translated(error, f"{self._name}: {doing}") from error
+
+
+class RowsById:
+    """Rows of distinct ids, in the order in which a library was asked for them.
+
+    Args:
+        group: their schema.
+        num_rows: number of ids.
+
+    Attributes:
+        values: float32 [n, dim]. found: bool [n].
+        problems: row -> why it cannot be used; such a row counts as not found.
+    """
+
+    def __init__(self, group: FeatureGroup, num_rows: int) -> None:
+        self.group = group
+        self.values: FloatArray = np.zeros((num_rows, group.dim), np.float32)
+        self.found = np.zeros(num_rows, np.bool_)
+        self.problems: dict[int, str] = {}
+
+    def answer(self, where: IdArray, ids: ExternalIds) -> FetchedRows:
+        """Return the rows `where`, int64 [m], -1 for none, for `ids`."""
+        self.found[list(self.problems)] = False
+        found = where >= 0
+        found[found] = self.found[where[found]]
+        values = np.zeros((len(where), self.group.dim), np.float32)
+        values[found] = self.values[where[found]]
+        invalid = [
+            (id, row) for id, row in zip(listed(ids), where.tolist(), strict=True) if row in self.problems
+        ]
+        problems = tuple(
+            f"{self.group.name} {id}: {self.problems[row]}" for id, row in invalid[:MAX_PROBLEMS]
+        )
+        return FetchedRows(values, found, problems, len(invalid))
+
+
 _LONGEST = 500
 _ENDINGS = (
     "ConnectError",
@@ -88,21 +176,10 @@ def translated(error: Exception, what: str) -> FeatureStoreError:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the error, or one of its causes, looks like a connection error."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if _is_transient_itself(seen):
-            return True
-        seen = seen.__cause__
-    return False
-
-
-def _is_transient_itself(error: BaseException) -> bool:
-    if isinstance(error, _LASTING):
-        return False
+    """True if the error, or one of its causes, looks like a connection error."""
     if isinstance(error, OSError):
-        return True
-    # SQLite has one class for "database is locked" and for a missing table.
-    if "no such" in str(error):
-        return False
-    return any(cls.__name__.endswith(_ENDINGS) for cls in type(error).__mro__)
+        transient = not isinstance(error, _LASTING)
+    else:  # SQLite has one class for "database is locked" and for a missing table.
+        named = any(cls.__name__.endswith(_ENDINGS) for cls in type(error).__mro__)
+        transient = named and "no such" not in str(error)
+    return transient or (error.__cause__ is not None and is_transient(error.__cause__))

@@ -1,6 +1,6 @@
 """A sink that writes to Redis or DynamoDB; `published+redis://…` serves the results as features.
 
-Rows are written as a separate generation (`features/published.py`), a group for each output, in the
+Rows are written as a separate generation (`published.py`), a group for each output, in the
 store's own layout; then one note is swapped, and readers see it. The earlier generation is deleted later.
 Calls are repeated while the store is unavailable.
 """
@@ -45,16 +45,10 @@ _P = ParamSpec("_P")
 
 
 class _Publisher:
-    """Publishes tables in a store.
+    """Publishes tables in a store."""
 
-    Args:
-        store: of the tables.
-        pauses_s: before each retry while the store is unavailable.
-    """
-
-    def __init__(self, store: PublishingStore, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
+    def __init__(self, store: PublishingStore) -> None:
         self.store = store
-        self._pauses_s = pauses_s
 
     async def ask(self, call: Callable[_P, Awaitable[_T]], *args: _P.args, **options: _P.kwargs) -> _T:
         """Call one of the store's methods and return its result.
@@ -62,25 +56,22 @@ class _Publisher:
         Raises:
             SinkError: the store refuses, or is unavailable after all retries.
         """
-        for pause_s in self._pauses_s:
+        for pause_s in (*_PAUSES_S, None):
             try:
                 return await call(*args, **options)
-            except FeatureStoreUnavailable:
+            except FeatureStoreUnavailable as error:
+                if pause_s is None:
+                    raise SinkError(
+                        f"{error}; computed states are kept: fix this and start the same command again"
+                    ) from error
                 await asyncio.sleep(pause_s)
             except (FeatureStoreError, ConfigError) as error:
                 raise SinkError(str(error)) from error
-        try:
-            return await call(*args, **options)
-        except FeatureStoreUnavailable as error:
-            raise SinkError(
-                f"{error}; computed states are kept: fix this and start the same command again"
-            ) from error
-        except (FeatureStoreError, ConfigError) as error:
-            raise SinkError(str(error)) from error
+        raise AssertionError
 
     async def catalog(self) -> Catalog:
         """The published tables, and those that were begun. Raises: SinkError."""
-        return (await self._read())[0]
+        return self._decoded(await self.ask(self.store.note, NOTE))
 
     async def change(self, change: Callable[[Catalog], Catalog]) -> None:
         """Change the catalog, also if others change it at the same time; `change` may be called again.
@@ -88,22 +79,22 @@ class _Publisher:
         Raises:
             SinkError: as `ask`; or others change it without end.
         """
-        for attempt in range(_SWAPS):
-            catalog, content = await self._read()
-            wanted = msgspec.json.encode(change(catalog))
-            if wanted == content or await self.ask(self.store.swap_note, NOTE, content, wanted):
-                return
-            await asyncio.sleep(0.02 * attempt)
-        raise SinkError("the catalog of published tables is changed by others without end; start again")
+        problem = "the catalog of published tables is changed by others without end; start again"
+        await self._swap(NOTE, lambda old: msgspec.json.encode(change(self._decoded(old))), problem)
 
     async def put_note(self, name: str, content: bytes) -> None:
         """Write a note that no other run may write. Raises: SinkError: another run writes it."""
+        problem = "another run writes the same rows at the same time; start again when it is done"
+        await self._swap(name, lambda _: content, problem)
+
+    async def _swap(self, name: str, wanted: Callable[[bytes | None], bytes], problem: str) -> None:
         for attempt in range(_SWAPS):
             old = await self.ask(self.store.note, name)
-            if old == content or await self.ask(self.store.swap_note, name, old, content):
+            new = wanted(old)
+            if new == old or await self.ask(self.store.swap_note, name, old, new):
                 return
             await asyncio.sleep(0.02 * attempt)
-        raise SinkError("another run writes the same rows at the same time; start again when it is done")
+        raise SinkError(problem)
 
     async def remove_others(self, table: str, run: str) -> None:
         """Delete generations of a table that are neither current nor of this run.
@@ -140,10 +131,9 @@ class _Publisher:
         for group in generation.groups:
             await self.ask(self.store.forget, stored(run, group).name)
 
-    async def _read(self) -> tuple[Catalog, bytes | None]:
-        content = await self.ask(self.store.note, NOTE)
+    def _decoded(self, content: bytes | None) -> Catalog:
         try:
-            return read_catalog(content, self.store.kind), content
+            return read_catalog(content, self.store.kind)
         except FeatureStoreError as error:
             raise SinkError(str(error)) from None
 
@@ -165,15 +155,12 @@ class StoreSink:
         url: of the store.
         name: of the table, if several are published in one store; their groups are `<name>.<output>`.
         keep_s: seconds for which the earlier generation is kept, for readers that still use it.
-        pauses_s: before each retry while the store is unavailable.
 
     Raises:
         SinkError: the URL is not that of a store that can publish.
     """
 
-    def __init__(
-        self, url: str, name: str = "", keep_s: float = 5.0, pauses_s: tuple[float, ...] = _PAUSES_S
-    ) -> None:
+    def __init__(self, url: str, name: str = "", keep_s: float = 5.0) -> None:
         try:
             store = open_store(url, "--to")
         except ConfigError as error:
@@ -181,7 +168,7 @@ class StoreSink:
         if not isinstance(store, PublishingStore):
             raise SinkError(f"--to: results cannot be published in a {store.kind} store")
         self._store = store
-        self._publisher = _Publisher(store, pauses_s)
+        self._publisher = _Publisher(store)
         self._name = name
         self._keep_s = keep_s
         self._runner: asyncio.Runner | None = None
@@ -221,9 +208,7 @@ class StoreSink:
             return
         try:
             self._runner.run(self._save())
-        except (
-            SinkError
-        ) as error:  # the store is unavailable: the next attempt begins at the last saved row
+        except SinkError as error:  # the next attempt begins at the last saved row
             log.info("the progress of the results could not be saved: %s", error)
         finally:
             self._close()
@@ -231,16 +216,10 @@ class StoreSink:
     async def _open(self, schema: TableSchema, table: str) -> int:
         ask = self._publisher.ask
         await ask(self._store.open)
-        about = {
-            "model": schema.model,
-            "version": schema.version,
-            "model_hash": schema.model_hash,
-            "graph_version": schema.graph_version,
-            "node_type": schema.node_type,
-            "num_rows": str(schema.num_rows),
-            "exact": "true" if schema.exact else "false",
-            "classes": msgspec.json.encode(schema.classes).decode(),
-        }
+        named = ("model", "version", "model_hash", "graph_version", "node_type", "num_rows")
+        about = {name: str(getattr(schema, name)) for name in named}
+        about["exact"] = "true" if schema.exact else "false"
+        about["classes"] = msgspec.json.encode(schema.classes).decode()
         groups = tuple(group for _, group in self._groups)
         incarnation = await ask(self._store.incarnation)
         fresh = Generation(table, groups, about, incarnation=incarnation)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
-from hopline.types import AnyArray, IdArray
+from hopline.errors import ConfigError, FeatureStoreError, FeatureStoreUnavailable
+from hopline.types import IdArray
 from hopline_stores.redis import resp
 from hopline_stores.redis.connection import Replies
 from hopline_stores.redis.resp import Keys
-from hopline_stores.redis.server import Server
+from hopline_stores.redis.server import Backend, Payload, Server, Unreachable
 from hopline_stores.redis.url import RedisUrl
 
 _NUM_SLOTS = 16384
 
 _LEARN_S = 1.0
 
-#: Keys, their positions in the request, whether they are being migrated -> bytes to send.
-Payload = Callable[[Keys, IdArray, bool], memoryview]
 
-
-class Cluster:
+class Cluster(Backend):
     """The servers of a cluster.
 
     Args:
@@ -39,11 +37,7 @@ class Cluster:
         self._learning: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float) -> None:
-        """Find the servers of the cluster.
-
-        Raises:
-            Unreachable, FeatureStoreError: see `Server.connect`; if no address can be used.
-        """
+        """See `Backend.open`; finds the servers of the cluster."""
         failed: list[FeatureStoreError] = []
         for seed in list(self._servers.values()):
             try:
@@ -63,17 +57,12 @@ class Cluster:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def servers(self) -> list[Server]:
-        """Return the servers that have slots."""
+        """See `Backend.servers`."""
         return list(self._masters)
 
     async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
-        """Send one command for one key.
-
-        Args:
-            key: selects the server; repeat it in `words`.
-        """
-        begins, ends = np.array([0]), np.array([len(key)])
-        slot = int(resp.slots(resp.NO_BYTES, resp.to_bytes(key), begins, ends)[0])
+        """See `Backend.call_for`."""
+        slot = int(resp.slots(resp.keys_from([key]))[0])
         try:
             return await self._master(slot).call(*words)
         except FeatureStoreUnavailable as error:
@@ -83,46 +72,10 @@ class Cluster:
         await self._learn()
         return await self._master(slot).call(*words)
 
-    async def read(self, keys: Keys, row_bytes: int) -> Replies:
-        """Send GET for every key, one round trip to each server."""
-
-        def payload(some: Keys, rows: IdArray, asking: bool) -> memoryview:
-            return resp.get_each(some, asking=asking)
-
-        return await self._ask(keys, row_bytes, payload)
-
-    async def read_ranges(self, keys: Keys, firsts: IdArray, lasts: IdArray, row_bytes: int) -> Replies:
-        """Send GETRANGE for every key, one round trip to each server.
-
-        Args:
-            firsts, lasts: int64 [n], first and last byte. row_bytes: of the longest range.
-        """
-
-        def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
-            return resp.get_ranges(some, firsts[where], lasts[where], asking=asking)
-
-        return await self._ask(keys, row_bytes, payload)
-
-    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
-        """Send SET for every key, one round trip to each server."""
-
-        def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
-            return resp.set_each(some, rows[where], ttl_ms, asking=asking)
-
-        return await self._ask(keys, 0, payload)
-
-    async def unlink(self, keys: Keys) -> Replies:
-        """Send UNLINK for every key, one round trip to each server."""
-
-        def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
-            return resp.unlink_each(some, asking=asking)
-
-        return await self._ask(keys, 0, payload)
-
-    async def _ask(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
-        """Return the replies for all keys; keys on another server are requested there, once."""
+    async def send(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
+        """See `Backend.send`; keys that are on another server by now are requested there, once."""
         answer = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
-        slots = resp.slots(*keys)
+        slots = resp.slots(keys)
         await self._round(keys, slots, np.arange(keys.num), payload, answer)
         if answer.errors:
             moved = [row for row, text in answer.errors.items() if text.startswith("MOVED ")]
@@ -131,7 +84,7 @@ class Cluster:
                 await self._round(keys, slots, np.array(moved), payload, answer)
             for where, rows in _asked(answer.errors).items():
                 server = self._server(*where)
-                await self._request(server, keys, np.array(rows), payload, answer, asking=True)
+                await self._request(server, keys, np.array(rows), payload, answer, True)
         return answer
 
     async def _round(
@@ -142,7 +95,7 @@ class Cluster:
         for master in np.unique(masters).tolist():
             mine = rows[masters == master]
             server = self._master(int(slots[mine[0]]))
-            requests.append(self._request(server, keys, mine, payload, answer))
+            requests.append(self._request(server, keys, mine, payload, answer, False))
         try:
             await asyncio.gather(*requests)
         except FeatureStoreUnavailable:
@@ -150,14 +103,7 @@ class Cluster:
             raise
 
     async def _request(
-        self,
-        server: Server,
-        keys: Keys,
-        rows: IdArray,
-        payload: Payload,
-        answer: Replies,
-        *,
-        asking: bool = False,
+        self, server: Server, keys: Keys, rows: IdArray, payload: Payload, answer: Replies, asking: bool
     ) -> None:
         """Send some of the keys to one server, and store its replies in `answer`."""
         each = 2 if asking else 1  # ASKING has its own reply
@@ -231,3 +177,19 @@ def _asked(errors: dict[int, str]) -> dict[tuple[str, int], list[int]]:
             host, _, port = text.split()[2].rpartition(":")
             found.setdefault((host.strip("[]"), int(port)), []).append(row)
     return found
+
+
+def backend_of(url: RedisUrl) -> Backend:
+    """The server or the cluster of a URL, not connected yet."""
+    return Cluster(url) if url.is_cluster else Server(*url.addresses[0], url)
+
+
+@contextlib.contextmanager
+def errors_of_opening(setting: str) -> Iterator[None]:
+    """Errors of a first connection as those of the setting with the URL, but for transient ones."""
+    try:
+        yield
+    except FeatureStoreError as error:
+        if type(error) not in (Unreachable, FeatureStoreError):
+            raise
+        raise ConfigError(f"{setting}: {error}") from None

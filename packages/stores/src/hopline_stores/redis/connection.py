@@ -93,6 +93,12 @@ class Replies:
         self._part = part
         self._state = np.array((0, 0, 0, part > 0), np.int64)
 
+    def check(self, where: str) -> Replies:
+        """Return the replies. Raises: FeatureStoreError, FeatureStoreUnavailable: one is an error."""
+        if self.errors:
+            raise refusal(where, next(iter(self.errors.values())))
+        return self
+
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
         """See `ReplyWaiter.feed`."""
         state = self._state

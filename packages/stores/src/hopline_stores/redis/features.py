@@ -12,21 +12,21 @@ Any writer of such keys can feed Hopline. This file handles keys, schemas and ro
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
+from hopline.errors import FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
+from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
-from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
+from hopline.types import UNREADABLE, ExternalIds, FloatArray
 from hopline_stores.published import PublishingStore
 from hopline_stores.redis import resp
-from hopline_stores.redis.cluster import Cluster
-from hopline_stores.redis.connection import Replies, refusal
+from hopline_stores.redis.cluster import backend_of, errors_of_opening
+from hopline_stores.redis.connection import Replies
 from hopline_stores.redis.resp import Bytes, Keys
-from hopline_stores.redis.server import Server, Unreachable
 from hopline_stores.redis.url import RedisUrl
 
 _OPEN_S = 5.0
@@ -42,56 +42,27 @@ return 1
 """
 
 
-class _Backend(Protocol):
-    """One server or a cluster."""
-
-    async def open(self, timeout_s: float) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def servers(self) -> list[Server]: ...
-
-    async def call_for(self, key: bytes, *words: bytes | str | int) -> Any: ...
-
-    async def read(self, keys: Keys, row_bytes: int) -> Replies: ...
-
-    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies: ...
-
-    async def unlink(self, keys: Keys) -> Replies: ...
-
-
 class RedisStore(PublishingStore):
     """Rows in one Redis or Valkey server.
 
     Args:
         url: see `RedisUrl`.
         setting: setting of the URL, for errors.
-        ttl_s: written rows expire after this many seconds; None for the URL's value.
     """
 
     kind = "redis"
 
-    def __init__(self, url: str, setting: str = "features.store", *, ttl_s: float | None = None) -> None:
+    def __init__(self, url: str, setting: str = "features.store") -> None:
         self._url = RedisUrl.parse(url, setting)
-        ttl_s = self._url.ttl_s if ttl_s is None else ttl_s
-        self._ttl_ms = None if ttl_s is None else max(1, round(1000 * ttl_s))
-        self._backend = self._connect_to(self._url)
+        self._ttl_ms = None if self._url.ttl_s is None else max(1, round(1000 * self._url.ttl_s))
+        self._backend = backend_of(self._url)
         self._prefixes: dict[str, Bytes] = {}
-
-    def _connect_to(self, url: RedisUrl) -> _Backend:
-        return Server(*url.addresses[0], url)
 
     async def open(self) -> None:
         """See `FeatureStore.open`. Raises also FeatureStoreUnavailable while the server loads its data."""
         _compile()
-        try:
+        with errors_of_opening(self._url.setting):
             await self._backend.open(_OPEN_S)
-        except Unreachable as error:
-            raise ConfigError(f"{self._url.setting}: {error}") from None
-        except FeatureStoreError as error:
-            if type(error) is not FeatureStoreError:
-                raise
-            raise ConfigError(f"{self._url.setting}: {error}") from None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -124,7 +95,7 @@ class RedisStore(PublishingStore):
         if not len(ids):
             return FetchedRows(np.zeros((0, group.dim), np.float32), np.zeros(0, bool))
         replies = await self._backend.read(self._keys(group.name, ids), group.row_bytes)
-        return self._rows(group, ids, replies)
+        return _rows(group, ids, replies.check(self._url.kind))
 
     async def create(self, group: FeatureGroup) -> None:
         """See `FeatureStore.create`. Rows with another schema are deleted."""
@@ -152,9 +123,7 @@ class RedisStore(PublishingStore):
         step = max(1, _CHUNK_BYTES // group.row_bytes)
         for first in range(0, len(rows), step):
             part = slice(first, first + step)
-            replies = await self._backend.write(keys.pick(part), rows[part], self._ttl_ms)
-            if replies.errors:
-                raise refusal(self._url.kind, next(iter(replies.errors.values())))
+            (await self._backend.write(keys.pick(part), rows[part], self._ttl_ms)).check(self._url.kind)
 
     async def note(self, name: str) -> bytes | None:
         """See `PublishingStore.note`."""
@@ -170,9 +139,7 @@ class RedisStore(PublishingStore):
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
         """See `PublishingStore.remove`."""
         if len(ids):
-            replies = await self._backend.unlink(self._keys(group.name, ids))
-            if replies.errors:
-                raise refusal(self._url.kind, next(iter(replies.errors.values())))
+            (await self._backend.unlink(self._keys(group.name, ids))).check(self._url.kind)
 
     async def forget(self, group: str) -> None:
         """See `PublishingStore.forget`."""
@@ -197,23 +164,6 @@ class RedisStore(PublishingStore):
         key = f"{self._url.prefix}{name}".encode()
         return await self._backend.call_for(key, verb, key, *words)
 
-    def _rows(self, group: FeatureGroup, ids: ExternalIds, replies: Replies) -> FetchedRows:
-        if replies.errors:
-            raise refusal(self._url.kind, next(iter(replies.errors.values())))
-        found = replies.lengths == group.row_bytes
-        values = replies.rows.view(np.dtype(group.dtype).newbyteorder("<"))
-        if found.all():
-            return FetchedRows(values.astype(np.float32, copy=False), found)
-        replies.rows[~found] = 0
-        invalid = ~found & (replies.lengths != resp.NIL)
-        wrong = np.flatnonzero(invalid)
-        problems = tuple(
-            f"group {group.name!r}: the row of {_id(ids, row)!r} has {replies.lengths[row]} bytes "
-            f"instead of {group.row_bytes}"
-            for row in wrong[:MAX_PROBLEMS].tolist()
-        )
-        return FetchedRows(values.astype(np.float32, copy=False), found, problems, len(wrong), invalid)
-
     async def _delete_rows(self, group: str) -> None:
         schema = f"{self._url.prefix}{group}:schema".encode()
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", f"{self._url.prefix}{group}:") + "*"
@@ -221,7 +171,7 @@ class RedisStore(PublishingStore):
             cursor = b"0"
             while True:
                 cursor, keys = await server.call("SCAN", cursor, "MATCH", pattern, "COUNT", 10_000)
-                await server.delete([key for key in keys if key != schema])
+                await server.unlink(resp.keys_from([key for key in keys if key != schema]))
                 if cursor == b"0":
                     break
 
@@ -230,9 +180,6 @@ class RedisClusterStore(RedisStore):
     """Rows in a Redis or Valkey cluster, distributed over its servers by id."""
 
     kind = "redis_cluster"
-
-    def _connect_to(self, url: RedisUrl) -> _Backend:
-        return Cluster(url)
 
 
 class _Described(msgspec.Struct):
@@ -245,15 +192,26 @@ class _Described(msgspec.Struct):
     hash: str = ""
 
 
-def _id(ids: ExternalIds, row: int) -> int | str:
-    return ids[row].item() if isinstance(ids, np.ndarray) else ids[row]
+def _rows(group: FeatureGroup, ids: ExternalIds, replies: Replies) -> FetchedRows:
+    found = replies.lengths == group.row_bytes
+    values = replies.rows.view(np.dtype(group.dtype).newbyteorder("<"))
+    if found.all():
+        return FetchedRows(values.astype(np.float32, copy=False), found)
+    replies.rows[~found] = 0
+    invalid = ~found & (replies.lengths != resp.NIL)
+    wrong = np.flatnonzero(invalid)
+    problems = tuple(
+        f"group {group.name!r}: the row of {listed(ids)[row]!r} has {replies.lengths[row]} bytes "
+        f"instead of {group.row_bytes}"
+        for row in wrong[:MAX_PROBLEMS].tolist()
+    )
+    return FetchedRows(values.astype(np.float32, copy=False), found, problems, len(wrong), invalid)
 
 
 def _compile() -> None:
     """Load the compiled functions before the first request."""
     keys = resp.keys_of(resp.to_bytes(b"x"), [1])
     resp.mget(keys, 1)
-    resp.slots(*keys)
     buffer = resp.to_bytes(b"*1\r\n$-1\r\n")
     state = np.array((0, 0, 0, 1), np.int64)
     resp.read_replies(buffer, 0, len(buffer), state, 1, np.empty(1, np.int64), np.empty((1, 1), np.uint8))

@@ -3,7 +3,6 @@
     <prefix>graph:current                     version that servers read, if they name none
     <prefix>graph:versions                    a set of the complete versions
     <prefix>graph:<version>:manifest          JSON of `StoreManifest`; written last, after all was verified
-    <prefix>graph:<version>:progress          a hash: part -> chunks that were written
     <prefix>graph:<version>:<part>:<chunk>    bytes of a part
 
 A part is an array in chunks of equal size, so any positions can be read by GETRANGE. Neighbours have as
@@ -32,14 +31,13 @@ from hopline.errors import (
 from hopline.graph import Graph
 from hopline.graph.codec import PackedBounds
 from hopline.graph.digest import bytes_of
-from hopline.graph.narrow import stored
 from hopline.graph.schema import quoted
-from hopline.graph.storage import Manifest, StoredArray
+from hopline.graph.storage import Manifest, StoredArray, arrays_of
 from hopline.types import AnyArray, IdArray
 from hopline_stores.redis import resp
-from hopline_stores.redis.cluster import Cluster
+from hopline_stores.redis.cluster import backend_of, errors_of_opening
 from hopline_stores.redis.resp import Bytes, Keys
-from hopline_stores.redis.server import Server, Unreachable
+from hopline_stores.redis.server import Server
 from hopline_stores.redis.url import RedisUrl
 
 FORMAT_VERSION = 1
@@ -108,11 +106,7 @@ def edge_parts(graph: Graph) -> dict[str, dict[str, EdgePart]]:
 
 def host_arrays(graph: Graph, *, features: bool) -> dict[str, AnyArray]:
     """Arrays that every request reads, by the part that holds them."""
-    arrays: dict[str, AnyArray] = {}
-    for name, nodes in graph.nodes.items():
-        if features:
-            arrays |= {f"nodes/{quoted(name)}/{field}": a for field, a in stored(nodes.features).items()}
-        arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in nodes.ids.arrays().items()}
+    arrays = {name: a for name, a in arrays_of(graph.nodes, {}).items() if features or "/ids/" in name}
     for key, part in graph.edges.items():
         bounds: Any = part.indptr
         if not isinstance(bounds, PackedBounds) and part.num_edges <= _MAX_PACKED_EDGES:
@@ -152,22 +146,19 @@ def parts_of(graph: Graph, host: dict[str, AnyArray]) -> Iterator[Part]:
         content = np.frombuffer(bytes_of(array), np.uint8)
         yield Part(name, HOST_CHUNK_BYTES, content.shape[0], lambda a, b, content=content: content[a:b])  # type: ignore[misc]
     for key, columns in edge_parts(graph).items():
+        edges = graph.edges[key]
+        columns_of: Any = {"indices": edges.indices, "weight": edges.weight, "attr": edges.attr}
         for column, layout in columns.items():
             size = layout.entry_bytes
             yield Part(
                 edge_part_name(key, column),
                 CHUNK_ENTRIES * size,
-                graph.edges[key].num_edges * size,
-                _reader(graph, key, column, layout),
+                edges.num_edges * size,
+                _reader(columns_of[column], layout),
             )
 
 
-def _reader(graph: Graph, key: str, column: str, layout: EdgePart) -> Callable[[int, int], Bytes]:
-    values: AnyArray = {
-        "indices": graph.edges[key].indices,
-        "weight": graph.edges[key].weight,
-        "attr": graph.edges[key].attr,
-    }[column]  # type: ignore[assignment]
+def _reader(values: AnyArray, layout: EdgePart) -> Callable[[int, int], Bytes]:
     size = layout.entry_bytes
 
     def read(first: int, last: int) -> Bytes:
@@ -190,10 +181,7 @@ class Redis:
         self.url = RedisUrl.parse(url, setting)
         if self.url.ttl_s is not None:
             raise ConfigError(f"{setting}: ttl_s is for rows of features; edges do not expire; remove it")
-        is_cluster = "+cluster" in url.partition("://")[0].lower()
-        self.backend: Cluster | Server = (
-            Cluster(self.url) if is_cluster else Server(*self.url.addresses[0], self.url)
-        )
+        self.backend = backend_of(self.url)
 
     def key(self, *names: str) -> bytes:
         """ "<prefix>graph:<name>:<name>"."""
@@ -212,14 +200,13 @@ def joined(parts: list[Keys]) -> Keys:
     """The keys of several parts in one list."""
     if len(parts) == 1:
         return parts[0]
-    pieces = [
-        part.prefix.tobytes() + part.blob[begin:end].tobytes()
-        for part in parts
-        for begin, end in zip(part.begins.tolist(), part.ends.tolist(), strict=True)
-    ]
-    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-    lengths = np.array([len(piece) for piece in pieces], np.int64)
-    return Keys(resp.to_bytes(b""), resp.to_bytes(b"".join(pieces)), ends - lengths, ends)
+    return resp.keys_from(
+        [
+            part.prefix.tobytes() + part.blob[begin:end].tobytes()
+            for part in parts
+            for begin, end in zip(part.begins.tolist(), part.ends.tolist(), strict=True)
+        ]
+    )
 
 
 _OPEN_S = 5.0
@@ -230,17 +217,11 @@ async def connect(redis: Redis, setting: str) -> None:
 
     Raises: ConfigError: the address or the login is wrong, or a server may evict the edges.
     """
-    try:
+    with errors_of_opening(setting):
         await redis.backend.open(_OPEN_S)
         for server in redis.backend.servers():
             # Keys of a graph have no expiry.
             check_keeps(await _policy(server), server.where, setting, expiring=False)
-    except Unreachable as error:
-        raise ConfigError(f"{setting}: {error}") from None
-    except FeatureStoreUnavailable:
-        raise
-    except FeatureStoreError as error:
-        raise ConfigError(f"{setting}: {error}") from None
 
 
 async def _policy(server: Server) -> str:

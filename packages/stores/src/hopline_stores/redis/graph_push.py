@@ -1,8 +1,8 @@
 """Copies a graph into Redis: can be stopped and continued, and is complete only after it was verified.
 
-Chunks are written in order, and a hash in the store counts those of each part that were confirmed. At the
-end every chunk is read back and compared with the graph; one that differs, as after the loss of a server,
-is written again. Only then the manifest is written, without which no server opens the graph.
+Chunks that the store lacks are written. At the end every chunk is read back and compared with the graph;
+one that differs, as after the loss of a server, is written again. Only then the manifest is written,
+without which no server opens the graph.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from hopline.graph.digest import digests
 from hopline.graph.means import mean_row
 from hopline.graph.storage import StoredArray, header
 from hopline.graph_store.base import Pushed
-from hopline.types import Progress, silent
-from hopline_stores.redis.connection import refusal
+from hopline.types import IdArray, Progress, silent
 from hopline_stores.redis.graph_layout import (
     Part,
     Redis,
@@ -28,6 +27,7 @@ from hopline_stores.redis.graph_layout import (
     host_arrays,
     parts_of,
 )
+from hopline_stores.redis.resp import Bytes, Keys
 
 #: Bytes that are sent before their confirmation is awaited.
 _BATCH_BYTES = 4 << 20
@@ -63,24 +63,24 @@ class _Push:
         self._host = host_arrays(graph, features=features)
         self._parts = [part for part in parts_of(graph, self._host) if part.num_bytes]
         self._total = max(1, sum(part.num_bytes for part in self._parts))
-        self._num_written = self._num_repaired = 0
 
     async def run(self, make_current: bool) -> Pushed:
-        done = 0
-        for part in self._parts:
-            await self._write_part(part, done)
-            done += part.num_bytes
-        done = 0
-        for part in self._parts:
-            await self._verify_part(part, done)
-            done += part.num_bytes
         redis, version = self._redis, self._version
+        was_complete = await redis.call("GET", redis.key(version, "manifest")) is not None
+        num_written = await self._pass("writing")
+        num_lost = await self._pass("verifying")
+        if num_lost and await self._pass("verifying"):
+            raise GraphStoreError(
+                f"{redis.url.kind}: the store of graph {version} does not keep what is written: check the "
+                "servers' maxmemory and their eviction policy, which must be noeviction"
+            )
         await redis.call("SET", redis.key(version, "manifest"), msgspec.json.encode(self._manifest()))
         await redis.call("SADD", redis.key("versions"), version)
         if make_current:
             await redis.call("SET", redis.key("current"), version)
         num_chunks = sum(part.num_chunks for part in self._parts)
-        return Pushed(version, num_chunks, self._num_written, self._num_repaired, self._total)
+        num_repaired = num_lost + (num_written if was_complete else 0)
+        return Pushed(version, num_chunks, num_written + num_lost, num_repaired, self._total)
 
     def _manifest(self) -> StoreManifest:
         hashes = digests(self._host)
@@ -98,70 +98,36 @@ class _Push:
             means = {name: mean_row(nodes.features).tolist() for name, nodes in self._graph.nodes.items()}
         return StoreManifest(self._source, host, edge_parts(self._graph), self._features, means)
 
-    async def _write_part(self, part: Part, done: int) -> None:
-        key = self._redis.key(self._version, "progress")
-        count = await self._redis.call("HGET", key, part.name)
-        first = int(count) if isinstance(count, bytes) and count.isdigit() else 0
-        step = max(1, _BATCH_BYTES // part.chunk_bytes)
-        while first < part.num_chunks:
-            last = min(first + step, part.num_chunks)
-            content = self._content(part, first, last)
-            await self._write(part, np.arange(first, last), content)
-            self._num_written += last - first
-            await self._redis.call("HSET", key, part.name, last)
-            first = last
-            self._progress("writing", min(1.0, (done + last * part.chunk_bytes) / self._total))
+    async def _pass(self, label: str) -> int:
+        """Write the chunks that are missing or differ; return their number."""
+        done = num_written = 0
+        for part in self._parts:
+            step = max(1, _BATCH_BYTES // part.chunk_bytes)
+            for first in range(0, part.num_chunks, step):
+                num_written += await self._settle(
+                    part, np.arange(first, min(first + step, part.num_chunks))
+                )
+                at = min(part.num_bytes, (first + step) * part.chunk_bytes)
+                self._progress(label, (done + at) / self._total)
+            done += part.num_bytes
+        return num_written
 
-    async def _verify_part(self, part: Part, done: int) -> None:
-        step = max(1, _BATCH_BYTES // part.chunk_bytes)
-        for first in range(0, part.num_chunks, step):
-            last = min(first + step, part.num_chunks)
-            wrong = await self._wrong(part, first, last)
-            if wrong:
-                for chunk in wrong:
-                    await self._write(part, np.array([chunk]), self._content(part, chunk, chunk + 1))
-                self._num_written += len(wrong)
-                self._num_repaired += len(wrong)
-                if await self._wrong(part, first, last):
-                    raise GraphStoreError(
-                        f"{self._redis.url.kind}: {part.name} of graph {self._version} does not keep what "
-                        "is written: check the server's maxmemory and its eviction policy, which must be "
-                        "noeviction"
-                    )
-            self._progress("verifying", min(1.0, (done + last * part.chunk_bytes) / self._total))
-
-    async def _wrong(self, part: Part, first: int, last: int) -> list[int]:
-        """Chunks that are missing, or are not those of the graph."""
-        chunks = np.arange(first, last)
+    async def _settle(self, part: Part, chunks: IdArray) -> int:
+        """Compare successive chunks with the store's, and write those that differ; return their number."""
+        size = part.chunk_bytes
+        content = part.read(int(chunks[0]) * size, min((int(chunks[-1]) + 1) * size, part.num_bytes))
         keys = self._redis.chunk_keys(self._version, part.name, chunks)
-        replies = await self._redis.backend.read(keys, part.chunk_bytes)
-        if replies.errors:
-            raise refusal(self._redis.url.kind, next(iter(replies.errors.values())))
-        content = self._content(part, first, last)
-        wrong = []
-        for at, chunk in enumerate(chunks.tolist()):
-            own = content[at * part.chunk_bytes : (at + 1) * part.chunk_bytes]
-            size = int(replies.lengths[at])
-            if size != len(own) or not np.array_equal(replies.rows[at, :size], own):
-                wrong.append(chunk)
-        return wrong
+        replies = (await self._redis.backend.read(keys, size)).check(self._redis.url.kind)
+        own = [content[at : at + size] for at in range(0, len(content), size)]
+        wrong = [
+            at
+            for at, each in enumerate(own)
+            if replies.lengths[at] != len(each) or not np.array_equal(replies.rows[at, : len(each)], each)
+        ]
+        for length in {len(own[at]) for at in wrong}:  # the last chunk may be shorter
+            some = [at for at in wrong if len(own[at]) == length]
+            await self._write(keys.pick(np.array(some)), np.stack([own[at] for at in some]))
+        return len(wrong)
 
-    def _content(self, part: Part, first: int, last: int) -> np.ndarray:
-        return part.read(first * part.chunk_bytes, min(last * part.chunk_bytes, part.num_bytes))
-
-    async def _write(self, part: Part, chunks: np.ndarray, content: np.ndarray) -> None:
-        """Write chunks of a part; only the last one may be shorter."""
-        num_whole = len(content) // part.chunk_bytes
-        for some, rows in (
-            (
-                chunks[:num_whole],
-                content[: num_whole * part.chunk_bytes].reshape(num_whole, part.chunk_bytes),
-            ),
-            (chunks[num_whole:], content[num_whole * part.chunk_bytes :][None]),
-        ):
-            if not len(some):
-                continue
-            keys = self._redis.chunk_keys(self._version, part.name, some)
-            replies = await self._redis.backend.write(keys, np.ascontiguousarray(rows), None)
-            if replies.errors:
-                raise refusal(self._redis.url.kind, next(iter(replies.errors.values())))
+    async def _write(self, keys: Keys, rows: Bytes) -> None:
+        (await self._redis.backend.write(keys, rows, None)).check(self._redis.url.kind)

@@ -7,6 +7,8 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/
 
 from __future__ import annotations
 
+from binascii import crc_hqx
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,6 @@ NO_BYTES: Bytes = np.empty(0, np.uint8)
 _CR, _LF = 13, 10
 _DOLLAR, _STAR, _MINUS, _PLUS, _COLON = 36, 42, 45, 43, 58
 _DIGITS = 20  # of -2^63 and of any length
-_OPEN, _CLOSE = 123, 125
 #: Replaces the id "schema", whose key has the group's schema. No UTF-8 ends in that byte.
 _ID_SCHEMA = b"schema\xff"
 
@@ -73,10 +74,18 @@ def keys_of(prefix: Bytes, ids: ExternalIds) -> Keys:
 def _string_keys(prefix: Bytes, ids: Any) -> Keys:
     joined = "".join(ids)
     if joined.isascii() and "schema" not in ids:
-        blob, lengths = joined.encode(), list(map(len, ids))
-    else:
-        pieces = [_ID_SCHEMA if id == "schema" else id.encode("utf-8", "surrogatepass") for id in ids]
-        blob, lengths = b"".join(pieces), list(map(len, pieces))
+        return _keys(prefix, joined.encode(), list(map(len, ids)))
+    return keys_from(
+        [_ID_SCHEMA if id == "schema" else id.encode("utf-8", "surrogatepass") for id in ids], prefix
+    )
+
+
+def keys_from(pieces: Sequence[bytes], prefix: Bytes | None = None) -> Keys:
+    """Keys of the prefix, none by default, and a piece each."""
+    return _keys(NO_BYTES if prefix is None else prefix, b"".join(pieces), list(map(len, pieces)))
+
+
+def _keys(prefix: Bytes, blob: bytes, lengths: list[int]) -> Keys:
     ends = np.cumsum(lengths, dtype=np.int64)
     return Keys(prefix, to_bytes(blob), ends - lengths, ends)
 
@@ -100,15 +109,13 @@ def mget(keys: Keys, part: int) -> memoryview:
     pieces = []
     for first in range(0, keys.num, part):
         some = keys.pick(slice(first, first + part))
-        head = to_bytes(b"*%d\r\n$4\r\nMGET\r\n" % (some.num + 1))
-        pieces.append(_commands(head, NO_BYTES, some, _no_tails(some.num)))
+        pieces.append(_commands(b"", some, head=b"*%d\r\n$4\r\nMGET\r\n" % (some.num + 1)))
     return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).data
 
 
 def get_each(keys: Keys, *, asking: bool = False) -> memoryview:
     """Encode a GET for each key, to send together; `asking` adds ASKING before each."""
-    before = _ASKING_GET if asking else _GET
-    return _commands(NO_BYTES, before, keys, _no_tails(keys.num)).data
+    return _commands(b"*2\r\n$3\r\nGET\r\n", keys, asking=asking).data
 
 
 def get_ranges(keys: Keys, firsts: IdArray, lasts: IdArray, *, asking: bool = False) -> memoryview:
@@ -117,11 +124,8 @@ def get_ranges(keys: Keys, firsts: IdArray, lasts: IdArray, *, asking: bool = Fa
     Args:
         firsts, lasts: int64 [n], the first and the last byte of each value to read; `asking` as above.
     """
-    before = _ASKING_GETRANGE if asking else _GETRANGE
-    # Each range as "$len\r\nfirst\r\n$len\r\nlast\r\n".
-    each = len(before) + 1 + _DIGITS + 2 + len(keys.prefix) + 2 + 2 * (4 + _DIGITS + 4)
-    out = np.empty(keys.num * each + int((keys.ends - keys.begins).sum()), np.uint8)
-    return out[: _write_ranges(out, before, *keys, firsts, lasts)].data
+    ranges = np.column_stack((firsts, lasts))
+    return _commands(b"*4\r\n$8\r\nGETRANGE\r\n", keys, ranges=ranges, asking=asking).data
 
 
 def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = False) -> memoryview:
@@ -129,8 +133,7 @@ def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = F
 
     Args:
         rows: [n, d] C-contiguous; the value of a key is the bytes of its row.
-        ttl_ms: when the rows expire, None for never.
-        asking: add ASKING before each.
+        ttl_ms: when the rows expire, None for never; `asking` as above.
     """
     raw = rows.view(np.uint8)
     head = b"$%d\r\n" % raw.shape[1]
@@ -140,31 +143,31 @@ def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = F
     tails[:, len(head) : len(head) + raw.shape[1]] = raw
     tails[:, len(head) + raw.shape[1] :] = to_bytes(b"\r\n" + expiry)
     before = b"*%d\r\n$3\r\nSET\r\n" % (3 if ttl_ms is None else 5)
-    return _commands(NO_BYTES, to_bytes(command("ASKING") + before if asking else before), keys, tails).data
+    return _commands(before, keys, tails=tails, asking=asking).data
 
 
 def unlink_each(keys: Keys, *, asking: bool = False) -> memoryview:
     """Encode an UNLINK for each key, to send together; `asking` as above."""
-    before = command("ASKING") + _UNLINK if asking else _UNLINK
-    return _commands(NO_BYTES, to_bytes(before), keys, _no_tails(keys.num)).data
+    return _commands(b"*2\r\n$6\r\nUNLINK\r\n", keys, asking=asking).data
 
 
-_UNLINK = b"*2\r\n$6\r\nUNLINK\r\n"
-_GET = to_bytes(b"*2\r\n$3\r\nGET\r\n")
-_GETRANGE = to_bytes(b"*4\r\n$8\r\nGETRANGE\r\n")
-_ASKING_GETRANGE = to_bytes(command("ASKING") + b"*4\r\n$8\r\nGETRANGE\r\n")
-_ASKING_GET = to_bytes(command("ASKING") + b"*2\r\n$3\r\nGET\r\n")
-
-
-def _no_tails(num: int) -> Bytes:
-    return np.empty((num, 0), np.uint8)
-
-
-def _commands(head: Bytes, before: Bytes, keys: Keys, tails: Bytes) -> Bytes:
-    each = len(before) + 1 + _DIGITS + 2 + len(keys.prefix) + 2 + tails.shape[1]
-    room = len(head) + keys.num * each + int((keys.ends - keys.begins).sum())
-    out = np.empty(room, np.uint8)
-    return out[: _write_commands(out, head, before, *keys, tails)]
+def _commands(
+    before: bytes,
+    keys: Keys,
+    *,
+    head: bytes = b"",
+    tails: Bytes | None = None,
+    ranges: IdArray | None = None,
+    asking: bool = False,
+) -> Bytes:
+    """Encode a command for each key: `before`, the key, the numbers of its range, its tail."""
+    tails = np.empty((keys.num, 0), np.uint8) if tails is None else tails
+    ranges = np.empty((keys.num, 0), np.int64) if ranges is None else ranges
+    before = command("ASKING") + before if asking else before
+    number = 4 + _DIGITS + 4  # "$len\r\nnumber\r\n"
+    each = len(before) + number + len(keys.prefix) + 2 + number * ranges.shape[1] + tails.shape[1]
+    out = np.empty(len(head) + keys.num * each + int((keys.ends - keys.begins).sum()), np.uint8)
+    return out[: _write_commands(out, to_bytes(head), to_bytes(before), *keys, ranges, tails)]
 
 
 @njit(cache=True, nogil=True)
@@ -201,33 +204,6 @@ def _decimal(numbers: IdArray, blob: Bytes, offsets: IdArray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _write_commands(
-    out: Bytes,
-    head: Bytes,
-    before: Bytes,
-    prefix: Bytes,
-    blob: Bytes,
-    begins: IdArray,
-    ends: IdArray,
-    tails: Bytes,
-) -> int:
-    at: int = _put(out, 0, head)
-    for i in range(len(begins)):
-        at = _put(out, at, before)
-        out[at] = _DOLLAR
-        at = _put_number(out, at + 1, len(prefix) + ends[i] - begins[i])
-        out[at] = _CR
-        out[at + 1] = _LF
-        at = _put(out, at + 2, prefix)
-        copy_bytes(out, at, blob, begins[i], ends[i] - begins[i])
-        at += int(ends[i] - begins[i])
-        out[at] = _CR
-        out[at + 1] = _LF
-        at = _put(out, at + 2, tails[i])
-    return at
-
-
-@njit(cache=True, nogil=True)
 def _put_line(out: Bytes, at: int) -> int:
     out[at] = _CR
     out[at + 1] = _LF
@@ -248,17 +224,18 @@ def _put_word(out: Bytes, at: int, number: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _write_ranges(
+def _write_commands(
     out: Bytes,
+    head: Bytes,
     before: Bytes,
     prefix: Bytes,
     blob: Bytes,
     begins: IdArray,
     ends: IdArray,
-    firsts: IdArray,
-    lasts: IdArray,
+    ranges: IdArray,
+    tails: Bytes,
 ) -> int:
-    at: int = 0
+    at: int = _put(out, 0, head)
     for i in range(len(begins)):
         at = _put(out, at, before)
         out[at] = _DOLLAR
@@ -266,41 +243,31 @@ def _write_ranges(
         at = _put(out, at, prefix)
         copy_bytes(out, at, blob, begins[i], ends[i] - begins[i])
         at = _put_line(out, at + int(ends[i] - begins[i]))
-        at = _put_word(out, at, firsts[i])
-        at = _put_word(out, at, lasts[i])
+        for number in ranges[i]:
+            at = _put_word(out, at, number)
+        at = _put(out, at, tails[i])
     return at
 
 
-@njit(cache=True, nogil=True)
-def slots(prefix: Bytes, blob: Bytes, begins: IdArray, ends: IdArray) -> IdArray:
-    """Return the hash slot of each key in a cluster.
+def slots(keys: Keys) -> IdArray:
+    """Return the hash slot of each key in a cluster, int64 [n].
 
     That is CRC-16/XMODEM, modulo 16,384, of the key, or of the part in its first {} if not empty.
-
-    Returns: int64 [n].
     """
-    found = np.empty(len(begins), np.int64)
-    for i in range(len(found)):
-        size = len(prefix) + ends[i] - begins[i]
-        key = np.empty(size, np.uint8)
-        key[: len(prefix)] = prefix
-        key[len(prefix) :] = blob[begins[i] : ends[i]]
-        begin, end = 0, size
-        for j in range(size):
-            if key[j] == _OPEN:
-                for k in range(j + 1, size):
-                    if key[k] == _CLOSE:
-                        if k > j + 1:
-                            begin, end = j + 1, k
-                        break
-                break
-        crc: Any = 0
-        for j in range(begin, end):
-            crc ^= np.int64(key[j]) << 8
-            for _ in range(8):
-                crc = ((crc << 1) ^ 0x1021 if crc & 0x8000 else crc << 1) & 0xFFFF
-        found[i] = crc % 16384
-    return found
+    prefix, blob = keys.prefix.tobytes(), keys.blob.tobytes()
+    pieces = [blob[begin:end] for begin, end in zip(keys.begins.tolist(), keys.ends.tolist(), strict=True)]
+    if b"{" in prefix or b"{" in blob:
+        found = [crc_hqx(_hashed(prefix + piece), 0) for piece in pieces]
+    else:
+        begun = crc_hqx(prefix, 0)
+        found = [crc_hqx(piece, begun) for piece in pieces]
+    return np.array(found, np.int64) % 16384
+
+
+def _hashed(key: bytes) -> bytes:
+    begin = key.find(b"{")
+    end = key.find(b"}", begin + 1)
+    return key[begin + 1 : end] if 0 <= begin < end - 1 else key
 
 
 @njit(cache=True, nogil=True)

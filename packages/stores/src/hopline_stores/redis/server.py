@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,68 @@ _LOOKS = 50
 _RECONNECT_S = 1.0
 
 
+#: Keys, their positions in the request, whether they are being migrated -> bytes to send.
+Payload = Callable[[Keys, Any, bool], memoryview]
+
+
 class Unreachable(FeatureStoreUnavailable):
     """No Redis responds at the address."""
 
 
+class Backend(ABC):
+    """One server, or a cluster: commands for many keys, in one round trip to each server."""
+
+    @abstractmethod
+    async def open(self, timeout_s: float) -> None:
+        """Connect. Raises: Unreachable, FeatureStoreError: no address can be used."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections."""
+
+    @abstractmethod
+    def servers(self) -> list[Server]:
+        """Return the servers that have keys."""
+
+    @abstractmethod
+    async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
+        """Send one command for one key, which selects the server; repeat it in `words`."""
+
+    @abstractmethod
+    async def send(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
+        """Send a command for every key, and return the replies: values of at most `row_bytes`."""
+
+    async def read(self, keys: Keys, row_bytes: int) -> Replies:
+        """Send GET for every key, or one command for many of them."""
+        return await self.send(keys, row_bytes, lambda some, _, asking: resp.get_each(some, asking=asking))
+
+    async def read_ranges(self, keys: Keys, firsts: IdArray, lasts: IdArray, row_bytes: int) -> Replies:
+        """Send GETRANGE for every key.
+
+        Args:
+            firsts, lasts: int64 [n], first and last byte. row_bytes: of the longest range.
+        """
+
+        def payload(some: Keys, where: Any, asking: bool) -> memoryview:
+            return resp.get_ranges(some, firsts[where], lasts[where], asking=asking)
+
+        return await self.send(keys, row_bytes, payload)
+
+    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
+        """Send SET for every key."""
+
+        def payload(some: Keys, where: Any, asking: bool) -> memoryview:
+            return resp.set_each(some, rows[where], ttl_ms, asking=asking)
+
+        return await self.send(keys, 0, payload)
+
+    async def unlink(self, keys: Keys) -> Replies:
+        """Send UNLINK for every key."""
+        return await self.send(keys, 0, lambda some, _, asking: resp.unlink_each(some, asking=asking))
+
+
 @dataclass(slots=True, eq=False)
-class Server:
+class Server(Backend):
     """An address and the connection to it.
 
     Attributes:
@@ -78,11 +134,7 @@ class Server:
         return await asyncio.shield(self._connecting)
 
     async def open(self, timeout_s: float) -> None:
-        """Connect for the first time.
-
-        Raises:
-            Unreachable, FeatureStoreError: see `connect`; or the server is part of a cluster.
-        """
+        """See `Backend.open`; refuses a server of a cluster."""
         await self.connect(timeout_s)
         try:
             info = await self.call("CLUSTER", "INFO")
@@ -92,11 +144,11 @@ class Server:
             raise FeatureStoreError(f"{self.where} is part of a cluster; use redis+cluster://…")
 
     def servers(self) -> list[Server]:
-        """Return all servers."""
+        """See `Backend.servers`."""
         return [self]
 
     async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
-        """Send one command for one key."""
+        """See `Backend.call_for`."""
         return await self.call(*words)
 
     async def request(self, payload: bytes | memoryview, waiter: ReplyWaiter) -> None:
@@ -116,29 +168,12 @@ class Server:
         await self.request(resp.mget(keys, MGET_KEYS), replies)
         return replies
 
-    async def read_ranges(self, keys: Keys, firsts: IdArray, lasts: IdArray, row_bytes: int) -> Replies:
-        """Send GETRANGE for every key in one round trip; see `Cluster.read_ranges`."""
+    async def send(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
+        """See `Backend.send`."""
         replies = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
-        await self.request(resp.get_ranges(keys, firsts, lasts), replies)
+        if keys.num:
+            await self.request(payload(keys, slice(None), False), replies)
         return replies
-
-    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
-        """Send SET for every key in one round trip."""
-        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, 0)
-        await self.request(resp.set_each(keys, rows, ttl_ms), replies)
-        return replies
-
-    async def unlink(self, keys: Keys) -> Replies:
-        """Send UNLINK for every key in one round trip."""
-        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, 0)
-        await self.request(resp.unlink_each(keys), replies)
-        return replies
-
-    async def delete(self, keys: Sequence[bytes]) -> None:
-        """Delete keys in one round trip."""
-        replies = Replies(asyncio.get_running_loop().create_future(), len(keys), 0)
-        if keys:
-            await self.request(b"".join([resp.command("UNLINK", key) for key in keys]), replies)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -161,28 +196,13 @@ class Server:
             if await silent.speaks(STALL_S, _LOOKS):
                 return silent
             silent.close(f"was closed: no reply for {STALL_S:g} s")
-        connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                context = self.url.tls()
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self.where),
-                    self.host,
-                    self.port,
-                    ssl=context,
-                    server_hostname=self.host if context else None,
-                )
-                await self._greet(connection)
-                return connection
+                return await self._opened()
         except FeatureStoreUnavailable as error:
-            self._end(connection)
             # An error reply of the server (LOADING …) is not an error of the address.
             raise (error if " answered: " in str(error) else Unreachable(str(error))) from None
-        except FeatureStoreError:
-            self._end(connection)
-            raise
         except TimeoutError:
-            self._end(connection)
             raise Unreachable(f"{self.where} did not answer within {timeout_s:g} s") from None
         except (OSError, ssl.SSLError) as error:
             # asyncio replaces the reason by the addresses that it tried.
@@ -190,9 +210,23 @@ class Server:
             if error.errno and not isinstance(error, socket.gaierror | ssl.SSLError):
                 reason = os.strerror(error.errno)
             raise Unreachable(f"no connection to {self.where}: {reason}") from None
+
+    async def _opened(self) -> Connection:
+        """A new connection, logged in."""
+        context = self.url.tls()
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self.where),
+            self.host,
+            self.port,
+            ssl=context,
+            server_hostname=self.host if context else None,
+        )
+        try:
+            await self._greet(connection)
         except BaseException:
-            self._end(connection)
+            connection.close()
             raise
+        return connection
 
     async def _greet(self, connection: Connection) -> None:
         """Log in and select the database."""
@@ -204,9 +238,3 @@ class Server:
         answer = await connection.call("PING")
         if answer != "PONG":
             raise FeatureStoreUnavailable(f"{self.where} did not reply to PING like a Redis")
-
-    @staticmethod
-    def _end(connection: Connection | None) -> None:
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()

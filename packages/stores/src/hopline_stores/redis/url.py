@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from hopline.config.setting import did_you_mean
+from hopline.config.setting import did_you_mean, read_number
 from hopline.config.urls import shown, split
 from hopline.errors import ConfigError
 
@@ -16,7 +16,8 @@ _PORT = 6379
 _SCHEMES = tuple(
     f"{base}{end}" for end in ("", "+cluster") for base in ("redis", "rediss", "valkey", "valkeys")
 )
-_OPTIONS = ("db", "prefix", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ttl_s")
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_OPTIONS = ("db", "prefix", "ssl_cert_reqs", "ttl_s", *_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class RedisUrl:
         database = options.get("db", parts.path.strip("/")) or "0"
         if not database.isdecimal():
             raise wrong(f"the database must be a number, not {database!r}")
-        ttl_s = _seconds(options.get("ttl_s"))
-        if ttl_s is not None and not 0.001 <= ttl_s < 1e9:
+        ttl_s = read_number(options["ttl_s"]) if "ttl_s" in options else None
+        if "ttl_s" in options and (ttl_s is None or not 0.001 <= ttl_s < 1e9):
             raise wrong(f"ttl_s must be seconds, 0.001 or more, not {options['ttl_s']!r}")
         reqs = options.get("ssl_cert_reqs", "required")
         if reqs not in ("required", "none"):
@@ -91,7 +92,7 @@ class RedisUrl:
             addresses.append(address)
         if len(addresses) > 1 and not flavour:
             raise wrong("several addresses need redis+cluster://")
-        files = {name: Path(options[name]) for name in _OPTIONS if name in options and name in _FILES}
+        files = {name: Path(options[name]) for name in _FILES if name in options}
         for name, file in files.items():
             if not file.is_file():
                 raise wrong(f"{name}: {str(file)!r} does not exist or is not a file")
@@ -111,6 +112,11 @@ class RedisUrl:
             setting=setting,
         )
 
+    @property
+    def is_cluster(self) -> bool:
+        """True for a cluster."""
+        return self.kind.endswith(" cluster")
+
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context; None without encryption. Raises: ConfigError: a file cannot be used."""
         if not self.encrypted:
@@ -127,21 +133,8 @@ class RedisUrl:
         return context
 
 
-_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0
-
-
 def _address(text: str) -> tuple[str, int] | None:
     """Parse host, host:port or [IPv6]:port; None if it is none of them."""
-
     match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]/@]+)(?::(\d+))?", text)
     if match is None or int(match[2] or _PORT) not in range(1, 65536):
         return None
