@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,8 +244,8 @@ def _write_commands(
         at = _put(out, at, prefix)
         copy_bytes(out, at, blob, begins[i], ends[i] - begins[i])
         at = _put_line(out, at + int(ends[i] - begins[i]))
-        for number in ranges[i]:
-            at = _put_word(out, at, number)
+        for j in range(ranges.shape[1]):
+            at = _put_word(out, at, ranges[i, j])
         at = _put(out, at, tails[i])
     return at
 
@@ -257,11 +258,9 @@ def slots(keys: Keys) -> IdArray:
     prefix, blob = keys.prefix.tobytes(), keys.blob.tobytes()
     pieces = [blob[begin:end] for begin, end in zip(keys.begins.tolist(), keys.ends.tolist(), strict=True)]
     if b"{" in prefix or b"{" in blob:
-        found = [crc_hqx(_hashed(prefix + piece), 0) for piece in pieces]
-    else:
-        begun = crc_hqx(prefix, 0)
-        found = [crc_hqx(piece, begun) for piece in pieces]
-    return np.array(found, np.int64) % 16384
+        pieces, prefix = [_hashed(prefix + piece) for piece in pieces], b""
+    found = map(crc_hqx, pieces, repeat(crc_hqx(prefix, 0)))
+    return np.fromiter(found, np.int64, keys.num) % 16384
 
 
 def _hashed(key: bytes) -> bytes:
