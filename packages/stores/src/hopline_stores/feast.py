@@ -219,7 +219,7 @@ class FeastStore(ClientStore):
         limit = 2**31 if dtype == "INT32" else 2**63
         return name, range(-limit, limit)
 
-    def _fetch(self, view: _View, ids: Sequence[ExternalId]) -> FetchedRows:
+    def _fetch(self, view: _View, ids: Sequence[int] | Sequence[str]) -> FetchedRows:
         place: dict[ExternalId, int] = {}
         for id in ids:
             if _is_possible(id, view.id_range):

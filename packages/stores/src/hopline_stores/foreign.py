@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline.errors import ConfigError, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
@@ -68,7 +69,7 @@ class Threads:
 
 
 class ClientStore(FeatureStore):
-    """A store over a client library whose calls block, and raise errors of their own.
+    """A store over a client library: its calls block, and its errors are translated.
 
     Args:
         name: of the store in errors.
@@ -129,7 +130,7 @@ class RowsById:
     def __init__(self, group: FeatureGroup, num_rows: int) -> None:
         self.group = group
         self.values: FloatArray = np.zeros((num_rows, group.dim), np.float32)
-        self.found = np.zeros(num_rows, np.bool_)
+        self.found: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.problems: dict[int, str] = {}
 
     def answer(self, where: IdArray, ids: ExternalIds) -> FetchedRows:

@@ -22,6 +22,7 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import listed
 from hopline.features.registry import open_store
 from hopline.features.rows import not_found
 from hopline.types import UNREADABLE, ExternalIds
@@ -126,8 +127,7 @@ def ids_note(run: str, number: int) -> str:
 
 def packed_ids(ids: ExternalIds) -> bytes:
     """Encode ids as a note's content."""
-    listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    return zlib.compress(json.dumps(listed).encode(), 1)  # json accepts halves of surrogate pairs
+    return zlib.compress(json.dumps(listed(ids)).encode(), 1)  # json accepts halves of surrogate pairs
 
 
 def unpacked_ids(content: bytes) -> ExternalIds:

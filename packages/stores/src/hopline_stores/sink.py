@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 import numpy as np
 
+from hopline.config.setting import read_number
 from hopline.errors import ConfigError, FeatureStoreError, FeatureStoreUnavailable, SinkError
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
@@ -331,18 +332,11 @@ def from_address(address: str) -> StoreSink:
         SinkError: the URL is not that of a store.
     """
     base, mark, query = address.partition("?")
-    options = dict(_OPTIONS)
-    others = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name in options:
-            options[name] = value
-        else:
-            others.append((name, value))
-    try:
-        keep_s = float(options["keep_s"])
-    except ValueError:
-        keep_s = -1.0
-    if not 0 <= keep_s < 1e6:
+    given = parse_qsl(query, keep_blank_values=True)
+    options = _OPTIONS | {name: value for name, value in given if name in _OPTIONS}
+    others = [(name, value) for name, value in given if name not in _OPTIONS]
+    keep_s = read_number(options["keep_s"])
+    if keep_s is None or not 0 <= keep_s < 1e6:
         raise SinkError(f"--to: keep_s must be seconds, 0 or more; got {options['keep_s']!r}")
     if any(sign in options["name"] for sign in ":#/\0"):
         raise SinkError(f"--to: name={options['name']} must not contain ':', '#' or '/'")

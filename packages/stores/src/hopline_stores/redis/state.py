@@ -52,7 +52,7 @@ class RedisStateStore(StateStore):
 
     def __init__(self, url: str) -> None:
         parsed = RedisUrl.parse(url, _SETTING)
-        if len(parsed.addresses) > 1 or "cluster" in parsed.kind:
+        if len(parsed.addresses) > 1 or parsed.is_cluster:
             raise ConfigError(f"{_SETTING}: a fleet's state is in one Redis or Valkey, not in a cluster")
         if parsed.ttl_s is not None:
             raise ConfigError(f"{_SETTING}: ttl_s is for rows of features; remove it")
