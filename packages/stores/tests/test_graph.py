@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.errors import ConfigError, GraphStoreError, GraphStoreUnavailable
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.testing.graph_stores import GraphStoreSuite
 from hopline_stores.redis import graph_push as pushing
 from hopline_stores.redis.graph import MAX_RANGE_BYTES, RedisGraphStore, entries, ranges_of
@@ -211,6 +212,15 @@ async def test_features_may_be_left_to_a_feature_store(cases, redis_nodes, tmp_p
     with pytest.raises(ValueError, match=r"features.store"):
         features[:3]
     await store.close()
+
+
+def test_a_host_reads_features_only_where_they_are_pushed():
+    """Whatever the node types are called."""
+    nodes = {name: NodeTable(np.ones((3, 2)), ids=["a", "b", "c"]) for name in ("ids", "features")}
+    edges = {("ids", "to", "features"): EdgeTable((["a", "b"], ["b", "c"]))}
+    graph = Graph.from_tables(nodes, edges)
+    whole, bare = (host_arrays(graph, features=each).keys() for each in (True, False))
+    assert whole - bare == {"nodes/ids/features", "nodes/features/features"}
 
 
 async def test_wrong_addresses_and_versions_say_what_is_wrong(cases, redis_nodes, redis_server, tmp_path):

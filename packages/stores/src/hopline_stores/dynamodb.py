@@ -105,6 +105,7 @@ class DynamoDbStore(PublishingStore):
         self._endpoint = options.get("endpoint_url") or None
         self._may_create = options.get("create") == "true"
         self._is_missing = False
+        self._name = f"DynamoDB table {self._table!r}"
         self._threads = Threads(self._name, self.kind, _THREADS)
         self._reader: Any = None
         self._writer: Any = None
@@ -392,11 +393,7 @@ class DynamoDbStore(PublishingStore):
 
     def _wrong(self, why: str) -> ConfigError:
         where = self._endpoint or (f"region {self._region}" if self._region else "the default region")
-        return ConfigError(f"{self._setting}: DynamoDB table {self._table!r} at {where}: {why}")
-
-    @property
-    def _name(self) -> str:
-        return f"DynamoDB table {self._table!r}"
+        return ConfigError(f"{self._setting}: {self._name} at {where}: {why}")
 
 
 def _schema_key(group: str) -> str:

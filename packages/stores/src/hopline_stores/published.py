@@ -15,7 +15,6 @@ import json
 import time
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -147,7 +146,6 @@ class PublishedStore(FeatureStore):
     Args:
         url: `published+` and the URL of the store.
         setting: setting of the URL, for errors.
-        clock: seconds, monotonic.
 
     Raises:
         ConfigError: the URL is invalid, or the store cannot publish.
@@ -155,14 +153,11 @@ class PublishedStore(FeatureStore):
 
     kind = "published"
 
-    def __init__(
-        self, url: str, setting: str = "features.store", *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, url: str, setting: str = "features.store") -> None:
         store = open_store(url.partition("+")[2], setting)
         if not isinstance(store, PublishingStore):
             raise ConfigError(f"{setting}: published+ is not supported for {store.kind} stores")
         self._store = store
-        self._clock = clock
         self._catalog = Catalog()
         self._read_at = -np.inf
         self._reading = asyncio.Lock()
@@ -187,7 +182,7 @@ class PublishedStore(FeatureStore):
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
         """See `FeatureStore.fetch`."""
-        asked_at = self._clock()
+        asked_at = time.monotonic()
         found = (await self._read(_FOLLOW_S)).find(group.name)
         age_s = max(0.0, asked_at - self._read_at)
         rows = await self._fetch(found, group, ids)
@@ -209,7 +204,7 @@ class PublishedStore(FeatureStore):
     async def _read(self, age_s: float) -> Catalog:
         """Return the catalog with this maximum age; concurrent callers share one read."""
 
-        asked_at = self._clock()
+        asked_at = time.monotonic()
         if asked_at - self._read_at < age_s:
             return self._catalog
         async with self._reading:

@@ -33,7 +33,6 @@ from hopline.graph.store_columns import FetchedEdges, StoreColumn, StoreFeatures
 from hopline.graph_store.base import RemoteGraphStore, checked_ids, empty_columns
 from hopline.kernels.jit import njit
 from hopline.types import UNREADABLE, AnyArray, IdArray
-from hopline_stores.redis import resp
 from hopline_stores.redis.connection import Replies
 from hopline_stores.redis.graph_layout import (
     FORMAT_VERSION,
@@ -147,7 +146,6 @@ class RedisGraphStore(RemoteGraphStore):
         self._redis = Redis(url, _SETTING)
         self._cache = cache
         self._version = version
-        self._prefixes: dict[tuple[str, str], resp.Bytes] = {}
 
     async def open(self) -> None:
         """See `GraphStore.open`; reads the host's parts into the cache folder, unless it has them."""
@@ -155,11 +153,6 @@ class RedisGraphStore(RemoteGraphStore):
             await connect(self._redis, _SETTING)
             self.manifest = await read_manifest(self._redis, self._version)
             self.graph = await open_host_parts(self._redis, self.manifest, self._cache)
-        version = self.manifest.graph.version
-        for key, columns in self.manifest.edges.items():
-            for column in columns:
-                prefix = self._redis.key(version, edge_part_name(key, column)) + b":"
-                self._prefixes[key, column] = resp.to_bytes(prefix)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -171,12 +164,13 @@ class RedisGraphStore(RemoteGraphStore):
         """See `GraphStore.fetch`: one round trip to each server that has some of the edges."""
         plans: list[tuple[str, str, _Ranges]] = []
         keys: list[Keys] = []
+        version = self.manifest.graph.version
         for key, positions in wanted.items():
             for column in columns[key]:
                 part = self.manifest.edges[key][column]
                 ranges = ranges_of(positions, self.manifest.chunk_entries, part.entry_bytes)
                 plans.append((key, column, ranges))
-                keys.append(resp.keys_of(self._prefixes[key, column], ranges.chunks))
+                keys.append(self._redis.chunk_keys(version, edge_part_name(key, column), ranges.chunks))
         firsts = np.concatenate([ranges.firsts for _, _, ranges in plans])
         lasts = np.concatenate([ranges.lasts for _, _, ranges in plans])
         sizes = lasts - firsts + 1
@@ -190,14 +184,10 @@ class RedisGraphStore(RemoteGraphStore):
         self.num_bytes += int(sizes.sum())
         if not np.array_equal(replies.lengths, sizes):
             self._report_missing(plans, replies, sizes)
-        return self._edges(wanted, columns, plans, replies)
+        return self._edges(wanted, plans, replies)
 
     def _edges(
-        self,
-        wanted: Mapping[str, IdArray],
-        columns: Mapping[str, Sequence[str]],
-        plans: list[tuple[str, str, _Ranges]],
-        replies: Replies,
+        self, wanted: Mapping[str, IdArray], plans: list[tuple[str, str, _Ranges]], replies: Replies
     ) -> dict[str, FetchedEdges]:
         found: dict[str, dict[str, AnyArray]] = {}
         at = 0

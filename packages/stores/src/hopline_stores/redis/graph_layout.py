@@ -106,7 +106,8 @@ def edge_parts(graph: Graph) -> dict[str, dict[str, EdgePart]]:
 
 def host_arrays(graph: Graph, *, features: bool) -> dict[str, AnyArray]:
     """Arrays that every request reads, by the part that holds them."""
-    arrays = {name: a for name, a in arrays_of(graph.nodes, {}).items() if features or "/ids/" in name}
+    nodes = arrays_of(graph.nodes, {})  # nodes/<type>/ids/…, nodes/<type>/features …
+    arrays = {name: a for name, a in nodes.items() if features or name.split("/")[2] == "ids"}
     for key, part in graph.edges.items():
         bounds: Any = part.indptr
         if not isinstance(bounds, PackedBounds) and part.num_edges <= _MAX_PACKED_EDGES:

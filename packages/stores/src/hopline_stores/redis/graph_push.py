@@ -84,15 +84,10 @@ class _Push:
 
     def _manifest(self) -> StoreManifest:
         hashes = digests(self._host)
-        host = {
-            name: StoredArray(
-                array.dtype.str,
-                array.shape,
-                len(header(array.dtype.str, array.shape)) + array.nbytes,
-                hashes[name],
-            )
-            for name, array in self._host.items()
-        }
+        host = {}
+        for name, array in self._host.items():
+            num_bytes = len(header(array.dtype.str, array.shape)) + array.nbytes
+            host[name] = StoredArray(array.dtype.str, array.shape, num_bytes, hashes[name])
         means = {}
         if not self._features:
             means = {name: mean_row(nodes.features).tolist() for name, nodes in self._graph.nodes.items()}

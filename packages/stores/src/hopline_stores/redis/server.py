@@ -108,13 +108,6 @@ class Server(Backend):
         """The address as text."""
         return f"{self.url.kind} at {self.host}:{self.port}"
 
-    def ready(self) -> Connection | None:
-        """Return the connection if it is open and responsive."""
-        connection = self._connection
-        if connection is None or connection.closed or connection.silent_s() > STALL_S:
-            return None
-        return connection
-
     async def connect(self, timeout_s: float = _RECONNECT_S) -> Connection:
         """Return the connection, reconnecting if needed; concurrent callers share one attempt.
 
@@ -125,8 +118,8 @@ class Server(Backend):
             Unreachable: no Redis responds at the address.
             FeatureStoreError: the server refuses the user, password or database.
         """
-        connection = self.ready()
-        if connection is not None:
+        connection = self._connection
+        if connection is not None and not connection.closed and connection.silent_s() <= STALL_S:
             return connection
         if self._connecting is None:
             self._connecting = asyncio.ensure_future(self._connect(timeout_s))
@@ -153,14 +146,12 @@ class Server(Backend):
 
     async def request(self, payload: bytes | memoryview, waiter: ReplyWaiter) -> None:
         """Send a request, and wait until the waiter has all replies."""
-        connection = self.ready() or await self.connect()
-        connection.send(payload, waiter)
+        (await self.connect()).send(payload, waiter)
         await waiter.future
 
     async def call(self, *words: bytes | str | int) -> Any:
         """Send one command; see `Connection.call`."""
-        connection = self.ready() or await self.connect()
-        return await connection.call(*words)
+        return await (await self.connect()).call(*words)
 
     async def read(self, keys: Keys, row_bytes: int) -> Replies:
         """Send MGET in one round trip."""
