@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from hopline.jobs.kernels import Signature, compile_all, signatures
+from hopline.jobs.kernels import Signature, all_signatures, compile_all, signatures
 from hopline_mesh.commands.warm import SIGNATURES as MESH_SIGNATURES
 
 #: Kernels that call one another, and half of the time: compiled in one process.
@@ -19,7 +19,7 @@ ENGINE = ("hopline.engine.", "hopline.sampling.")
 def main() -> None:
     """Compile what the cache lacks, and print how much that was."""
     halves: tuple[list[Signature], list[Signature]] = ([], [])
-    for each in (*signatures(), *signatures(MESH_SIGNATURES)):
+    for each in (*all_signatures(), *signatures(MESH_SIGNATURES)):
         halves[each.module.startswith(ENGINE)].append(each)
     with ProcessPoolExecutor(2) as pool:
         counts = sum(pool.map(compile_all, halves), Counter())

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hopline.jobs import kernels
-from hopline.jobs.kernels import Signature, compile_all, numba_type, signatures
+from hopline.jobs.kernels import Signature, all_signatures, compile_all, numba_type, signatures
 from packages.serverless.tests.conftest import packaged  # noqa: F401
 
 RENEW = "run the suite, then scripts/record_signatures.py"
@@ -43,8 +43,15 @@ print(json.dumps(called))
 
 
 def test_every_signature_is_of_a_kernel_that_is_there_and_has_a_type_for_each_argument():
-    there = {(module, name): dispatcher for module, name, dispatcher in kernels.kernels()}
-    for module, name, types in signatures():
+    """Of packages too."""
+    packages = {each.module.partition(".")[0] for each in all_signatures()}
+    assert {"hopline", "hopline_stores"} <= packages
+    there = {
+        (module, name): dispatcher
+        for package in packages
+        for module, name, dispatcher in kernels.kernels(package)
+    }
+    for module, name, types in all_signatures():
         assert (module, name) in there, RENEW
         assert there[module, name].py_func.__code__.co_argcount == len(types), (module, name, RENEW)
         assert [str(numba_type(each)) for each in types] == list(types)
