@@ -15,6 +15,7 @@ import json
 import time
 import zlib
 from abc import abstractmethod
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -158,6 +159,7 @@ class PublishedStore(FeatureStore):
         if not isinstance(store, PublishingStore):
             raise ConfigError(f"{setting}: published+ is not supported for {store.kind} stores")
         self._store = store
+        self._clock: Callable[[], float] = time.monotonic
         self._catalog = Catalog()
         self._read_at = -np.inf
         self._reading = asyncio.Lock()
@@ -182,7 +184,7 @@ class PublishedStore(FeatureStore):
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
         """See `FeatureStore.fetch`."""
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         found = (await self._read(_FOLLOW_S)).find(group.name)
         age_s = max(0.0, asked_at - self._read_at)
         rows = await self._fetch(found, group, ids)
@@ -204,7 +206,7 @@ class PublishedStore(FeatureStore):
     async def _read(self, age_s: float) -> Catalog:
         """Return the catalog with this maximum age; concurrent callers share one read."""
 
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         if asked_at - self._read_at < age_s:
             return self._catalog
         async with self._reading:
