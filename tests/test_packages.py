@@ -49,7 +49,7 @@ BUDGET = {
     "hopline-pipelines": 3757,
     "hopline-ray": 676,
     "hopline-serverless": 818,
-    "hopline-stores": 4199,
+    "hopline-stores": 4201,
     "hopline-tabular": 2576,
     "turnserve": 5448,
 }
