@@ -111,7 +111,7 @@ BUDGET: dict[str, int] = {
     "client": 1189,
     "commands": 3607,
     "config": 1342,
-    "engine": 7307,
+    "engine": 7311,
     "events": 2251,
     "features": 3826,
     "graph": 12286,

@@ -51,6 +51,7 @@ WRONG = [
     ("gcn", lambda m: input_of(m, "reduce").update(columns=[-9, 2]), r"columns \[-9, 2\] are not within"),
     ("gcn", lambda m: input_of(m, "reduce").update(edge_type="x"), "edge type 'x' is not in graph_schema"),
     ("gcn", lambda m: stage_of(m, 1).update(state_dim=10**4), "differs from model.json"),
+    ("sage", lambda m: stage_of(m, 1).update(state_dim=2**31), "state_dim is 2147483648, of 10"),
     ("sage", lambda m: stage_of(m, 0).update(state_dim=7), "state_dim is 7 of 6 features"),
     ("sage", lambda m: stage_of(m).pop("file"), "no file; only level 0 may have none"),
     ("sage", lambda m: stage_of(m)["inputs"].pop(), "differs from model.json"),

@@ -223,8 +223,10 @@ def test_a_probe_has_chains_longer_than_the_hops_isolated_nodes_and_a_hub():
     assert (degree == 0).sum() >= 2
     graph = strangers(check, 2, np.random.default_rng(0))
     last = 3 * 7  # the first node of the last step
-    reached = [neighborhood(graph, "node", last, hops)["node__to__node"].sum() for hops in range(1, 7)]
-    assert all(before < after for before, after in pairwise(reached))
+    found = [neighborhood(graph, "node", last, hops) for hops in range(1, 7)]
+    for part, key in ((0, "node__to__node"), (1, "node")):
+        reached = [each[part][key].sum() for each in found]
+        assert all(before < after for before, after in pairwise(reached))
 
 
 def test_no_edge_joins_strangers_to_real_nodes():

@@ -160,7 +160,9 @@ async def test_a_damaged_state_refuses_changes_until_it_is_moved_away(root, work
     await first.load("sage", "2")
     await first.begin_rollout(canary())
     file = root / "models" / ".hopline" / "lifecycle.json"
-    file.write_bytes(file.read_bytes()[:-3])
+    damaged = root / "damaged.json"
+    damaged.write_bytes(file.read_bytes()[:-3])
+    damaged.replace(file)  # at once: an empty file is a lost state, which a worker writes again
     async with asyncio.timeout(PATIENCE_S):
         while await answering(first) | await answering(second) != {"2"}:
             pass

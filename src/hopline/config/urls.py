@@ -61,5 +61,5 @@ def find_by_scheme(door: Door, url: str, setting: str, what: str) -> Any:
     known = [*dict.fromkeys([*door.names(), *door.packages])]
     raise ConfigError(
         f"{setting}: {shown(url)!r} is not {what}{did_you_mean(scheme, known)}; it must begin with one of "
-        f"{', '.join(f'{name}:' for name in known)}"
+        f"{', '.join(f'{name}://' for name in known)}"
     )

@@ -12,6 +12,8 @@ from hopline.artifact import Attention, InputKind, ModelSpec, Stage, StageInput
 from hopline.errors import ArtifactError
 from hopline.graph import GraphSchema
 
+#: Columns of a state and of query rows: memory for some rows is taken before a file is opened.
+_WIDEST = 1 << 20
 _OF_EDGES = frozenset(get_args(InputKind)) - {"self", "features", "structure"}
 #: Kinds that read rows of the level below.
 _OF_STATES = frozenset(("self", "reduce", "attend", "sources"))
@@ -88,13 +90,14 @@ class _Check:
             )
 
     def _stage(self, level: int, node_type: str, stage: Stage) -> None:
-        self._need(stage.state_dim > 0, f"state_dim is {stage.state_dim}")
+        self._need(0 < stage.state_dim <= _WIDEST, f"state_dim is {stage.state_dim}, of {_WIDEST} at most")
         dim = self._schema.node_types[node_type].feature_dim
         if stage.file is None:
             self._need(level == 0, "no file; only level 0 may have none")
             self._need(stage.state_dim == dim, f"state_dim is {stage.state_dim} of {dim} features")
             return
-        self._need(bool(stage.query) == (stage.query_dim > 0), f"query_dim is {stage.query_dim}")
+        dim = stage.query_dim
+        self._need(bool(stage.query) == (0 < dim <= _WIDEST), f"query_dim is {dim}")
         self._need(bool(stage.query) == bool(stage.query_inputs), "query_inputs without query, or reverse")
         for entry in stage.query_inputs:
             self._need(entry.kind in ("self", "features"), f"query input of kind {entry.kind!r}")

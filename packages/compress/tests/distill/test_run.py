@@ -343,7 +343,7 @@ def test_bad_words_are_refused_before_any_work(hopline):
         hopline("--plot", "plot.png")
     with pytest.raises(BadRequest, match="nowhere is not a folder"):
         hopline("--report", "nowhere/report.json")
-    with pytest.raises(ConfigError, match="learns from features of the graph folder"):
+    with pytest.raises(ConfigError, match="learns from features from the graph folder"):
         hopline("--set", "features.store=redis://localhost")
     with pytest.raises(ConfigError, match="layers is 0"):
         hopline("--layers", "0")
