@@ -210,13 +210,16 @@ def test_what_has_no_effect_on_answers_is_served_and_noted(middle, state, notes,
         assert expected in note
 
 
-def draws_for_nothing(_, h):
-    torch.rand(1)
-    return h
-
-
 def draws_for_rows_that_the_sample_lacks(_, h):
     return h + (h > 1e6) * torch.rand_like(h)
+
+
+def draws_a_constant(_, h):
+    return h + (h > 1e6) * torch.rand(1)
+
+
+def draws_a_number(_, h):
+    return h + (h > 1e6) * float(torch.rand(1))
 
 
 def draws_from_numpy(_, h):
@@ -224,11 +227,29 @@ def draws_from_numpy(_, h):
 
 
 @pytest.mark.parametrize(
-    "middle", [draws_for_nothing, draws_for_rows_that_the_sample_lacks, draws_from_numpy]
+    "middle",
+    [draws_for_rows_that_the_sample_lacks, draws_a_constant, draws_a_number, draws_from_numpy],
 )
-def test_random_numbers_in_eval_mode_are_refused_though_no_answer_shows_them(middle, tmp_path):
+def test_random_numbers_that_answers_read_are_refused_though_none_compared_shows_them(middle, tmp_path):
     with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
         package(Model(middle), tmp_path)
+
+
+def draws_for_nothing(_, h):
+    torch.rand(1)
+    return h
+
+
+def corrupts_a_copy(_, h):
+    return (h, h[torch.randperm(h.size(0))])[0]
+
+
+@pytest.mark.parametrize("middle", [draws_for_nothing, corrupts_a_copy])
+def test_random_numbers_that_no_answer_reads_are_noted(middle, tmp_path):
+    """The trace shows that no answer reads them."""
+    report = package(Model(middle), tmp_path)
+    assert report.spec.runtime == "onnx"
+    assert any("draws from torch's random numbers" in note for note in report.notes)
 
 
 def test_hashes_of_text_are_those_of_one_process(tmp_path):

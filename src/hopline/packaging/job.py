@@ -43,8 +43,9 @@ from hopline.packaging.repeatable import check_repeatable
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
-from hopline.packaging.trace import Traced, analyse, trace
+from hopline.packaging.trace import Traced, analyse, reads_draws, trace
 from hopline.packaging.unseen import chosen, copied
+from hopline.packaging.watch import seeded
 from hopline.packaging.whole import write_whole
 from hopline.types import AnyArray, IdArray, Progress
 
@@ -78,7 +79,7 @@ class Job:
         are_probabilities: the module ends in the task's activation.
         pooled: the module answers one row for a graph.
         embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
-        decisions: lines of its source that branch on values of tensors.
+        decisions, draws: lines of its source that branch on values of tensors, and that draw numbers.
     """
 
     model: nn.Module
@@ -103,6 +104,7 @@ class Job:
     embedding: Rows | None = None
     embedding_layer: str = ""
     decisions: list[str] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
     whole_because: PackagingError | None = None
 
     def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
@@ -147,6 +149,7 @@ class Job:
         self._check_numbers()
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
+        self.draws = (seen.draws or seen.consumed) if seen.consumed else []
         check_memory(self.reference, self.probe, self.pairs, self.decisions)
         if not self.pooled:
             check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
@@ -306,6 +309,12 @@ class Job:
         Raises:
             NotServable, ParityError, PackagingError: as `package`.
         """
+        if self.draws:
+            raise NotServable(
+                f"in eval mode forward draws random numbers ({'; '.join(self.draws)}): the answers "
+                "compared do not show it, others may. Draw while self.training only, or in __init__; a "
+                "server must answer the same question the same way"
+            )
         self.figures.clear()
         self.whole_because = reason
         if self.pooled:
@@ -368,6 +377,11 @@ class Job:
         self.progress(TRACE, 0.0)
         slots = self.binding.slots(self.check)
         traced = trace(self.model, self.binding, self.targets, slots)
+        if self.draws:
+            with seeded(1):
+                again = trace(self.model, self.binding, self.targets, slots)
+            if reads_draws(traced, again):
+                raise NotSplittable(f"it reads random numbers ({'; '.join(self.draws)})")
         analyse(traced, self.binding, slots)
         if traced.decisions:
             shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")

@@ -33,6 +33,7 @@ from hopline.packaging.proxy import (
 )
 from hopline.packaging.reference import eval_copy, hint, of_target
 from hopline.packaging.user_source import LIBRARIES
+from hopline.packaging.watch import is_draw
 
 
 def without_changes(module: fx.GraphModule, describe: Any) -> None:
@@ -273,6 +274,21 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
         node.meta.pop(CHANGED, None)
     module.recompile()
     return Traced(module, outputs, decisions=decisions)
+
+
+def reads_draws(one: Traced, other: Traced) -> bool:
+    """True if the answers read random numbers.
+
+    Args:
+        one, other: traces of one model with other seeds: numbers that Python drew are in their code.
+    """
+    nodes = one.module.graph.nodes
+    return one.module.code != other.module.code or any(
+        not torch.equal(*(operator.attrgetter(str(n.target))(each.module) for each in (one, other)))
+        if n.op == "get_attr"
+        else is_draw(str(getattr(n.target, "__name__", n.target)), n.args, n.kwargs)
+        for n in nodes
+    )
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:

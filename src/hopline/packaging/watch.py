@@ -107,13 +107,9 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if name in _DECISIONS:
             _add(self.seen.decisions, user_line())
-        elif any(
-            name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in _DRAWS
-        ):
-            off = kwargs.get("training", args[2] if len(args) > 2 else True) is False
-            if not ("dropout" in name and off):
-                line = user_line()
-                _add(self.seen.draws, f"{name} at {line}" if line else "")
+        elif is_draw(name, args, kwargs):
+            line = user_line()
+            _add(self.seen.draws, f"{name} at {line}" if line else "")
         result = func(*args, **kwargs)
         if type(result) is Tensor and result.layout == torch.strided:
             with suppress(NotImplementedError):  # tensors of torch.func have no memory
@@ -145,6 +141,14 @@ class _Watch(TorchFunctionMode):
 
     def _read(self, what: str, kind: Kind) -> None:
         self.seen.readings[f"{what} at {user_line()}"] = kind
+
+
+def is_draw(name: str, args: Any, kwargs: Any) -> bool:
+    """True if a call of a function of torch draws random numbers; dropout in eval mode does not."""
+    if not any(name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in _DRAWS):
+        return False
+    off = kwargs.get("training", args[2] if len(args) > 2 else True) is False
+    return not ("dropout" in name and off)
 
 
 def _caller(frame: FrameType) -> FrameType | None:
