@@ -1,4 +1,7 @@
-"""One run of `package`: its inputs, the module's answers, and each step from there to files."""
+"""One run of `package`: its inputs, the module's answers, and each step from there to files.
+
+It is long because all steps share what the run has found out so far.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,12 @@ from hopline.packaging.lower import lower
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, Rows, check_numbers
-from hopline.packaging.repeatable import check_repeatable
+from hopline.packaging.repeatable import check_repeatable, may_be_random
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
-from hopline.packaging.trace import Traced, analyse, reads_draws, trace
+from hopline.packaging.trace import Traced, analyse, check_draws, trace
 from hopline.packaging.unseen import chosen, copied
-from hopline.packaging.watch import seeded
 from hopline.packaging.whole import write_whole
 from hopline.types import AnyArray, IdArray, Progress
 
@@ -310,11 +312,7 @@ class Job:
             NotServable, ParityError, PackagingError: as `package`.
         """
         if self.draws:
-            raise NotServable(
-                f"in eval mode forward draws random numbers ({'; '.join(self.draws)}): the answers "
-                "compared do not show it, others may. Draw while self.training only, or in __init__; a "
-                "server must answer the same question the same way"
-            )
+            raise may_be_random(self.draws)
         self.figures.clear()
         self.whole_because = reason
         if self.pooled:
@@ -378,10 +376,7 @@ class Job:
         slots = self.binding.slots(self.check)
         traced = trace(self.model, self.binding, self.targets, slots)
         if self.draws:
-            with seeded(1):
-                again = trace(self.model, self.binding, self.targets, slots)
-            if reads_draws(traced, again):
-                raise NotSplittable(f"it reads random numbers ({'; '.join(self.draws)})")
+            check_draws(traced, lambda: trace(self.model, self.binding, self.targets, slots), self.draws)
         analyse(traced, self.binding, slots)
         if traced.decisions:
             shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")

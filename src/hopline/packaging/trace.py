@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from hopline.packaging.proxy import (
 )
 from hopline.packaging.reference import eval_copy, hint, of_target
 from hopline.packaging.user_source import LIBRARIES
-from hopline.packaging.watch import is_draw
+from hopline.packaging.watch import is_draw, seeded
 
 
 def without_changes(module: fx.GraphModule, describe: Any) -> None:
@@ -276,19 +277,24 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
     return Traced(module, outputs, decisions=decisions)
 
 
-def reads_draws(one: Traced, other: Traced) -> bool:
-    """True if the answers read random numbers.
+def check_draws(traced: Traced, again: Callable[[], Traced], draws: list[str]) -> None:
+    """Check that no answer reads random numbers that the model draws.
 
     Args:
-        one, other: traces of one model with other seeds: numbers that Python drew are in their code.
+        again: traces the model once more; with another seed, numbers that Python drew are others in it.
+        draws: where it draws.
+
+    Raises: NotSplittable: answers may read them.
     """
-    nodes = one.module.graph.nodes
-    return one.module.code != other.module.code or any(
-        not torch.equal(*(operator.attrgetter(str(n.target))(each.module) for each in (one, other)))
+    with seeded(1):
+        other = again()
+    if traced.module.code != other.module.code or any(
+        not torch.equal(*(operator.attrgetter(str(n.target))(each.module) for each in (traced, other)))
         if n.op == "get_attr"
         else is_draw(str(getattr(n.target, "__name__", n.target)), n.args, n.kwargs)
-        for n in nodes
-    )
+        for n in traced.module.graph.nodes
+    ):
+        raise NotSplittable(f"it reads random numbers ({'; '.join(draws)})")
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:
