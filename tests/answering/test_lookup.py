@@ -249,12 +249,12 @@ async def test_look_ups_count_as_requests_and_are_told_to_recorders(places, tmp_
         assert stats["inference_count"] == 5
 
 
-async def test_requests_of_a_preflight_are_neither_counted_nor_told_to_recorders(places, tmp_path):
-    told = []
+async def test_requests_of_a_preflight_are_neither_counted_nor_recorded(places, tmp_path):
+    recorded = []
 
     class Recorder:
         def record(self, ran):
-            told.append(ran)
+            recorded.append(ran)
 
     async with Running(config(places, table(places, tmp_path))) as service:
         service.recorders.append(Recorder())
@@ -263,12 +263,12 @@ async def test_requests_of_a_preflight_are_neither_counted_nor_told_to_recorders
             for request in [*requests, ScoreRequest("sage", nodes=["n1"])]:
                 await service.score(request)
         await asyncio.sleep(0)
-        assert told == []
+        assert recorded == []
         assert 'model="sage",version="1",outcome="ok"} 0' in service.metrics.render().decode()
         assert rows(service, "looked_up") == 0
         await service.score(ScoreRequest("sage", nodes=["n1"]))
         await asyncio.sleep(0)
-        assert len(told) == 1
+        assert len(recorded) == 1
         assert rows(service, "looked_up") == 1
 
 
