@@ -230,7 +230,12 @@ def draws_from_numpy(_, h):
     "middle",
     [draws_for_rows_that_the_sample_lacks, draws_a_constant, draws_a_number, draws_from_numpy],
 )
-def test_random_numbers_that_answers_read_are_refused_though_none_compared_shows_them(middle, tmp_path):
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_numbers_that_answers_read_are_refused_though_none_compared_shows_them(
+    middle, seed, tmp_path
+):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
     with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
         package(Model(middle), tmp_path)
 
@@ -240,14 +245,16 @@ def draws_for_nothing(_, h):
     return h
 
 
-def corrupts_a_copy(_, h):
-    return (h, h[torch.randperm(h.size(0))])[0]
+def corrupts_a_copy(model, h):
+    return (model.dropout(h), h[torch.randperm(h.size(0))])[0]
 
 
 @pytest.mark.parametrize("middle", [draws_for_nothing, corrupts_a_copy])
 def test_random_numbers_that_no_answer_reads_are_noted(middle, tmp_path):
     """The trace shows that no answer reads them."""
-    report = package(Model(middle), tmp_path)
+    model = Model(middle)
+    model.dropout = nn.Dropout(0.5)
+    report = package(model, tmp_path)
     assert report.spec.runtime == "onnx"
     assert any("draws from torch's random numbers" in note for note in report.notes)
 
