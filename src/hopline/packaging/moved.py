@@ -23,6 +23,8 @@ from hopline.packaging.watch import SOURCES
 SHIFTS = (289_381.7, 17_683_200.2, -86_053_019.4)
 #: Values of an environment variable; None is absent.
 SETTINGS = (None, "0", "1", "2.5")
+#: Changes of the hashes of text, as by PYTHONHASHSEED: a few bits of one may be the same by chance.
+SALTS = (0x5DEECE66D, 0x2545F4914F, 0x106689D45, 0x369DEA0F3)
 _DATED = {"localtime", "gmtime", "ctime", "asctime", "strftime"}
 
 
@@ -43,14 +45,14 @@ def moved_clock(shift: float, namespaces: Iterable[dict[str, Any]]) -> Iterator[
 
 
 @contextmanager
-def moved_process(namespaces: Iterable[dict[str, Any]]) -> Iterator[None]:
+def moved_process(namespaces: Iterable[dict[str, Any]], salt: int = SALTS[0]) -> Iterator[None]:
     """Give this thread another process id, working directory, host name and hashes of text."""
     pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (os.getpid, lambda: 7),
         (os.getcwd, lambda: os.sep),
         (os.uname, lambda: os.uname_result(("elsewhere",) * 5)),
         (socket.gethostname, lambda: "elsewhere"),
-        (hash, _hash),
+        (hash, lambda value, real=hash: real(value) ^ (0 if isinstance(value, int | float) else salt)),
     ]
     fakes = [(real, _of_this_thread(real, fake)) for real, fake in pairs]
     with _replaced(fakes, [vars(os), vars(socket), vars(builtins), *namespaces]):
@@ -95,12 +97,6 @@ def _of_this_thread(real: Callable[..., Any], fake: Callable[..., Any]) -> Calla
         return (fake if threading.get_ident() == mine else real)(*args)
 
     return function
-
-
-def _hash(value: Any, real: Callable[[Any], int] = hash) -> int:
-    """As in a process with another PYTHONHASHSEED."""
-    found = real(value)
-    return found if isinstance(value, int | float | complex) else found ^ 0x5DEECE66D
 
 
 def _later(real: Callable[..., Any], shift: float) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from torch import nn
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
-from hopline.packaging.moved import SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
+from hopline.packaging.moved import SALTS, SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
 from hopline.packaging.probe import Probe, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
 from hopline.packaging.watch import Seen, seeded, watched
@@ -151,8 +151,9 @@ class _Check:
             for value in SETTINGS:
                 world = functools.partial(moved_variable, name, value)
                 self._in(world, [r for r in seen.readings if repr(name) in r])
-        world = functools.partial(moved_process, seen.codes.values())
-        self._in(world, seen.of("the environment"))
+        for salt in SALTS:
+            world = functools.partial(moved_process, seen.codes.values(), salt)
+            self._in(world, seen.of("the environment"))
         seen.notes += [
             f"forward reads {kind} ({reading}), without an effect on the answers compared: a package has "
             "the values of its packaging"
