@@ -62,6 +62,16 @@ def pytest_runtest_protocol(
             _turns.end()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _models_are_packaged_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes of one run share the models of their fixtures."""
+    if "torch" in sys.modules:
+        from tests import packaged
+
+        folder = tmp_path_factory.getbasetemp()
+        packaged.folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "packaged"
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Draw the weights of models that a file of tests makes when it is imported from one seed."""
     if isinstance(collector, pytest.Module) and "torch" in sys.modules:

@@ -15,7 +15,7 @@ from tests.engine import zoo
 
 def repository(root):
     """A graph, and versions 1 and 2 of model sage with other weights, 3 with those of 1."""
-    from hopline.packaging import package
+    from tests.packaged import package
 
     graph = zoo.homogeneous(1).save(root / "graph")
     options = {"name": "sage", "fanouts": [4, 3, 5], "task": "multiclass", "check_nodes": 20}

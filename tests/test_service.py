@@ -33,7 +33,7 @@ from tests.engine import zoo
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """A repository with versions 1, 2 and 10 of one model, and its graph, saved."""
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("service")
     graph = zoo.homogeneous(1).save(root / "graph")
@@ -206,7 +206,7 @@ async def test_a_newer_format_says_what_to_do(places, tmp_path):
 
 
 async def test_a_time_cut_that_could_cut_nothing_is_refused(tmp_path):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     timeless = zoo.heterogeneous().save(tmp_path / "graph")
     options = {"fanouts": [4, 3], "task": "multiclass", "target": "user", "check_nodes": 60}

@@ -23,7 +23,7 @@ from tests.engine import zoo
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("away")
     graph = zoo.homogeneous(1)

@@ -538,7 +538,7 @@ async def test_it_is_what_it_holds():
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("cached")
     graph = zoo.homogeneous(1).save(root / "graph")

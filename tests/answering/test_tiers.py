@@ -22,7 +22,7 @@ N = zoo.N
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("tiers")
     graph = zoo.homogeneous(1).save(root / "graph")

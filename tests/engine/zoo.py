@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import copy
-import dataclasses
-import shutil
-import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +31,7 @@ from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.outputs import default_outputs
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.memory.arena import Arena
-from hopline.packaging import package
+from tests.packaged import package
 
 N = 120
 EDGE = "node__to__node"
@@ -266,23 +261,8 @@ def heterogeneous() -> Graph:
     )
 
 
-#: What the first `build` of this process made: a model takes seconds to export.
-_built: dict[str, Case] = {}
-
-
 def build(repository: Path) -> dict[str, Case]:
-    """Package every model of the zoo; the second time, copy what the first one wrote."""
-    if not _built:
-        _built.update(_build(Path(tempfile.mkdtemp(prefix="hopline-zoo-"))))
-        atexit.register(shutil.rmtree, next(iter(_built.values())).folder.parents[1], ignore_errors=True)
-    cases = {}
-    for name, case in _built.items():
-        folder = shutil.copytree(case.folder, repository / name / case.folder.name)
-        cases[name] = dataclasses.replace(case, folder=folder, module=copy.deepcopy(case.module))
-    return cases
-
-
-def _build(repository: Path) -> dict[str, Case]:
+    """Package every model of the zoo."""
     torch.manual_seed(7)
     torch.set_num_threads(1)
     g = homogeneous(1)

@@ -20,7 +20,7 @@ from tests.engine import zoo
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("isolated")
     graph = zoo.homogeneous(1).save(root / "graph")

@@ -210,7 +210,7 @@ class CountedStore(MemoryStore):
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """A graph, a later one, and models plain and other on them."""
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("stored")
     graph = zoo.homogeneous(1).save(root / "graph")

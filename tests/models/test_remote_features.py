@@ -33,7 +33,7 @@ GROUP = FeatureGroup("node", 6)
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("remote")
     graph = zoo.homogeneous(1).save(root / "graph")

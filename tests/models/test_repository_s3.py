@@ -66,7 +66,7 @@ def test_a_store_that_is_away_is_named_and_copies_stand_in(client, tmp_path, mon
 
 
 async def test_a_service_serves_from_a_bucket_and_restarts_without_it(client, tmp_path, monkeypatch):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     graph = zoo.homogeneous(1).save(tmp_path / "graph")
     options = {"name": "sage", "fanouts": [4, 3, 5], "task": "multiclass", "check_nodes": 20}

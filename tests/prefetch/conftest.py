@@ -128,7 +128,7 @@ def running(command: str, settings: dict[str, Any]) -> Iterator[Process]:
 
 @pytest.fixture(scope="session")
 def packaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.ndarray]:
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("prefetch")
     graph = zoo.homogeneous(1).save(root / "graph")

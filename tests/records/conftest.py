@@ -17,7 +17,7 @@ from tests.engine import zoo
 @pytest.fixture(scope="session")
 def places(tmp_path_factory):
     """A folder with a graph and two versions of a model, other weights each."""
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("records")
     graph = zoo.homogeneous(1).save(root / "graph")

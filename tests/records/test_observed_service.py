@@ -31,7 +31,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01".encode()
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    from hopline.packaging import package
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("observed")
     graph = zoo.homogeneous(1).save(root / "graph")

@@ -33,7 +33,7 @@ class World:
     """
 
     def __init__(self, root: Path, copies: tuple[str, ...] = ()) -> None:
-        from hopline.packaging import package
+        from tests.packaged import package
 
         self.graph = zoo.homogeneous(1).save(root / "graph")
         self.repository = root / "models"

@@ -62,7 +62,7 @@ class Shop:
     """Users and items: a graph, a model, and the edges and features that it has now."""
 
     def __init__(self, root: Path) -> None:
-        from hopline.packaging import package
+        from tests.packaged import package
 
         self.graph = zoo.heterogeneous().save(root / "graph")
         zoo.torch.manual_seed(7)

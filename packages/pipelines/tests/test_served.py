@@ -53,7 +53,8 @@ decision = "decision.decision"
 @pytest.fixture(scope="module")
 def fraud(tmp_path_factory):
     """A repository with a graph model, trees on its embeddings, and the pipeline; and the fitted trees."""
-    from hopline import package, package_tabular
+    from hopline import package_tabular
+    from tests.packaged import package
 
     root = tmp_path_factory.mktemp("fraud")
     graph = zoo.homogeneous(1).save(root / "graph")

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from hopline.errors import BatchError
-from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from hopline_ray import engine as ray_engine
 from hopline_ray import task as ray_task
@@ -24,6 +23,7 @@ from packages.ray.tests import computes as ray_computes
 from tests.engine import zoo
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
+from tests.packaged import package
 
 # Ray's own; the driver's sockets and the cluster's pipes are closed by the collector.
 pytestmark = [

@@ -15,11 +15,11 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, ModelNotFound, NodeNotFound
-from hopline.packaging import package
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from hopline_ray import RetryingHandle, application, build
 from tests.engine import zoo
+from tests.packaged import package
 
 pytestmark = [
     # two nodes of a cluster start, and die, for a minute

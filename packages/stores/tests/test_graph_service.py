@@ -7,12 +7,12 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import BadRequest, ConfigError, GraphStoreUnavailable
-from hopline.packaging import package
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from hopline_stores.redis.graph_push import push
 from packages.stores.tests.test_graph import cluster_url
 from tests.engine import zoo
+from tests.packaged import package
 
 N = zoo.N
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from hopline.jobs.batch.sink import Column
-from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace, StorePlace
+from tests.packaged import package
 from tests.redis_servers import redis_server  # noqa: F401
 
 NODES = 10_000

@@ -13,11 +13,11 @@ from hopline.errors import BatchError, RunMismatch
 from hopline.jobs.batch.journal import Mark, RunIdentity, RunManifest, WorkFolder
 from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.run import BatchRun
-from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
+from tests.packaged import package
 
 #: Spans of 4,096 rows: three of them for each of three levels, with a word before each level.
 NODES = 10_000
