@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.exporter import keep_tables
+from tests.trust import keep_contexts
 from tests.turns import Turns
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ def _models_are_packaged_once(tmp_path_factory: pytest.TempPathFactory) -> None:
         packaged.folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "packaged"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without the garbage collector: it would find no garbage, again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Draw the weights of models that a file of tests makes when it is imported from one seed."""
     if isinstance(collector, pytest.Module) and "torch" in sys.modules:
@@ -81,8 +92,9 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 def pytest_collection_finish() -> None:
     """Keep what was imported from the garbage collector: it looks at a million objects again and again.
 
-    Where models are made, the tables of torch's exporter are kept too.
+    What libraries would make again for each call is kept too.
     """
+    keep_contexts(pytest.MonkeyPatch())
     if "torch" in sys.modules:
         keep_tables(pytest.MonkeyPatch())
     gc.collect()
