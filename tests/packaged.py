@@ -28,6 +28,7 @@ from hopline.packaging.report import PackageReport
 folder: Path | None = None
 
 _OF_TORCH = frozenset(vars(nn.Module()))
+_HOOKS = sorted(name for name in _OF_TORCH if name.endswith("_hooks"))
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -60,19 +61,18 @@ def key_of(module: nn.Module, graph: Graph, options: Mapping[str, Any]) -> str |
         if not _is_plain(value):
             return None
     for name, part in module.named_modules():
-        library = type(part).__module__.partition(".")[0] in ("torch", "torch_geometric")
         found.append((name, type(part).__module__, type(part).__qualname__, part.training))
-        if "<locals>" in type(part).__qualname__:
+        if "<locals>" in type(part).__qualname__ or any(vars(part)[name] for name in _HOOKS):
             return None
         for attribute, value in sorted(vars(part).items()):
             if attribute in _OF_TORCH:
                 continue
             if _is_plain(value):
                 found.append((attribute, repr(value)))
-            elif not library or callable(value):
+            elif type(value).__module__ != "torch_geometric.inspector":  # is made of the class alone
                 return None
     sums = hashlib.blake2b(repr(found).encode(), digest_size=16)
-    for name, value in module.state_dict().items():
+    for name, value in (*module.state_dict().items(), *module.named_buffers()):
         sums.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         sums.update(value.detach().cpu().contiguous().numpy().tobytes())
     return sums.hexdigest()

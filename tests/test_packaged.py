@@ -66,8 +66,13 @@ def test_another_module_graph_or_option_has_another_key():
     trained.conv.lin_l.weight.data[0, 0] += 1
     maximum = small()
     maximum.conv.aggr = "max"
+    scaled, halved = small(), small()
+    scaled.register_buffer("factor", torch.ones(1), persistent=False)
+    halved.register_buffer("factor", torch.full((1,), 0.5), persistent=False)
     keys = [
         packaged.key_of(small(), graph, OPTIONS),
+        packaged.key_of(scaled, graph, OPTIONS),
+        packaged.key_of(halved, graph, OPTIONS),
         packaged.key_of(small(seed=1), graph, OPTIONS),
         packaged.key_of(small(scale=2.0), graph, OPTIONS),
         packaged.key_of(trained, graph, OPTIONS),
@@ -85,6 +90,10 @@ def test_a_module_that_cannot_be_described_is_packaged_each_time(calls, tmp_path
     graph = zoo.homogeneous(1)
     assert packaged.key_of(small(scale=torch.ones(1)), graph, OPTIONS) is None
     assert packaged.key_of(small(), graph, OPTIONS | {"head": nn.Linear(3, 3)}) is None
+
+    hooked = small()
+    hooked.conv.register_forward_hook(lambda *_: None)
+    assert packaged.key_of(hooked, graph, OPTIONS) is None
 
     class Local(Small):
         pass
