@@ -205,7 +205,8 @@ class ModelInfo:
         state: "READY", "LOADING" or "UNAVAILABLE".
         reason: why it is not ready, else "".
         kind: "node" (reads `node_ids`), "link" (reads `src_ids` and `dst_ids`), "tabular" (reads columns),
-            "generative" (reads columns: prompts) or "pipeline" (reads what its steps read).
+            "generative" (reads columns: prompts) or "pipeline" (reads what its steps read); kinds of other
+            packages have the name of their entry point.
         id_kind: "int" or "string", the type of external ids of the model's node type; "none" if the model
             reads no graph.
         inputs, outputs: the OIP interface.

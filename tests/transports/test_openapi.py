@@ -2,6 +2,7 @@
 
 import json
 from html.parser import HTMLParser
+from importlib.metadata import EntryPoint, EntryPoints
 
 import msgspec
 import pytest
@@ -35,6 +36,18 @@ def test_the_document_says_what_a_seed_promises():
     schemas = document()["components"]["schemas"]
     for name in ("ChatBody", "CompletionBody"):
         assert "and the seed alone" in schemas[name]["properties"]["seed"]["description"]
+
+
+def test_the_document_lists_the_kinds_of_models_of_all_installed_packages(monkeypatch):
+    def kinds():
+        return document()["components"]["schemas"]["ModelInfo"]["properties"]["kind"]["enum"]
+
+    assert kinds() == ["generative", "link", "node", "pipeline", "tabular"]
+    installed = [EntryPoint("forest", "my_package.kind:FOREST", "hopline.model_kinds")]
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: EntryPoints(installed).select(group=group)
+    )
+    assert kinds() == ["forest", "link", "node"]
 
 
 def test_every_route_is_described_with_its_method_and_permission():

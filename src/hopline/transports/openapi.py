@@ -12,6 +12,7 @@ import msgspec
 
 from hopline import __version__
 from hopline.config.schema import Config
+from hopline.models.kinds import MODEL_KINDS
 from hopline.transports import http_answers
 from hopline.transports.http_errors import encode_json
 from hopline.transports.http_operations import BINARY, JSON, Operation
@@ -116,6 +117,9 @@ def describe(operations: Sequence[Operation], config: Config) -> dict[str, Any]:
     errors = [http_answers.Error, http_answers.InferenceError]
     found, components = msgspec.json.schema_components([*kinds, *errors], ref_template=_REF)
     schemas = dict(zip([*kinds, *errors], map(_explained, found), strict=True))
+    described_kind = components["ModelInfo"]["properties"]["kind"]
+    del described_kind["type"]
+    described_kind["enum"] = sorted(["node", "link", *MODEL_KINDS.installed()])
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         guarded = secured and each.required != "open" and not (each.id == "metrics" and is_open)
