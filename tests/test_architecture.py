@@ -105,7 +105,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3407,
+    "(top)": 3405,
     "answering": 5192,
     "brokers": 355,
     "client": 1189,
@@ -114,7 +114,7 @@ BUDGET: dict[str, int] = {
     "engine": 7310,
     "events": 2251,
     "features": 3826,
-    "graph": 12286,
+    "graph": 12285,
     "graph_store": 445,
     "ingress": 1639,
     "isolated": 1741,
@@ -130,7 +130,7 @@ BUDGET: dict[str, int] = {
     "records": 4052,
     "rollout": 4024,
     "runtimes": 1178,
-    "sampling": 545,
+    "sampling": 544,
     "scheduling": 1586,
     "slo": 556,
     "snapshots": 1258,

@@ -75,7 +75,7 @@ def test_a_file_that_need_not_be_durable_waits_for_no_disk(tmp_path, steps):
     assert steps == [("replace", file.stat().st_ino)]
 
 
-def test_permissions_are_those_of_the_umask_or_those_asked_for(tmp_path):
+def test_permissions_are_those_of_the_umask_or_those_requested(tmp_path):
     plain, secret = tmp_path / "plain", tmp_path / "secret"
     (tmp_path / "other").touch()
     write_atomically(plain, b"", durable=False)
@@ -120,7 +120,7 @@ except OSError as error:
     assert names(tmp_path) == ["state.json"]
 
 
-def test_a_refusal_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+def test_a_refusal_names_the_file_that_was_requested(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError) as raised:
         write_atomically(tmp_path / "no" / "state.json", b"", durable=False)
     assert raised.value.filename == str(tmp_path / "no" / "state.json")

@@ -64,7 +64,7 @@ async def service(places):
     await service.close()
 
 
-async def test_the_newest_version_serves_and_others_can_be_asked_for(service):
+async def test_the_newest_version_serves_and_others_can_be_requested(service):
     assert (await service.score(ScoreRequest("sage", nodes=["n1"]))).version == "10"
     assert (await service.score(ScoreRequest("sage", nodes=["n1"], version="1"))).version == "1"
     assert service.describe("sage").versions == ("1", "2", "10")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hopline.answering.served import Recorder, Scorer, Served, SupportsPreflight
+from hopline.answering.served import Recorder, Scorer, SupportsPreflight, Version
 from hopline.config.schema import Config
 from hopline.config.urls import shown
 from hopline.errors import (
@@ -376,11 +376,11 @@ class Service:
             )
         raise ModelNotFound(f"model {name!r} has no version {version!r}; there are: {', '.join(units)}")
 
-    def _units(self, name: str) -> dict[str, Served]:
+    def _units(self, name: str) -> dict[str, Version]:
         assert self._lifecycle is not None
         return self._lifecycle.loaded.units.get(name, {})
 
-    def _all(self) -> list[Served]:
+    def _all(self) -> list[Version]:
         return [] if self._lifecycle is None else self._lifecycle.loaded.all()
 
     def _flush_metrics(self) -> None:

@@ -27,9 +27,6 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 ExternalId = int | str
 ExternalIds = Sequence[int] | Sequence[str] | IdArray
 
-#: Outputs that a request may select. `score` is the model's own default (probability of the positive
-#: class, class probabilities, regression value or link probability).
-OutputName = Literal["embedding", "logits", "probabilities", "label"]
 OnMissing = Literal["error", "null"]
 Priority = Literal["high", "normal", "low"]
 

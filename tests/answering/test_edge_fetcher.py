@@ -36,7 +36,7 @@ def fetcher(store, timeout_s=30.0, breaker=None):
     return EdgeFetcher(store, {"e": ("indices",)}, timeout_s, None, breaker)
 
 
-async def test_a_store_that_comes_back_is_asked_again():
+async def test_a_store_that_comes_back_is_called_again():
     store = Scripted(GraphStoreUnavailable("away"), GraphStoreUnavailable("away"), FOUND)
     assert await fetcher(store).fetch(WANTED) is FOUND
     assert store.num_calls == 3
@@ -56,7 +56,7 @@ async def test_a_store_that_hangs_is_unavailable():
     assert "graph.fetch_timeout_ms" in str(found)
 
 
-async def test_damaged_edges_are_not_asked_for_again():
+async def test_damaged_edges_are_not_requested_again():
     store = Scripted(GraphStoreError("damaged"))
     assert str(await fetcher(store).fetch(WANTED)) == "damaged"
     assert store.num_calls == 1

@@ -74,7 +74,7 @@ async def test_a_request_is_turned_away_unread_exactly_when_it_would_be_refused(
     assert version.statistics()["inference_stats"]["fail"]["count"] == 2
 
 
-async def test_nothing_is_turned_away_unread_where_somebody_records_what_was_asked(clock):
+async def test_nothing_is_rejected_unread_where_requests_are_recorded(clock):
     version = made(ModelLimits(rate_per_s=10, burst=1))
     await submit(version, 1)
     told = []

@@ -145,7 +145,7 @@ async def test_known_nodes_are_answered_before_submit_returns(places, tmp_path):
         assert rows(service, "looked_up") == 1 + 1 + 1 + N + 3 + 2
 
 
-async def test_the_engine_is_not_asked_for_known_nodes(places, tmp_path, monkeypatch):
+async def test_the_engine_computes_no_known_nodes(places, tmp_path, monkeypatch):
     async with Running(config(places, table(places, tmp_path))) as service:
         served = service._resolve("sage", None)
 
@@ -217,13 +217,13 @@ async def test_pairs_use_states_of_the_table(places, tmp_path):
         (ScoreRequest("sage", nodes=["n1"] * 5000), BadRequest, "5000 nodes"),
     ],
 )
-async def test_bad_requests_are_told_as_ever(places, tmp_path, request_, kind, message):
+async def test_bad_requests_are_answered_as_ever(places, tmp_path, request_, kind, message):
     async with Running(config(places, table(places, tmp_path))) as service:
         with pytest.raises(kind, match=message):
             await service.score(request_)
 
 
-async def test_look_ups_count_as_requests_and_are_told_to_recorders(places, tmp_path):
+async def test_look_ups_count_as_requests_and_reach_recorders(places, tmp_path):
     class Told:
         def __init__(self):
             self.ran = []
@@ -343,7 +343,7 @@ async def test_a_table_of_another_version_is_left_alone(places, tmp_path, caplog
     assert "is about sage/7; not used for 1" in caplog.text
 
 
-async def test_a_table_of_another_snapshot_is_computed_or_served_as_told(places, tmp_path):
+async def test_a_table_of_another_snapshot_is_computed_or_served_as_configured(places, tmp_path):
     file = table(places, tmp_path, graph_version="older")
     async with Running(config(places, file, **{"precomputed.stale": "compute"})) as service:
         assert at_once(service, REQUESTS[0]) == []

@@ -55,7 +55,7 @@ def test_equal_answers_agree_whatever_they_are(value: float) -> None:
         (answer(value=np.array([0.5], np.float32), label=np.array(["a"])), ""),
     ],
 )
-def test_differences_are_told(other: ScoreResult, told: str) -> None:
+def test_differences_are_reported(other: ScoreResult, told: str) -> None:
     tally = OutcomeCounts()
     tally.compare(answer(value=np.array([0.5]), label=np.array(["a"])), other, 0.0, keys_of(1))
     assert tally.differing + tally.refused == (told != "")

@@ -72,7 +72,7 @@ def part(scores, share, change):
     ],
 )
 @pytest.mark.parametrize("times", [1, 5])
-def test_an_honest_version_passes_however_often_its_keys_are_asked_for(before, after, times):
+def test_an_honest_version_passes_however_often_its_keys_are_requested(before, after, times):
     word, why, _ = judged(before, after, times=times)
     assert word == "good", why
 

@@ -134,7 +134,7 @@ async def test_statistics_divide_the_time_of_requests_as_the_protocol_does(pool)
     assert sum(stats[part]["ns"] for part in parts) == pytest.approx(stats["success"]["ns"], abs=3)
 
 
-async def test_depth_and_age_of_the_queue_are_told_while_requests_wait(pool):
+async def test_depth_and_age_of_the_queue_are_reported_while_requests_wait(pool):
     metrics = Metrics()
     version = squares(metrics, pool, **{"compute.inline_cost_us": 0})
     assert sample(metrics, "hopline_queue_age_seconds") == 0

@@ -30,7 +30,7 @@ from tests.engine import zoo
 
 
 class Inner:
-    """A `Served` whose outcomes the test gives: `taken` is what it accepted."""
+    """A `Version` whose outcomes the test gives: `taken` is what it accepted."""
 
     name, version, graph_version = "m", "1", "g"
     queued_rows = 7
@@ -133,7 +133,7 @@ async def turn():
 # What is kept
 
 
-async def test_what_was_asked_before_is_answered_at_once():
+async def test_a_repeated_request_is_answered_immediately():
     rig = Rig()
     first, _ = rig.ask()
     rig.inner.give()
@@ -306,7 +306,7 @@ async def test_a_first_that_was_cancelled_and_late_does_not_harm_the_others():
     assert logits(second) == [[1.0]]
 
 
-async def test_those_who_are_refused_when_they_are_handed_on_are_told():
+async def test_those_who_are_refused_when_they_are_handed_on_are_reported():
     rig = Rig()
     asked = [rig.ask()[0] for _ in range(3)]
     rig.inner.refuse = Overloaded("full")
@@ -449,7 +449,7 @@ def test_whatever_happens_each_request_has_one_outcome_of_its_own_content(action
 # Who is told
 
 
-async def test_recorders_are_told_of_hits_and_of_those_who_waited():
+async def test_recorders_get_hits_and_requests_that_waited():
     rig = Rig()
     rig.ask(request_id="computed")
     rig.ask(request_id="joined")
@@ -466,7 +466,7 @@ async def test_recorders_are_told_of_hits_and_of_those_who_waited():
     assert (ran.compute_s, ran.stages) == (0.0, {"cache": 0.0})
 
 
-async def test_joining_tells_what_was_not_told_yet():
+async def test_joining_reports_what_was_not_reported_yet():
     rig = Rig()
     rig.ask()
     rig.inner.give()

@@ -61,7 +61,7 @@ def test_keys_are_equal_exactly_where_contents_are(one, other):
     assert (content_key(one) == content_key(other)) == (content(one) == content(other))
 
 
-def test_who_asks_and_when_is_no_part_of_it():
+def test_caller_and_time_are_no_part_of_it():
     plain = ScoreRequest("m", [1])
     same = ScoreRequest(
         "m", [1], version="2", deadline=1.0, request_id="r", key="k", priority="high", client="c",
@@ -117,7 +117,7 @@ def test_described_nodes_are_content():
 
 
 @pytest.mark.parametrize("nodes", [[2**70], ["\ud800"], [object()], range(3)])
-def test_what_has_no_key_is_told(nodes):
+def test_what_has_no_key_is_reported(nodes):
     assert content_key(ScoreRequest("m", nodes)) is None
 
 

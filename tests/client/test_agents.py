@@ -54,7 +54,7 @@ async def test_an_agent_lists_models_generates_and_scores(server: RunningServer)
         assert scored["outputs"]["text"] == ["abc"]
 
 
-async def test_an_error_is_told_to_the_agent(server: RunningServer) -> None:
+async def test_an_error_is_reported_to_the_agent(server: RunningServer) -> None:
     async with AsyncClient(server.url) as client:
         result = await call(AgentTools(client), "score", model="none", nodes=[1])
     assert result.is_error

@@ -494,7 +494,7 @@ print(type(read_error(400, b'{"error":{"code":"bad_request","message":"x"}}'))._
 
 
 @pytest.mark.parametrize("outputs", [{"a": [1, [2.0, 3.0]]}, {"label": [2**70]}, {"a": [{"b": 1}]}])
-def test_an_answer_whose_outputs_are_no_arrays_is_told(outputs: Any) -> None:
+def test_an_answer_whose_outputs_are_no_arrays_is_reported(outputs: Any) -> None:
     answer = {"model": "m", "version": "1", "graph_version": "g", "outputs": outputs, "degraded": []}
     with pytest.raises(errors.HoplineError, match="not arrays"):
         read_result(json.dumps(answer).encode())
@@ -502,12 +502,12 @@ def test_an_answer_whose_outputs_are_no_arrays_is_told(outputs: Any) -> None:
 
 @pytest.mark.parametrize("content", [b'{"model":"\xff"}', b'{"model":"\xff', b"[" * 100_000])
 @pytest.mark.parametrize("read", [read_result, read_json])
-def test_an_answer_that_is_no_json_is_told(read: Any, content: bytes) -> None:
+def test_an_answer_that_is_no_json_is_reported(read: Any, content: bytes) -> None:
     with pytest.raises(errors.HoplineError, match="cannot be read"):
         read(content)
 
 
-def test_an_answer_that_is_not_hoplines_is_told(make: Any, scripted: Any) -> None:
+def test_an_answer_that_is_not_hoplines_is_reported(make: Any, scripted: Any) -> None:
     scripted.plan += [(200, {"surprise": 1})]
     with pytest.raises(errors.HoplineError, match="cannot be read"):
         make(scripted.url).score("m", [1])

@@ -95,7 +95,7 @@ def test_the_command_shows_a_table_or_json(page):
     assert "cost.cpu_hour" in run("--url", page["url"]).stdout.replace("\n", "")
 
 
-def test_a_refusal_is_told(page):
+def test_a_refusal_is_reported(page):
     page["status"], page["text"] = 401, b"who are you"
     done = run("--url", page["url"])
     assert "answered 401: who are you" in str(done.exception)

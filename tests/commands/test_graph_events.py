@@ -110,7 +110,7 @@ def test_files_and_stdin_go_in_batches_and_in_order(
     assert "25 events applied, 0 already known, 0 refused; the graph is g+3" in result.output
 
 
-def test_refused_events_are_told_with_their_place_in_the_file(server: Server, tmp_path: Path) -> None:
+def test_refused_events_are_reported_with_their_place_in_the_file(server: Server, tmp_path: Path) -> None:
     server.refuse = (1,)
     out = tmp_path / "refused"
     result = invoke("-", "--batch", "2", "--refused", str(out), given=FORMS["lines"](events(4)))
@@ -140,12 +140,12 @@ def test_a_writer_that_is_away_is_waited_for(server: Server) -> None:
     ("content", "what"),
     [(b"[1,", "a JSON list but is not one"), (b"\xff\xff\xff\xff\x01", "no.* an Arrow IPC stream")],
 )
-def test_broken_files_are_told(server: Server, content: bytes, what: str) -> None:
+def test_broken_files_are_reported(server: Server, content: bytes, what: str) -> None:
     with pytest.raises(BadRequest, match=what):
         invoke("-", given=content)
     assert server.bodies == []
 
 
-def test_a_file_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(server: Server, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="nothing cannot be read: No such file"):
         invoke(str(tmp_path / "nothing"))

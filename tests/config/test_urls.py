@@ -36,7 +36,7 @@ def read_broker(url):
     st.text(st.sampled_from("ab:/?#@%[]2F,"), min_size=1, max_size=8),
     st.sampled_from((read_redis, read_broker)),
 )
-def test_a_password_is_read_whole_or_refused_and_never_told(text, read):
+def test_a_password_is_read_whole_or_refused_and_never_shown(text, read):
     """However people write it: no part of it becomes a host, a database or an option."""
     password = f"zz{text}zword"
     said = ""

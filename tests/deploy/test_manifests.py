@@ -214,7 +214,7 @@ def test_autoscalers_decide_and_no_manifest_names_a_number_of_replicas(overlay):
     assert scaler["spec"]["scaleTargetRef"]["name"] == "hopline"
 
 
-def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes_of_metrics_that_there_are():
+def test_the_autoscaler_reads_metrics_that_the_adapter_makes_of_existing_metrics():
     rules = yaml.safe_load((SERVER / "overlays/autoscaled/adapter.yaml").read_text())["rules"]["custom"]
     made = {rule["name"]["as"] for rule in rules}
     hpa = built("autoscaled")["HorizontalPodAutoscaler", "hopline"]["spec"]

@@ -101,7 +101,7 @@ def test_rows_are_counted_before_they_are_read(cases, name):
     assert whole // 2 < seen[-1] <= whole
 
 
-def test_memory_is_asked_for_before_it_is_taken(cases, monkeypatch):
+def test_memory_is_requested_before_it_is_taken(cases, monkeypatch):
     monkeypatch.setattr("hopline.engine.plan._SOME_EDGES", 0)
     model = cases["sage"].model(caches=False, fanout=-1)
     model.guard = Guard(max_bytes=1000)

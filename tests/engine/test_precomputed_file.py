@@ -172,7 +172,7 @@ def test_a_finished_file_is_not_taken_for_a_draft(tmp_path, monkeypatch):
     PrecomputedFile.open(path).verify()
 
 
-def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path, monkeypatch):
     def no_room(*arguments):
         raise OSError(28, "No space left on device")
 
@@ -328,7 +328,7 @@ def test_sections_that_do_not_fit_the_plan_are_refused(tmp_path):
 # Ids
 
 
-def test_hashes_tell_ids_apart_and_are_those_of_the_format():
+def test_hashes_distinguish_ids_and_are_those_of_the_format():
     assert id_hashes(np.arange(3)).tolist() == [0, 6238072747940578789, 15839785061582574730]
     assert id_hashes(["a", "b", "n1"]).tolist() == [
         198367012849983736,
@@ -441,7 +441,7 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
     os.close(handle)
 
 
-def test_rows_in_a_file_system_that_cannot_tell_are_cold_unless_the_file_was_read_when_opened():
+def test_rows_in_a_file_system_without_residency_are_cold_unless_the_file_was_read_when_opened():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = write(Path(folder) / "a.precomputed")
         with path.open("rb") as file:
@@ -489,7 +489,7 @@ class _Spec:
         kind, embedding, file = "node", None, None
 
 
-def test_what_is_locked_is_near_and_the_kernel_is_not_asked(tmp_path, monkeypatch):
+def test_what_is_locked_is_near_and_the_kernel_is_not_called(tmp_path, monkeypatch):
     rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _Spec)
     monkeypatch.setattr(type(rows._of_all[0]), "are_near", lambda *_: False)
     assert rows.cold(("embedding",), np.arange(5)) is not None

@@ -60,7 +60,7 @@ def test_a_row_is_right_or_missing_after_any_evictions(slots, steps):
     assert len(set(range(N)) - read(t, np.arange(N))[0]) <= slots
 
 
-def test_visited_rows_outlive_rows_that_nobody_asked_for():
+def test_visited_rows_outlive_rows_that_nobody_requested():
     t = state_cache(10)
     keep(t, np.arange(10))
     read(t, [3, 4])

@@ -223,7 +223,7 @@ def test_times_of_a_broker_that_are_none_are_unknown():
     assert decoded.changes.event_time_ms.tolist() == [0, 0, 7, 0]
 
 
-def test_ids_and_times_are_told_for_each_event():
+def test_ids_and_times_are_reported_for_each_event():
     at = 1_700_000_000_123
     decoded = decode(
         {**KNOW, "id": "e-1", "at": at},

@@ -21,7 +21,7 @@ def opened(now=0.0, **policy):
     return made
 
 
-def test_a_store_that_answers_is_always_asked():
+def test_a_store_that_answers_is_always_called():
     one = breaker()
     for step in range(1000):
         assert one.allow(step / 100)

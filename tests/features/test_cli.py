@@ -58,7 +58,7 @@ def test_load_copies_a_graphs_features_and_check_finds_them_the_same(graph, url)
     assert (checked.exit_code, checked.stdout) == (0, "node: same\n")
 
 
-def test_check_tells_missing_different_and_invalid_rows(graph, url, redis_server):
+def test_check_counts_missing_different_and_invalid_rows(graph, url, redis_server):
     assert run("load", "--store", url, "--graph", graph.path).exit_code == 0
     nodes = graph.nodes["node"]
     ids = nodes.ids.external(np.arange(300))

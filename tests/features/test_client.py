@@ -170,7 +170,7 @@ async def test_callers_of_one_loop_turn_share_one_call():
 
 
 @virtual_time
-async def test_a_row_under_way_is_not_asked_for_again():
+async def test_a_row_under_way_is_not_requested_again():
     rig = Rig()
     rig.store.latency_s = 0.01
     first = rig.ask(1, 2, 3)
@@ -259,7 +259,7 @@ async def test_a_call_that_cannot_be_meant_is_refused(ids, external):
 
 
 @virtual_time
-async def test_missing_rows_are_told_and_not_asked_for_again_for_a_while():
+async def test_missing_rows_are_reported_and_not_requested_again_for_a_while():
     rig = Rig(limits=ClientLimits(negative_ttl_s=0.5))
     absent = 2_000_000
     for _ in range(5):
@@ -352,7 +352,7 @@ async def test_arrays_of_the_wrong_form_are_never_shifted_into_place(garbage):
 
 
 @virtual_time
-async def test_an_outage_is_answered_in_time_and_asked_about_little():
+async def test_an_outage_is_answered_in_time_and_retried_little():
     rig = Rig()
     normal = await rig.traffic(2.0)
     assert all(rows.complete for _, rows in normal)
@@ -687,7 +687,7 @@ async def test_what_has_come_by_the_timeout_is_answered():
 
 
 @virtual_time
-async def test_rows_have_the_time_at_which_the_origin_was_asked_however_late_they_come():
+async def test_rows_have_the_time_of_the_call_to_the_origin_however_late_they_come():
     rig = Rig()
     rig.store.latency_s, began = 3 * TIMEOUT, now()
     assert (await rig.fetch(1)).why == {"timeout": 1}
@@ -872,7 +872,7 @@ async def test_another_schema_fails_the_start():
 
 @pytest.mark.parametrize("error", [FeatureStoreUnavailable("away"), FeatureGroupNotFound("no account")])
 @virtual_time
-async def test_an_origin_that_cannot_tell_fails_the_start(error):
+async def test_an_origin_that_cannot_report_fails_the_start(error):
     rig = Rig()
     rig.store.error = error
     with pytest.raises(type(error)):
@@ -881,7 +881,7 @@ async def test_an_origin_that_cannot_tell_fails_the_start(error):
 
 
 @virtual_time
-async def test_an_origin_that_never_tells_fails_the_start():
+async def test_an_origin_that_never_reports_fails_the_start():
     rig = Rig()
     rig.store.hanging = True
     with pytest.raises(FeatureStoreUnavailable, match="within 5 s"):
@@ -974,7 +974,7 @@ async def test_a_cache_that_fails_costs_nobody_the_rows(caplog):
 
 
 @virtual_time
-async def test_calls_and_rows_are_told():
+async def test_calls_and_rows_are_reported():
     rig = Rig(memory_l2())
     await rig.client.check_schema(GROUP)
     await rig.fetch(1, 2, 2_000_000)

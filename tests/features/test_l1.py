@@ -173,14 +173,14 @@ def test_ages_are_those_of_the_rows():
     assert c.ages(array(4, 3, 5), 120.0) == pytest.approx([12.5, 20.0, math.nan], nan_ok=True)
 
 
-def test_the_same_id_may_be_asked_for_and_written_twice():
+def test_the_same_id_may_be_requested_and_written_twice():
     c = cache(10)
     c.write(array(3, 3), np.array([row(3, 1), row(3, 2)]), 0.0)
     assert read(c, [3, 3]) == {3: 2}
     assert c.num_rows == 1
 
 
-def test_counts_add_up_to_the_rows_asked_for():
+def test_counts_add_up_to_the_rows_requested():
     c = cache(2)
     keep(c, [0, 1], stamp=0.0)
     keep(c, [1], stamp=8.0)

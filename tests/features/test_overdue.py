@@ -9,7 +9,7 @@ from tests.features.virtual_time import now, virtual_time
 
 
 @virtual_time
-async def test_each_thing_is_told_when_its_own_time_is_over():
+async def test_each_thing_is_reported_when_its_own_time_is_over():
     told, began = {}, now()
     overdue = Overdue(0.02, lambda thing: told.setdefault(thing, now() - began))
     for thing in range(10):
@@ -20,7 +20,7 @@ async def test_each_thing_is_told_when_its_own_time_is_over():
 
 
 @virtual_time
-async def test_a_thing_may_be_added_while_another_is_told():
+async def test_a_thing_may_be_added_while_another_is_reported():
     told, loop = [], asyncio.get_running_loop()
 
     def tell(thing):
@@ -36,7 +36,7 @@ async def test_a_thing_may_be_added_while_another_is_told():
 
 
 @virtual_time
-async def test_nothing_is_told_after_clear_but_of_what_comes_later():
+async def test_nothing_is_reported_after_clear_but_what_comes_later():
     told, loop = [], asyncio.get_running_loop()
     overdue = Overdue(0.01, told.append)
     overdue.add("a", loop)

@@ -109,7 +109,7 @@ def test_multi_edges_and_self_loops_are_kept():
     assert graph.edge().has_self_loops
 
 
-def test_self_loops_are_only_told_where_both_ends_are_of_one_type():
+def test_self_loops_are_only_reported_where_both_ends_are_of_one_type():
     graph = Graph.from_tables(
         {"a": NodeTable(num_nodes=2), "b": NodeTable(num_nodes=2)},
         {("a", "to", "b"): EdgeTable([[0, 1], [0, 1]])},
@@ -165,7 +165,7 @@ def test_features_of_any_real_dtype_become_float32(dtype):
     assert graph.node().features.flags.c_contiguous
 
 
-def test_float16_is_stored_where_asked():
+def test_float16_is_stored_on_request():
     graph = power_law_graph(50, 100, feature_dtype="float16")
     assert graph.node().features.dtype == np.float16
     assert graph.schema.node_types["node"].feature_dtype == "float16"
@@ -192,7 +192,7 @@ def test_nothing_of_a_graph_can_be_written():
         graph.nodes["more"] = graph.node()
 
 
-def test_number_of_nodes_comes_from_the_edges_where_nothing_else_tells():
+def test_number_of_nodes_comes_from_the_edges_without_another_source():
     graph = Graph.from_edges([[0, 5], [3, 1]])
     assert graph.num_nodes == 6
     assert graph.node().features.shape == (6, 0)
@@ -243,7 +243,7 @@ def test_version_changes_with_features_ids_names_and_weights():
     assert len({version(), *others}) == 6
 
 
-def test_progress_tells_every_stage_up_to_its_end():
+def test_progress_reports_every_stage_up_to_its_end():
     heard: dict[str, list[float]] = {}
     Graph.from_edges(
         [[1], [2]],

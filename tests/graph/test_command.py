@@ -90,7 +90,7 @@ def test_errors_go_to_stderr_with_a_failing_exit(arguments, message):
     assert "Traceback" not in result.output
 
 
-def test_build_replaces_a_graph_only_when_told(tables):
+def test_build_replaces_a_graph_only_on_request(tables):
     arguments = ("build", tables / "e.npy", "--out", tables / "g")
     np.save(tables / "e.npy", [[0], [1]])
     assert run(*arguments).exit_code == 0

@@ -117,7 +117,7 @@ def test_models_of_another_unit_do_not_fit():
 
 
 @given(st.integers(10**8, 10**10 - 1), st.sampled_from(UNITS))
-def test_the_unit_of_times_of_today_is_told_by_their_size(seconds, unit):
+def test_the_unit_of_times_of_today_is_reported_by_their_size(seconds, unit):
     value = seconds * 1000 ** UNITS.index(unit)
     if value < 2**63:
         assert likely_unit(np.array([value])) == unit

@@ -67,7 +67,7 @@ def test_integers_beyond_int64_are_unknown_not_wrong(index):
     assert index.lookup(np.array([0, 2**64 - 1], np.uint64)).tolist() == [0, -1]
 
 
-def test_strings_that_only_differ_late_or_in_zero_bytes_are_told_apart():
+def test_strings_that_only_differ_late_or_in_zero_bytes_are_distinguished():
     ids = ["", "\0", "\0\0", "a" * 8, "a" * 9, "a" * 16 + "b", "a" * 16 + "c", "ü", "u\u0308"]
     index = IdIndex.build(ids, "ids")
     assert index.lookup(ids).tolist() == list(range(len(ids)))

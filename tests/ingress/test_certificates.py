@@ -123,7 +123,7 @@ def test_an_expired_certificate_is_refused_on_an_open_connection(tls: dict[str, 
         gate.identify(None, None, peer)
 
 
-def test_who_has_nothing_is_told_of_certificates_where_they_count(tls: dict[str, Any]) -> None:
+def test_who_has_nothing_is_reported_certificates_where_they_count(tls: dict[str, Any]) -> None:
     with pytest.raises(Unauthenticated, match="or use a client certificate"):
         gatekeeper(tls, Clock()).identify(None, None)
 

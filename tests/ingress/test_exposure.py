@@ -30,7 +30,7 @@ def test_addresses_that_only_this_machine_reaches(host: str, loopback: bool) -> 
     assert is_loopback(host) is loopback
 
 
-def test_a_name_that_does_not_resolve_is_told() -> None:
+def test_a_name_that_does_not_resolve_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"server.host: 'no.such.name.invalid' is not an address"):
         check_exposure(Config().replace(server__host="no.such.name.invalid"))
 

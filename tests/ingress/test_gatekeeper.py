@@ -93,7 +93,9 @@ def test_a_key_is_its_client_however_it_is_presented(door: Door) -> None:
         (None, b"\xff\xfe", "unknown API key"),
     ],
 )
-def test_who_is_not_known_is_told_why(door: Door, authorization: Any, api_key: Any, message: str) -> None:
+def test_an_unknown_client_gets_the_reason(
+    door: Door, authorization: Any, api_key: Any, message: str
+) -> None:
     for _ in range(2):
         with pytest.raises(Unauthenticated, match=message):
             door.gate.identify(authorization, api_key)

@@ -61,7 +61,7 @@ def test_made_up_models_do_not_fill_memory() -> None:
     assert len(client._allowed) <= 1024
 
 
-def test_a_client_above_its_rate_is_told_when_to_come_back() -> None:
+def test_a_client_above_its_rate_gets_the_time_of_a_retry() -> None:
     clock = Clock()
     client = Client("c", Permissions(), bucket=LocalBucket(Rate(4, 2)), clock=clock.monotonic_ns)
     client.admit()
@@ -84,7 +84,7 @@ def test_a_client_above_its_rate_is_told_when_to_come_back() -> None:
         ("low", "high", "low"),
     ],
 )
-def test_nobody_asks_for_more_than_their_own_priority(asked: Priority, own: Priority, left: str) -> None:
+def test_nobody_requests_more_than_their_own_priority(asked: Priority, own: Priority, left: str) -> None:
     request = ScoreRequest("m", priority=asked)
     Client("c", Permissions(), own).sign(request)
     assert (request.client, request.priority) == ("c", left)

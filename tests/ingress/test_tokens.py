@@ -322,7 +322,7 @@ def _private(key: Any) -> bytes:
         ),
     ],
 )
-def test_keys_that_cannot_be_used_are_told_at_start(
+def test_keys_that_cannot_be_used_are_reported_at_start(
     tmp_path: Path,
     rsa_key: rsa.RSAPrivateKey,
     clock: Clock,

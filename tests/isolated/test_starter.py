@@ -153,7 +153,7 @@ async def test_a_fork_server_with_a_second_thread_forks_nothing(starter, monkeyp
         assert await answers(version)
 
 
-async def test_a_fork_server_that_cannot_start_is_told(starter, monkeypatch):
+async def test_a_fork_server_that_cannot_start_is_reported(starter, monkeypatch):
     monkeypatch.setattr(process_starter, "_ENTRY", "sys:exit")
     with pytest.raises(ModelNotReady, match="the process that starts those of models has ended"):
         async with running(starter):

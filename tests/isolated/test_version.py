@@ -122,7 +122,7 @@ async def test_answers_and_errors_are_those_of_the_model():
         assert rig.version.pid != os.getpid()
 
 
-async def test_requests_of_one_turn_are_computed_together_and_told_to_recorders():
+async def test_requests_of_one_turn_are_computed_together_and_reach_recorders():
     async with running(threaded=True) as rig:
         outcomes = await asyncio.gather(*(rig.ask(value) for value in range(30)))
         assert len(outcomes) == 30
@@ -372,7 +372,7 @@ async def test_a_withdrawn_request_is_not_delivered_and_not_computed():
         assert rig.version.queued_rows == 0
 
 
-async def test_limits_hold_before_the_process_is_asked():
+async def test_limits_hold_before_the_process_is_called():
     limits = ModelLimits(isolate=True, max_concurrency=4, rate_per_s=1000.0, burst=6)
     async with running(limits, threaded=True) as rig:
         asked = [rig.submit(value, spin_ms=20)[1] for value in range(2)]
@@ -441,7 +441,7 @@ async def test_closing_finishes_what_was_taken():
     assert rig.restarts("died") == 0
 
 
-async def test_deadlines_of_many_requests_are_told_in_time():
+async def test_deadlines_of_many_requests_are_reported_in_time():
     async with running(ModelLimits(isolate=True, hang_s=60), threaded=True) as rig:
         os.kill(rig.version.pid, signal.SIGSTOP)
         blocking = rig.submit(1, timeout_s=60)[1]

@@ -179,7 +179,7 @@ async def test_without_a_writer_nothing_is_sent(tmp_path: Path) -> None:
     await link.close()
 
 
-async def test_a_lost_answer_is_told_and_the_link_comes_back(tmp_path: Path) -> None:
+async def test_a_lost_answer_is_reported_and_the_link_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with talking(path) as pair:
         pair.keeper.gate.clear()
@@ -193,7 +193,7 @@ async def test_a_lost_answer_is_told_and_the_link_comes_back(tmp_path: Path) -> 
         assert await pair.link.apply([batch(3, "a")]) == [Applied(2, 1, (0, 1))]
 
 
-async def test_an_answer_that_does_not_come_in_time_is_told(pair: Pair) -> None:
+async def test_an_answer_that_does_not_come_in_time_is_reported(pair: Pair) -> None:
     pair.link._timeout_s = 0.05
     pair.keeper.gate.clear()
     with pytest.raises(WriterUnavailable, match=r"within 0\.05 s.*may or may not have been applied"):
@@ -250,7 +250,7 @@ async def test_a_snapshot_is_written_on_demand_by_size_and_by_age(tmp_path: Path
         assert pair.keeper.snapshot_sequence == 3
 
 
-async def test_a_snapshot_that_fails_is_told_and_tried_again_later(tmp_path: Path) -> None:
+async def test_a_snapshot_that_fails_is_reported_and_tried_again_later(tmp_path: Path) -> None:
     async with talking(tmp_path / "socket", snapshot_bytes=1000) as pair:
         pair.keeper.snapshot_problem = GraphError("disk is full")
         await pair.link.apply([batch(200)])
@@ -280,7 +280,7 @@ async def test_a_graph_that_follows_a_stream_is_confirmed_by_its_reader_alone(
         assert pair.keeper.confirmed == (not follows)
 
 
-async def test_affected_nodes_are_told(pair: Pair) -> None:
+async def test_affected_nodes_are_reported(pair: Pair) -> None:
     await pair.link.apply([batch(1), batch(1)])
     sequence, nodes = await pair.link.affected(0)
     assert (sequence, nodes["user"]) == (2, ["a", "ü"])

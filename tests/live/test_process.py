@@ -89,7 +89,7 @@ def kept_numbers(orders: WriterOrders) -> list[int]:
     return found
 
 
-async def test_a_writer_serves_until_it_is_told_to_end_and_the_next_goes_on(
+async def test_a_writer_serves_until_its_stop_and_the_next_continues(
     orders: WriterOrders, link: WriterLink
 ) -> None:
     writer = await Writer.start(orders)
@@ -150,7 +150,7 @@ async def test_a_second_writer_stands_by_and_takes_over(orders: WriterOrders, li
     assert (await second.end())[0] == 0
 
 
-async def test_one_that_stands_by_ends_when_told(orders: WriterOrders) -> None:
+async def test_one_that_stands_by_ends_on_request(orders: WriterOrders) -> None:
     first = await Writer.start(orders)
     await first.ready()
     second = await Writer.start(orders)

@@ -235,7 +235,7 @@ def test_a_folder_of_something_else_is_named(store, tmp_path):
         ("mlflow:/risk/champion", "'champion' is not a number. Write an alias as mlflow:/risk@champion"),
     ],
 )
-def test_what_mlflow_does_not_have_is_told(store, tmp_path, reference, told):
+def test_what_mlflow_does_not_have_is_reported(store, tmp_path, reference, told):
     with pytest.raises(PackagingError, match=told):
         import_from_mlflow(reference, tmp_path, tracking_uri=store.uri)
 

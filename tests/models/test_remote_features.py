@@ -331,7 +331,7 @@ async def test_two_workers_fetch_each_row_once(places, store, expected):
         ({"features.prewarm_file": "/nowhere/ids"}, ConfigError, "features.prewarm_file"),
     ],
 )
-async def test_what_cannot_be_used_is_told_at_start(places, store, settings, error, message):
+async def test_what_cannot_be_used_is_reported_at_start(places, store, settings, error, message):
     with pytest.raises(error, match=message):
         await started(places, **settings)
 

@@ -133,7 +133,7 @@ def test_a_version_that_lacks_a_file_is_refused(place):
         place.open().fetch("risk", "1")
 
 
-def test_absent_versions_and_models_are_told_with_what_there_is(place):
+def test_absent_versions_and_models_are_reported_with_what_there_is(place):
     place.put("risk/1", version())
     place.put("risk/2", version())
     repository = place.open()

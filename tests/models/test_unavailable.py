@@ -242,7 +242,7 @@ async def test_what_all_models_stand_on_ends_the_start(root, monkeypatch):
         await rig.started(root)
 
 
-def test_http_and_grpc_tell_an_unavailable_model(root):
+def test_http_and_grpc_report_an_unavailable_model(root):
     import tritonclient.grpc as triton
 
     corrupt(root / "models" / "other" / "1")

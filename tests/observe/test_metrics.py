@@ -45,7 +45,7 @@ def test_odd_label_values_are_escaped() -> None:
     assert sample(metrics, "hopline_requests_total", model='a"b\\c\nd', version="1", outcome="ok") == 1
 
 
-def test_a_scrape_of_any_worker_tells_of_all(tmp_path: Path) -> None:
+def test_a_scrape_of_any_worker_reports_all(tmp_path: Path) -> None:
     workers = [Metrics(tmp_path, slot) for slot in range(2)]
     for slot, worker in enumerate(workers):
         for _ in range(slot + 1):

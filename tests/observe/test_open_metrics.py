@@ -65,7 +65,7 @@ def test_a_strict_parser_reads_the_same_numbers_as_from_the_text_format() -> Non
         assert read == {(s.name, *sorted(s.labels.items())): s.value for s in wanted[name].samples}
 
 
-def test_the_text_ends_as_the_format_asks() -> None:
+def test_the_text_ends_as_the_format_requires() -> None:
     assert filled().render(open_metrics=True).endswith(b"\n# EOF\n")
     assert b"EOF" not in filled().render()
 

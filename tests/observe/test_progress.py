@@ -62,7 +62,7 @@ def test_a_terminal_shows_nothing_to_who_wants_nothing():
     assert work(False, Terminal()) == ""
 
 
-def test_a_function_is_told_instead():
+def test_a_function_gets_the_report_instead():
     heard = []
     assert work(lambda step, done: heard.append((step, done))) == ""
     assert heard == [("tracing", 0.0), ("tracing", 1.0), ("comparing", 0.0), ("comparing", 1.0)]

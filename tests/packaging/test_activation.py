@@ -122,7 +122,7 @@ def test_what_the_user_says_of_the_output_holds(tmp_path):
         )  # fmt: skip
 
 
-def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
+def test_a_model_whose_weights_do_not_decide_is_refused_with_a_question(tmp_path):
     class Share(nn.Module):
         def __init__(self):
             super().__init__()
@@ -208,7 +208,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_probabilities_that_other_weights_take_out_of_the_range_are_asked_about(name, tmp_path):
+def test_probabilities_that_other_weights_take_out_of_the_range_are_questioned(name, tmp_path):
     columns, task, weights, end = MIXED[name]
     graph, model = homogeneous(), Mixed(columns, weights, end)
     with pytest.raises(PackagingError, match="set output='probabilities' or output='logits'"):

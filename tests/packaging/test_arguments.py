@@ -108,7 +108,7 @@ class MayWeigh(Two):
         return self.run(x, edge_index, edge_weight)
 
 
-def test_weights_that_may_or_may_not_be_meant_are_asked_for(tmp_path):
+def test_weights_that_may_or_may_not_be_meant_are_questioned(tmp_path):
     model, graph = MayWeigh(pyg.GraphConv), weighted()
     with pytest.raises(PackagingError) as caught:
         package(model, graph, tmp_path)
@@ -120,7 +120,7 @@ def test_weights_that_may_or_may_not_be_meant_are_asked_for(tmp_path):
         assert [item.weighted for item in reductions] == [given is not None]
 
 
-def test_a_single_attribute_may_be_the_weight_and_is_asked_for(tmp_path):
+def test_a_single_attribute_may_be_the_weight_and_is_questioned(tmp_path):
     model, graph = MayWeigh(pyg.GraphConv), homogeneous(attr_dim=1)
     with pytest.raises(PackagingError, match=r"arguments=\{'edge_weight': 'edge_attr'\}"):
         package(model, graph, tmp_path)

@@ -206,7 +206,7 @@ def test_two_modules_in_one_state_dict_are_an_ambiguity(trained, tmp_path):
     assert same(net, trained)
 
 
-def test_what_is_outside_of_the_prefix_is_told(trained, tmp_path):
+def test_what_is_outside_of_the_prefix_is_reported(trained, tmp_path):
     lit = Lit(model=trained, criterion=nn.Linear(3, 3))
     torch.save({"state_dict": lit.state_dict()}, tmp_path / "a.ckpt")
     notes = load_weights(Net(), tmp_path / "a.ckpt")

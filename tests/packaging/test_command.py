@@ -168,7 +168,7 @@ def test_a_model_file_does_not_replace_a_module_of_its_name(files):
     assert sys.modules["random"] is random
 
 
-def test_a_checkpoint_is_packaged_and_its_part_is_told(classes):
+def test_a_checkpoint_is_packaged_and_its_part_is_reported(classes):
     net = load_module(f"{classes}/classes.py:Net", homogeneous(), {"in_channels": 6})
     state = {f"model.{name}": value for name, value in net.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, classes / "last.ckpt")

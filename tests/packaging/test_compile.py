@@ -194,7 +194,7 @@ print(whole.compiled, "torch._inductor.codecache" in sys.modules, "torch._dynamo
     assert done.stdout.split() == ["True", "False", "False"]
 
 
-def test_a_machine_without_a_compiler_is_told_before_any_work(tmp_path, monkeypatch):
+def test_a_machine_without_a_compiler_is_reported_before_any_work(tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PackagingError, match=r"--compile needs a C\+\+ compiler.*apt-get install"):

@@ -118,13 +118,13 @@ class BySize(Two):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_what_no_neighbourhood_tells_is_refused_with_the_way_out(model, fanouts, reason, tmp_path):
+def test_what_no_neighbourhood_shows_is_refused_with_the_way_out(model, fanouts, reason, tmp_path):
     with pytest.raises(NotServable, match=f"(?s){reason}"):
         package(model, homogeneous(), tmp_path, fanouts=[-1] * fanouts)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_hops_that_a_refusal_asks_for_are_enough(tmp_path):
+def test_the_hops_that_a_refusal_names_are_enough(tmp_path):
     report = package(Two(last=pyg.TAGConv(8, 3, K=2)), homogeneous(), tmp_path, fanouts=[-1] * 3)
     assert report.spec.runtime == "torch"
 

@@ -201,7 +201,7 @@ def test_a_changed_file_is_noticed_when_read(sage, tmp_path):
         oracle.full_graph_states(copy, sage[1])
 
 
-def test_an_existing_version_is_refused_and_replaced_only_when_asked(sage):
+def test_an_existing_version_is_refused_and_replaced_only_on_request(sage):
     model, graph, report, _ = sage
     repository = report.path.parents[1]
     with pytest.raises(PackagingError, match="exists"):

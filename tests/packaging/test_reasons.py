@@ -190,7 +190,7 @@ class Merged(Two):
     ],
     ids=["condition", "coalesce", "median"],
 )
-def test_what_torch_cannot_export_is_told_without_its_own_words(model, told, tmp_path, capfd):
+def test_what_torch_cannot_export_is_reported_without_its_own_words(model, told, tmp_path, capfd):
     with pytest.raises(PackagingError, match=told) as caught:
         package(model, tmp_path)
     cause, chain = caught.value, []

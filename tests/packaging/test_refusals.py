@@ -272,7 +272,7 @@ def test_named_relations_of_another_number_are_explained():
 
 
 @pytest.mark.parametrize("names", [("r0", "r2"), ("r1", "r2"), ("r1",)])
-def test_numbers_of_relations_with_gaps_are_asked_about(names):
+def test_numbers_of_relations_with_gaps_are_questioned(names):
     graph = relational(3)
     edges = {
         ("node", name, "node"): EdgeTable((each.indices, _targets(each)))

@@ -92,7 +92,7 @@ def test_one_odd_edge_outside_of_the_sample_is_enough(options, tmp_path):
         package(Sparse(pyg.GCNConv), graph_of(2000, **options), tmp_path, check_nodes=64)
 
 
-def test_pairs_and_stages_only_are_told_the_cause_too(tmp_path):
+def test_pairs_and_stages_only_get_the_cause_too(tmp_path):
     graph = graph_of(repeats=True)
     for options in ({"task": "binary", "head": "dot"}, {"runtime": "onnx"}):
         with pytest.raises(NotServable, match="repeated edges"):

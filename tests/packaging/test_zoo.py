@@ -29,7 +29,7 @@ def test_every_class_of_pyg_has_an_entry_or_a_reason():
     assert missing == []
 
 
-def test_names_of_entries_tell_them_apart():
+def test_names_of_entries_distinguish_them():
     tables = [*convs.TABLE.values(), *models.TABLE.values()]
     assert len(ENTRIES) == sum(len(entries) for entries in tables)
 

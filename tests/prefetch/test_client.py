@@ -115,7 +115,7 @@ async def test_rows_are_brought(ends):
     assert ends.count("done") == 1
 
 
-async def test_what_one_turn_of_the_loop_asks_goes_as_one_message(ends):
+async def test_requests_of_one_turn_of_the_loop_go_as_one_message(ends):
     await asyncio.gather(*[ends.ask([i, i + 1]) for i in range(20)])
     assert ends.near.asked == [list(range(21))]
     assert ends.server.counts.messages == 1
@@ -131,7 +131,7 @@ async def test_seeds_are_said_where_they_are_shorter_than_rows(ends):
     assert ends.server.counts.seeds == 1
 
 
-async def test_rows_that_cannot_be_had_are_told_with_their_reason(ends):
+async def test_rows_that_cannot_be_had_are_reported_with_their_reason(ends):
     ends.near.lost[1] = True
     told = await ends.ask()
     assert told is not None
@@ -140,7 +140,7 @@ async def test_rows_that_cannot_be_had_are_told_with_their_reason(ends):
     assert told.reason == "missing"
 
 
-async def test_a_slow_store_is_told_in_time_and_is_no_reason_to_give_the_prefetcher_up(ends):
+async def test_a_slow_store_is_reported_in_time_and_is_no_reason_to_give_the_prefetcher_up(ends):
     ends.near.delay_s = 60
     told = await ends.ask(timeout_s=2)
     assert told is not None

@@ -173,7 +173,7 @@ def test_workers_do_not_wait_for_a_stopped_prefetcher(places: Places) -> None:
             load.until_more_than(server.metric(DONE), DONE)
 
 
-def test_a_row_that_the_store_lacks_is_told_and_not_asked_for_again(places: Places) -> None:
+def test_a_row_that_the_store_lacks_is_reported_and_not_requested_again(places: Places) -> None:
     settings = places.settings(features__groups="node=few", **PATIENT)
 
     async def few() -> None:

@@ -47,7 +47,7 @@ async def test_a_child_says_that_it_is_ready_and_ends_in_order(tmp_path):
     assert (tmp_path / "mark").read_text() == "ended in order"
 
 
-async def test_a_child_that_ends_before_it_is_ready_is_told_by_its_code():
+async def test_a_child_that_ends_before_it_is_ready_is_reported_by_its_code():
     child = await start("refused", {"code": 3})
     assert await child.wait_ready() == 3
     assert not child.ready.is_set()

@@ -97,7 +97,7 @@ async def ends(tmp_path):
     await found.close()
 
 
-async def test_messages_are_heard_and_a_lost_connection_is_made_again(ends, caplog):
+async def test_messages_are_received_and_a_lost_connection_is_made_again(ends, caplog):
     await ends.listen()
     ends.link.start()
     writer = await ends.talks.get()
@@ -123,7 +123,7 @@ async def test_a_message_that_may_not_be_sent_ends_the_connection(ends):
     again.close()
 
 
-async def test_an_absent_server_is_told_once_and_found_when_it_comes(ends, caplog, monkeypatch):
+async def test_an_absent_server_is_reported_once_and_found_when_it_comes(ends, caplog, monkeypatch):
     connect, tried = asyncio.open_unix_connection, asyncio.Semaphore(0)
 
     async def counted(path):

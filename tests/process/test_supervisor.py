@@ -81,7 +81,7 @@ async def test_where_nothing_ever_worked_the_first_failure_ends_all(caplog):
     assert not rig.ready.is_set()
 
 
-async def test_a_process_that_cannot_be_started_is_told(caplog):
+async def test_a_process_that_cannot_be_started_is_reported(caplog):
     async def start():
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

@@ -45,7 +45,7 @@ def numbers(folder):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "parquet"])
-def test_files_are_finished_by_size_in_the_form_asked_for(form, tmp_path):
+def test_files_are_finished_by_size_in_the_form_requested(form, tmp_path):
     journal = opened(tmp_path, format=form)
     for number in range(250):
         journal.write(line(number), number)
@@ -271,7 +271,7 @@ def test_a_torn_parquet_file_is_counted(tmp_path):
     assert reader.num_torn == 1
 
 
-def test_what_is_no_log_is_told(tmp_path):
+def test_what_is_no_log_is_reported(tmp_path):
     with pytest.raises(BadRequest, match="no such file"):
         LogReader(tmp_path / "nothing")
     with pytest.raises(BadRequest, match="is not a prediction log"):

@@ -75,7 +75,7 @@ async def test_requests_that_have_no_outcome_have_no_entry(tmp_path):
 
 
 @pytest.mark.parametrize(("inputs", "kept"), [("all", 400), ("none", 0)])
-async def test_inputs_are_kept_as_told(inputs, kept, tmp_path):
+async def test_inputs_are_kept_as_configured(inputs, kept, tmp_path):
     log, _ = made(tmp_path / "log", inputs=inputs)
     log.start()
     log.record(ran(SERVED, *(scored(i) for i in range(400))))
@@ -236,13 +236,13 @@ async def test_a_version_is_not_kept_alive_by_the_log(tmp_path):
         ({"path": "/proc/log"}, "prediction_log.path"),
     ],
 )
-def test_what_can_never_work_is_told_at_start(settings, message, tmp_path):
+def test_what_can_never_work_is_reported_at_start(settings, message, tmp_path):
     log, _ = made(**{"folder": settings.pop("path", tmp_path / "log"), **settings})
     with pytest.raises(ConfigError, match=message):
         log.start()
 
 
-def test_parquet_without_pyarrow_is_told_at_start(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_is_reported_at_start(tmp_path, monkeypatch):
     log, _ = made(tmp_path / "log", format="parquet")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(

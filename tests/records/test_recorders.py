@@ -25,7 +25,7 @@ def ran(count=3, **fields):
     return Ran(SERVED, requests, outcomes, [0.001] * count, 0.002, {}, 1700000000.25)
 
 
-def test_a_line_says_who_asked_what_and_how_it_ended():
+def test_a_line_has_the_client_the_request_and_the_outcome():
     answered, refused = access_lines(ran())
     assert answered == {
         "time": "2023-11-14T22:13:20.250Z",

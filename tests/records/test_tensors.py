@@ -34,7 +34,7 @@ async def test_tensors_are_the_graphs_own_rows_and_degrees(config, places):
     assert first.missing == (1,)
 
 
-async def test_hashes_tell_artifacts_apart_and_schemas_not(config):
+async def test_hashes_distinguish_artifacts_and_not_schemas(config):
     settings = config()
     async with logging_service(settings) as service:
         await service.load("plain", "2", serve=False)

@@ -286,7 +286,7 @@ def test_a_key_that_went_over_stays_as_the_share_grows(key, percents):
     assert sides == sorted(sides)
 
 
-def test_shares_are_what_was_asked():
+def test_shares_are_as_requested():
     split = Split(Arm("1"), Arm("2"), 25, "salt")
     keyed = sum(side(split, f"k{i}") == "2" for i in range(4000)) / 4000
     drawn = sum(side(split, "") == "2" for _ in range(4000)) / 4000

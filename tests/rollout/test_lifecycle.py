@@ -169,7 +169,7 @@ async def test_the_version_that_serves_is_not_unloaded_beside_others(root):
     await rig.stop(service)
 
 
-async def test_what_was_asked_for_survives_a_restart(root):
+async def test_what_was_requested_survives_a_restart(root):
     rig.publish(root, "2")
     service = await rig.started(root)
     assert await rig.version_of(service) == "2"
@@ -182,7 +182,7 @@ async def test_what_was_asked_for_survives_a_restart(root):
     await rig.stop(service)
 
 
-async def test_a_damaged_state_file_is_told_and_not_guessed_at(root):
+async def test_a_damaged_state_file_is_reported_and_not_guessed_at(root):
     service = await rig.started(root)
     rig.publish(root, "2")
     await service.load("sage")

@@ -80,7 +80,7 @@ async def test_a_failure_reaches_every_caller():
     assert [type(outcome) for outcome in outcomes] == [Conflict] * 3
 
 
-async def test_callers_are_told_when_the_server_ends():
+async def test_callers_are_notified_when_the_server_ends():
     shared, work = SharedWork("work"), Work()
     caller = asyncio.ensure_future(shared.result("key", work))
     await begun(work)

@@ -62,7 +62,7 @@ def test_the_rung_is_the_lowest_that_holds_the_graph_and_a_node_more(num_nodes, 
 
 @given(st.integers(1, 40), st.integers(0, 60))
 @settings(max_examples=30, deadline=None)
-def test_padding_keeps_the_graph_and_connects_only_what_nobody_asks_for(num_nodes, num_edges):
+def test_padding_keeps_the_graph_and_connects_only_what_nobody_requests(num_nodes, num_edges):
     tensors = made_up(SLOTS, WIDTHS, num_nodes, num_edges)
     size = size_for(SLOTS, tensors)
     x, edge_index, weight = padded(SLOTS, tensors, size)

@@ -44,7 +44,7 @@ def test_a_provider_that_is_not_installed_is_named_with_what_brings_it(device, a
         providers(device, available, "1.2.3")
 
 
-def test_tensorrt_is_told_the_shapes_of_row_files_and_leaves_others_to_cuda(tmp_path):
+def test_tensorrt_gets_the_shapes_of_row_files_and_leaves_others_to_cuda(tmp_path):
     rows = {"x": 128, "degree": 0}, 256
     _, options = providers("tensorrt", TENSORRT, "1", rows=rows, cache=tmp_path)[0]
     assert options["trt_profile_min_shapes"] == "x:1x128,degree:1"

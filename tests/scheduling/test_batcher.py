@@ -164,7 +164,7 @@ async def test_request_that_breaks_the_whole_batch_fails_alone(where, position):
 
 @pytest.mark.parametrize("where", [LOOP, THREAD])
 @pytest.mark.parametrize("position", range(5))
-async def test_late_request_is_told_so_and_never_computed(where, position):
+async def test_late_request_gets_its_error_and_is_never_computed(where, position):
     rig = Rig(where)
     rig.fixed_clock = 100.0
     futures = [rig.ask(i, deadline=99.0 if i == position else INF) for i in range(5)]
@@ -595,7 +595,7 @@ class Pipelined:
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("policy", [{}, {"max_rows": 2}, {"max_rows": 2, "queue_delay_s": 0.001}])
 @pytest.mark.parametrize("seed", range(3))
-def test_one_batch_runs_at_a_time_whatever_callers_send_when_they_are_told(loop, policy, seed):
+def test_one_batch_runs_at_a_time_whatever_callers_send_on_an_outcome(loop, policy, seed):
     """Requests of several connections, many with a deadline that passes while they wait or run."""
 
     async def scenario():

@@ -76,7 +76,7 @@ async def test_what_is_cancelled_is_held_no_more():
     await rig.settle()
 
 
-async def test_a_late_request_is_told_so_while_its_queue_waits_for_company():
+async def test_a_late_request_gets_its_error_while_its_queue_waits_for_company():
     rig = Rig(THREAD, queue_delay_s=30.0)
     began = asyncio.get_running_loop().time()
     late = rig.ask(1, deadline=began + 0.02)

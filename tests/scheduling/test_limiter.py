@@ -172,7 +172,7 @@ def test_no_window_has_more_than_burst_and_rate(per_s: float, burst: int, steps:
 
 @settings(max_examples=50, deadline=None)
 @given(per_s=st.sampled_from([1, 2, 10, 1000]), burst=st.integers(1, 5), num=st.integers(1, 60))
-def test_who_asks_at_the_rate_is_never_refused(per_s: int, burst: int, num: int) -> None:
+def test_a_caller_at_the_rate_is_never_refused(per_s: int, burst: int, num: int) -> None:
     bucket = LocalBucket(Rate(per_s, burst))
     assert not any(bucket.take(request * S // per_s) for request in range(num))
 

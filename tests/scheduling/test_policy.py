@@ -64,7 +64,7 @@ def test_an_empty_queue_takes_any_request_and_low_has_half_of_one(queued, held):
     assert admits(queued, LOW) == (queued == 0 or queued + held <= 50)
 
 
-def test_rows_bound_a_queue_only_where_that_is_asked_for():
+def test_rows_bound_a_queue_only_where_that_is_requested():
     assert not POLICY.too_full(1, 1, 10**9, 10**9)
     bounded = dataclasses.replace(POLICY, max_queue_rows=10)
     assert not bounded.too_full(1, 1, 5, 5)
@@ -140,7 +140,7 @@ def test_cost_model_learns_the_cost_of_a_row_and_of_a_batch():
 
 
 @given(st.floats(1, 500), st.floats(0.02, 50), st.lists(st.integers(1, 10_000), min_size=1, max_size=8))
-def test_predictions_come_near_whatever_is_asked_in_turn_and_stay_there(fixed_us, us_per_row, sizes):
+def test_predictions_come_near_any_sequence_of_requests_and_stay_there(fixed_us, us_per_row, sizes):
     cost = CostModel()
     for _ in range(400):
         for rows in sizes:
@@ -160,7 +160,7 @@ def test_one_batch_that_was_stalled_hardly_changes_what_is_predicted():
     assert cost.predict_us(1000) < 1.5 * large
 
 
-def test_first_measurements_tell_a_batch_from_its_rows():
+def test_first_measurements_distinguish_a_batch_from_its_rows():
     cost = CostModel()
     cost.begin((20, 620), (130.0, 250.0))
     assert cost.us_per_row == pytest.approx(0.2)

@@ -70,7 +70,7 @@ def test_idleness_saves_nothing_up():
     assert 40 <= order.count(idle) <= 60  # not all of it
 
 
-def test_a_slice_is_asked_for_only_while_others_are_there():
+def test_a_slice_is_requested_only_while_others_are_there():
     gate = Turnstile()
     one, other = gate.enter(), gate.enter()
     assert [one.begin(at / 10) for at in range(3)] == [False] * 3

@@ -55,7 +55,7 @@ async def test_a_stopping_server_answers_what_it_read_of_a_stream_and_ends_it() 
             assert await asyncio.to_thread(server.process.wait, 15) == 0
 
 
-async def test_a_health_watch_hears_of_the_stop_and_does_not_hold_it_up() -> None:
+async def test_a_health_watch_gets_the_stop_and_does_not_hold_it_up() -> None:
     health = message("grpc.health.v1.HealthCheckRequest")
     with running() as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel:

@@ -138,7 +138,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_server(
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("setting", ["http_port", "grpc_port"])
-def test_a_port_in_use_is_told_before_anything_is_loaded(setting: str, workers: int) -> None:
+def test_a_port_in_use_is_reported_before_anything_is_loaded(setting: str, workers: int) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -156,7 +156,7 @@ def test_grpc_can_be_off() -> None:
         assert httpx.get(f"{server.url}/readyz").status_code == 200
 
 
-def test_an_address_that_is_not_ours_is_told() -> None:
+def test_an_address_that_is_not_ours_is_reported() -> None:
     process = spawn(server__host="203.0.113.7", auth__allow_anonymous=True)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 1
@@ -183,7 +183,7 @@ class Pressed(FakeService):
         return True
 
 
-async def test_the_service_is_asked_whether_refusals_shall_wait() -> None:
+async def test_the_service_decides_whether_refusals_wait() -> None:
     ready: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
     config = Config().replace(server__http_port=0, server__grpc_port=-1, server__drain_delay_s=0.0)
     server = Server(config, f"{__name__}:Pressed", ready.set_result)

@@ -83,7 +83,7 @@ def test_equal_versions_are_equal_answers(tmp_path: Path, stream: str) -> None:
         assert answers[0]["outputs"] == answers[1]["outputs"]
 
 
-def test_a_version_that_is_not_there_is_refused_so_that_another_server_is_asked(
+def test_a_version_that_is_missing_is_refused_so_that_another_server_is_called(
     tmp_path: Path, stream: str
 ) -> None:
     world = World(tmp_path / "world")

@@ -165,7 +165,7 @@ def test_edges_of_several_types_change_what_they_feed(shop: Shop, live: Live) ->
     assert "user__buys__item" in refused["reason"]
 
 
-def test_nodes_beyond_the_room_are_refused_and_told_what_to_set(shop: Shop, live: Live) -> None:
+def test_nodes_beyond_the_room_are_refused_with_the_setting(shop: Shop, live: Live) -> None:
     worker = live.workers[0]
     new = [
         {"op": "add_node", "node_type": "user", "node": 1000 + i, "features": [float(i)] * 5}

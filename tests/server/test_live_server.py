@@ -200,13 +200,13 @@ def test_refused_events_say_why_and_the_others_are_applied(world: World, live: L
         (b'[{"op":"set_features","node":"n1","features":[1e39,0,0,0,0,0]}]', 200, "not_finite"),
     ],
 )
-def test_bodies_that_are_no_events_are_told(live: Live, content: bytes, status: int, what: str) -> None:
+def test_bodies_that_are_no_events_are_reported(live: Live, content: bytes, status: int, what: str) -> None:
     answer = live.workers[0].send(None, content=content)
     assert answer.status_code == status, answer.text
     assert what in answer.text
 
 
-def test_the_graph_and_its_writer_are_told(world: World, live: Live) -> None:
+def test_the_graph_and_its_writer_are_reported(world: World, live: Live) -> None:
     told = live.workers[0].applied(world.events(3))
     for worker in live.workers:
         found = worker.graph()

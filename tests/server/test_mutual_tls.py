@@ -169,7 +169,7 @@ def test_a_page_cannot_use_the_certificate_that_a_browser_has(world: World) -> N
         assert client.get(url, headers=page | {"x-api-key": "hopline_x_y"}).status_code == 401
 
 
-def test_a_file_that_holds_no_authorities_is_told(settings: tuple[Authority, dict[str, Any]]) -> None:
+def test_a_file_that_holds_no_authorities_is_reported(settings: tuple[Authority, dict[str, Any]]) -> None:
     given = settings[1] | {"tls__client_ca_file": settings[1]["tls__key_file"]}
     process = spawn(**given)
     _, error = process.communicate(timeout=20)

@@ -17,7 +17,7 @@ from tests.server.start_rig import Started, until
 _WAITS = "tests.server.waiting:Waits"
 
 
-async def test_a_server_that_waits_for_its_graph_ends_when_told(
+async def test_a_server_that_waits_for_its_graph_ends_on_request(
     folder: Path, start: Callable[..., Started]
 ) -> None:
     async with OwnWriter(Config().replace(graph__path=folder / "graph", live__spare_edges=100)) as own:

@@ -71,7 +71,7 @@ def test_grpc_is_encrypted(server: RunningServer, pair: tuple[Path, Path]) -> No
         assert client.infer("sage", [tensor]).as_numpy("label").tolist() == [1]
 
 
-def test_a_key_that_does_not_fit_is_told(pair: tuple[Path, Path]) -> None:
+def test_a_key_that_does_not_fit_is_reported(pair: tuple[Path, Path]) -> None:
     process = spawn(tls__cert_file=pair[0], tls__key_file=pair[0])
     _, error = process.communicate(timeout=20)
     assert process.returncode == 1

@@ -155,7 +155,7 @@ def remembering(tmp_path_factory):
         yield url
 
 
-def test_prometheus_tells_budgets_over_the_window_and_burn_rates(remembering, file):
+def test_prometheus_reports_budgets_over_the_window_and_burn_rates(remembering, file):
     slow, available, failing, quiet = over_window(Prometheus(remembering), read_objectives(file))
     # 71 hours at 0.1 %, one at 1 %; of 100 ok requests a second
     bad = (71 * 0.1 + 1.0) / 72

@@ -133,7 +133,7 @@ def test_a_stranger_learns_only_whether_the_server_is_ready(door: Door, path: st
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready"])
-def test_readiness_tells_a_client_of_the_models_that_it_may_read(door: Door, path: str) -> None:
+def test_readiness_names_the_models_that_the_client_may_read(door: Door, path: str) -> None:
     scorer, reader = (door.http("GET", path, key).json() for key in ("scorer", "reader"))
     assert set(scorer["models"]) == {"sage", "people"}
     assert scorer["reasons"] == []
@@ -199,7 +199,7 @@ def test_a_wrong_name_is_not_answered_with_the_names_of_other_models(door: Door)
         ("HEAD", "/metrics", {"reader", "admin"}),
     ],
 )
-def test_every_route_asks_for_its_permission(door: Door, method: str, path: str, allowed: set[str]) -> None:
+def test_every_route_requires_its_permission(door: Door, method: str, path: str, allowed: set[str]) -> None:
     nobody = door.http(method, path)
     assert nobody.status_code == 401
     assert nobody.headers["www-authenticate"] == 'Bearer realm="hopline"'
@@ -280,7 +280,7 @@ def test_a_token_scores_what_it_claims(door: Door) -> None:
         ("RepositoryModelUnload", {"model_name": "sage"}, {"admin"}),
     ],
 )
-def test_every_method_asks_for_its_permission(
+def test_every_method_requires_its_permission(
     door: Door, method: str, content: dict[str, Any], allowed: set[str]
 ) -> None:
     assert door.call(f"{INFER}/{method}", content)[0] == "UNAUTHENTICATED"
@@ -421,7 +421,7 @@ def test_the_score_command_takes_a_key(door: Door, monkeypatch: pytest.MonkeyPat
     assert door.keys["scorer"] not in asked("--help")
 
 
-def test_the_log_tells_no_secrets(door: Door) -> None:
+def test_the_log_has_no_secrets(door: Door) -> None:
     door.score(key="hopline_secret_of_somebody")
     log = "".join(door.server.log)
     assert not any(key in log for key in [*door.keys.values(), "secret_of_somebody", SECRET])
@@ -457,7 +457,7 @@ def test_a_server_that_would_let_in_anybody_does_not_start(
     assert message in error
 
 
-def test_a_server_that_is_told_to_lets_in_anybody() -> None:
+def test_a_server_that_is_configured_so_lets_in_anybody() -> None:
     with running(server__host="0.0.0.0", auth__allow_anonymous=True, server__grpc_port=-1) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert httpx.post(f"{url}/v1/models/sage/score", json={"nodes": [1]}).status_code == 200
@@ -589,7 +589,7 @@ def test_a_large_body_of_a_stranger_is_refused_before_it_is_sent_whatever_the_pa
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_with_a_key_is_told_that_a_path_does_not_exist(door: Door) -> None:
+def test_a_client_with_a_key_gets_404_for_a_missing_path(door: Door) -> None:
     assert door.http("POST", "/nowhere", "scorer", content=b" " * 100_000).status_code == 404
 
 

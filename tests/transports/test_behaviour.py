@@ -39,7 +39,7 @@ def test_a_version_can_be_chosen(dialect: Any) -> None:
     assert dialect.ask(Ask(nodes=[1], version="1")).version == "1"
 
 
-def test_the_graphs_version_is_told_and_its_age_where_it_changes(dialect: Any) -> None:
+def test_the_graphs_version_is_reported_and_its_age_where_it_changes(dialect: Any) -> None:
     assert dialect.ask(Ask(nodes=[1])).graph == ("fake-graph", None)
     version, age_ms = dialect.ask(Ask("people", nodes=["n3"])).graph
     assert version == "fake-graph"
@@ -71,7 +71,7 @@ def test_key_priority_and_attributes_reach_the_service(dialect: Any) -> None:
     assert dialect.ask(ask).outputs["embedding"][0][0] == 1 + 30 + 100 + 3000
 
 
-def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
+def test_unknown_nodes_are_null_where_requested(dialect: Any) -> None:
     outcome = dialect.ask(Ask(nodes=[7, -1], on_missing="null"))
     assert outcome.outputs == {"probabilities": [[0.1, 0.9], None], "label": [1, None]}
 

@@ -31,7 +31,7 @@ def test_a_further_subclass_has_its_parents_status() -> None:
     assert grpc_code(Odd("x")) is GRPC_CODE[errors.NodeNotFound]
 
 
-def test_details_and_retry_after_are_told() -> None:
+def test_details_and_retry_after_are_reported() -> None:
     response = error_response(errors.Overloaded("full", retry_after_s=1.2))
     assert response.status == 503
     assert b"retry-after: 2\r\n" in response.headers

@@ -109,7 +109,7 @@ async def test_what_is_sent_without_waiting_for_the_refusal_is_dropped(door: Doo
     "method", ["RepositoryModelLoad", "ModelConfig", "ServerMetadata", "RepositoryIndex", "ModelStatistics"]
 )
 @pytest.mark.usefixtures("unread")
-async def test_every_method_that_is_not_open_asks_first(door: Door, method: str) -> None:
+async def test_every_method_that_is_not_open_checks_first(door: Door, method: str) -> None:
     client = Client(door.served)
     number = door.call(client, f"/{INFERENCE}/{method}", "")
     client.exchange()

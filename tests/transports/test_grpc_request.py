@@ -171,7 +171,7 @@ def test_contents_of_another_type_are_refused(own: list[int]) -> None:
         RequestReader().tensors(outer(request))
 
 
-def test_a_caller_who_never_asks_alike_is_served_and_takes_no_more_memory() -> None:
+def test_a_caller_with_ever_different_requests_is_served_and_takes_no_more_memory() -> None:
     reader = RequestReader()
     requests = [
         request_of([(f"{number:03}" * size, "INT64", [1], np.array([number]))], raw=True)

@@ -157,7 +157,7 @@ async def test_two_are_read_in_each_turn_first_come_first_served() -> None:
     assert not any(each in lane for each in who)
 
 
-async def test_what_others_asked_goes_first_for_three_turns() -> None:
+async def test_requests_of_others_go_first_for_three_turns() -> None:
     pressed = True
     lane = LowPriorityReads(lambda: pressed)
     log: list[tuple[str, bytes]] = []

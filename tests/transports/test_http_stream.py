@@ -149,7 +149,7 @@ async def test_body_waits_for_a_client_that_does_not_read_and_others_do_not(rig:
         each.close()
 
 
-async def test_client_that_goes_is_told_once(rig: Rig) -> None:
+async def test_client_that_goes_is_reported_once(rig: Rig) -> None:
     reader, writer, body = await rig.begin()
     await head_of(reader)
     writer.transport.abort()

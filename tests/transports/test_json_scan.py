@@ -90,7 +90,7 @@ def test_a_name_that_comes_twice_is_found_as_python_finds_it(
 
 @pytest.mark.parametrize("num", [2, 12, 13, 5000])
 @pytest.mark.parametrize("name", ["x", "\\u0078", "é", "\\ud83d\\ude00"])
-def test_the_repeated_name_is_told(num: int, name: str) -> None:
+def test_the_repeated_name_is_reported(num: int, name: str) -> None:
     inner = ",".join(f'"{name}"' + ":1" if i in (0, num - 1) else f'"{i}":1' for i in range(num))
     text = f'{{"rows":[{{{inner}}}]}}'.encode()
     told = json.loads(f'"{name}"')

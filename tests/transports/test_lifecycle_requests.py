@@ -158,7 +158,7 @@ def test_refusals_come_back_as_their_classes(server: RunningServer, client: Clie
         admin.rollout("nobody")
 
 
-def test_a_worker_that_dies_comes_back_with_what_was_asked(server: RunningServer, root: Path) -> None:
+def test_a_worker_that_dies_comes_back_with_what_was_requested(server: RunningServer, root: Path) -> None:
     publish(root, "2")
     publish(root, "3")
     with Client(server.url, retries=5) as client:

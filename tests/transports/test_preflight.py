@@ -106,7 +106,7 @@ async def test_ids_that_no_client_can_send_are_skipped(root):
         ScoreRequest("m", pairs=(np.array([7]), ["x"]), version="1"),
     ],
 )
-def test_examples_are_asked_as_clients_ask(example):
+def test_examples_are_sent_as_clients_send_them(example):
     head, body = _message(example, "a").split(b"\r\n\r\n")
     asked = decode_score(body)
     assert head.startswith(b"POST /v1/models/m/score HTTP/1.1\r\n")

@@ -160,7 +160,7 @@ TOLD = {
 }
 
 
-def test_every_field_is_told_where_it_is_the_only_one():
+def test_every_field_is_reported_where_it_is_the_only_one():
     plain = ScoreResult("m", "1", "g", {"y": np.array([1.0, 2.0], np.float32)})
     optional = ScoreResult.__struct_fields__[-len(ScoreResult.__struct_defaults__) :]
     assert set(optional) == TOLD.keys()

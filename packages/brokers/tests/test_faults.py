@@ -170,7 +170,7 @@ async def test_entries_that_were_trimmed_before_the_first_was_read_are_counted(r
     await source.close()
 
 
-async def test_a_client_that_may_not_ask_for_a_streams_counts_is_told(redis_server):
+async def test_a_client_that_may_not_request_a_streams_counts_gets_the_reason(redis_server):
     await send(redis_server.address("asked"), range(3))
     await redis_call(redis_server, "ACL", "SETUSER", "reader", "on", ">pass", "~*", "&*", "+@all", "-xinfo")
     address = redis_server.address("asked").replace("//", "//reader:pass@")
@@ -390,7 +390,7 @@ async def test_settled_entries_are_deleted_where_that_is_wanted(redis_server):
     await queue.close()
 
 
-async def test_a_redis_key_that_is_no_stream_is_told_and_waited_for(redis_server):
+async def test_a_redis_key_that_is_no_stream_is_reported_and_waited_for(redis_server):
     await redis_call(redis_server, "SET", "text", "1")
     source = await opened(open_source, redis_server.address("text"), {})
     assert await source.poll(10, 0.2) == []
@@ -485,7 +485,7 @@ async def test_a_nats_stream_that_is_made_later_is_waited_for(nats_server):
 # Logins
 
 
-async def test_a_redis_password_is_used_and_never_told(tmp_path):
+async def test_a_redis_password_is_used_and_never_shown(tmp_path):
     class Locked(RedisServer):
         def command(self):
             return [*super().command(), "--requirepass", "sesame"]
@@ -518,7 +518,7 @@ async def until_sent(address):
             await asyncio.sleep(0.05)
 
 
-async def test_a_nats_login_is_used_and_never_told():
+async def test_a_nats_login_is_used_and_never_shown():
     class Locked(NatsServer):
         def command(self):
             command = super().command()

@@ -113,7 +113,7 @@ async def test_requests_are_answered_as_over_http(any_broker):
         assert 'hopline_broker_requests_total{outcome="ok"} 51' in service.metrics.render().decode()
 
 
-async def test_what_is_no_request_is_put_aside_with_the_reason_and_told(any_broker):
+async def test_what_is_no_request_is_put_aside_with_the_reason_and_reported(any_broker):
     async with desk_at(any_broker) as desk:
         bad = [
             b"not json",

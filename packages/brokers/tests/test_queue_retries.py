@@ -146,7 +146,7 @@ async def test_no_more_bytes_than_allowed_wait_without_a_place(redis, monkeypatc
             assert len(await desk.read("results", 6)) == 6
 
 
-async def test_a_version_that_is_missing_is_told_at_once_where_too_many_wait_for_one(redis):
+async def test_a_version_that_is_missing_is_reported_immediately_where_too_many_wait_for_one(redis):
     """64 wait for theirs, for a minute."""
     async with desk_at(redis) as desk:
         await desk.send(*({"model": "sage", "nodes": [1], "min_version": f"b@{n}"} for n in range(300)))

@@ -94,7 +94,7 @@ def test_bad_sizes_are_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_taken_port_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_before_any_work(tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as taken:

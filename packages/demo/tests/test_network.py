@@ -21,7 +21,7 @@ def test_same_seed_draws_the_same_network(network: Network) -> None:
     assert not np.array_equal(network.payer, generate(ACCOUNTS, TRANSFERS, seed=4).payer)
 
 
-def test_sizes_and_ranges_are_what_was_asked_for(network: Network) -> None:
+def test_sizes_and_ranges_are_what_was_requested(network: Network) -> None:
     assert network.features.shape == (ACCOUNTS, len(FEATURE_NAMES))
     assert network.features.dtype == np.float32
     for column in (network.payer, network.payee, network.amount, network.time):

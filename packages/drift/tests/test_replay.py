@@ -424,7 +424,7 @@ def test_the_command_says_by_its_exit_code_whether_all_is_identical(log, places,
     assert "no such file or folder" in err
 
 
-def test_a_server_is_asked_through_the_client(log, places, run, serving):
+def test_a_server_is_called_through_the_client(log, places, run, serving):
     code, out, _ = run("replay", log, "--url", serving, "--json", "--version", "1", "--require-identical")
     found = json.loads(out)
     assert found["identical"] == found["compared"] == 300
@@ -473,7 +473,7 @@ def test_answers_on_versions_of_a_live_graph_are_listed_and_fail_the_command(log
     assert "All 300 answers are identical" in out
 
 
-def test_a_server_is_not_asked_what_it_writes_down(log, places, run):
+def test_a_server_is_not_sent_what_it_writes_down(log, places, run):
     settings = {"graph__path": places / "graph", "models__repository": places / "models"}
     with running("hopline.service:Service", **settings, prediction_log__path=log) as server:
         code, _, err = run("replay", log, "--url", server.url)

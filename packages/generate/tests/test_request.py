@@ -118,7 +118,7 @@ def test_a_text_with_a_seed_is_repeatable_unless_that_is_declined(
     assert completed(ScoreRequest("slm", columns=found), DEFAULTS).columns == found
 
 
-def test_log_probabilities_are_an_output_if_a_row_asks_for_them_and_the_reverse() -> None:
+def test_log_probabilities_are_an_output_if_a_row_requests_them_and_the_reverse() -> None:
     asked = completed(ScoreRequest("slm", columns={"prompt": ["a"], "logprobs": [True]}), DEFAULTS)
     assert asked.outputs == (*DEFAULTS, "logprobs")
     named = completed(ScoreRequest("slm", columns={"prompt": ["a"]}, outputs=("logprobs",)), DEFAULTS)

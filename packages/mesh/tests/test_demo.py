@@ -93,7 +93,7 @@ async def test_it_ends_after_enough_incidents_or_when_more_faults_began() -> Non
     assert missed.feed.on_verdict(Verdict(missed.now_s, "normal", 0.0, ()))
 
 
-async def test_planned_changes_are_told_with_times_of_now() -> None:
+async def test_planned_changes_are_reported_with_times_of_now() -> None:
     played = Played()
     await played.until("planned")
     for _ in range(8):
@@ -143,7 +143,7 @@ def test_its_clock_and_ticks_run_faster() -> None:
     assert ticks.take().time_s % 15.0 == pytest.approx(0.0)
 
 
-def test_a_port_that_is_taken_is_told_before_the_demo_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_reported_before_the_demo_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.SimulatedFeed, "detector", lambda *_: pytest.fail("it learned first"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         arguments = ["mesh", "demo", "--port", str(taken.getsockname()[1])]

@@ -186,7 +186,7 @@ def test_inputs_that_make_no_sense(inputs, says):
     refused(steps(step, inputs=inputs), says=says)
 
 
-def test_everything_that_is_wrong_is_told_at_once():
+def test_everything_that_is_wrong_is_reported_together():
     text = FRAUD.replace("trees.probabilities > 0.82", "trees.risk > 0.82").replace(
         '"*" = "input.columns", ', ""
     )
@@ -244,7 +244,7 @@ def test_a_pipeline_caches_no_answers():
         Rig(FRAUD, gnn(), trees(), limits=ModelLimits(cache_bytes=1))
 
 
-def test_what_transports_are_told():
+def test_what_transports_get():
     info = Rig(FRAUD, gnn(), trees()).pipeline.info(("1",))
     assert (info.kind, info.id_kind, info.graph_version) == ("pipeline", "int", "graph-a")
     assert [(t.name, t.datatype, t.shape, t.optional) for t in info.inputs] == [

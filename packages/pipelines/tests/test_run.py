@@ -132,7 +132,7 @@ async def test_embedding_trees_and_rules():
     assert set(rig.told[0].stages) == {"gnn", "trees", "decision"}
 
 
-async def test_only_what_the_asked_outputs_need_is_run():
+async def test_only_what_the_requested_outputs_need_is_run():
     rig = Rig(FRAUD.replace("[outputs]", '[outputs]\nnear = "gnn.probabilities"'), gnn(), trees())
     answer = await rig.score(nodes=[50], columns={"amount": [0.0]}, outputs=("near",))
     assert answer.outputs["near"].tolist() == [0.5]
@@ -140,7 +140,7 @@ async def test_only_what_the_asked_outputs_need_is_run():
     assert set(answer.timings_ms) == {"gnn"}
 
 
-async def test_models_are_asked_for_what_is_read_with_the_callers_circumstances():
+async def test_models_compute_what_is_read_with_the_callers_circumstances():
     rig = Rig(FRAUD, gnn(), trees())
     deadline = time.monotonic() + 20
     await rig.score(
@@ -159,7 +159,7 @@ async def test_models_are_asked_for_what_is_read_with_the_callers_circumstances(
         assert asked.is_copy
 
 
-async def test_independent_steps_are_asked_together():
+async def test_independent_steps_are_called_together():
     rig = Rig(ensemble(), *(gnn(name, when="held") for name in "abc"))
     future, _ = rig.ask(nodes=[1])
     assert [len(rig.models[name].asked) for name in "abc"] == [1, 1, 1]
@@ -397,7 +397,7 @@ async def test_errors_that_are_builtins_too_keep_what_they_carry(error):
 
 
 @pytest.mark.parametrize("answered", range(3))
-async def test_a_cancelled_run_withdraws_what_it_asked(answered):
+async def test_a_cancelled_run_withdraws_its_requests(answered):
     text = FRAUD.replace("[outputs]", '[outputs]\nnear = "other.probabilities"')
     text = text.replace(
         "[outputs]",

@@ -183,7 +183,7 @@ def test_the_command_draws(fraud):
         assert f"    {line}\n" in chart
 
 
-def test_pipelines_of_a_repository_that_nest_themselves_are_told(tmp_path):
+def test_pipelines_of_a_repository_that_nest_themselves_are_reported(tmp_path):
     text = (
         FRAUD.split("[[step]]")[0].replace('[inputs.columns]\namount = "FP64"\n', "")
         + """

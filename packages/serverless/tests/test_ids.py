@@ -87,7 +87,7 @@ def test_a_snapshot_is_read_as_the_graph_reads_it(tmp_path, ids, wrong):
     assert str(mine.value) == str(engines.value)
 
 
-def test_what_is_no_graph_is_told(tmp_path):
+def test_what_is_no_graph_is_reported(tmp_path):
     with pytest.raises(GraphError, match="cannot be read"):
         ids_of_graph(tmp_path, "node")
     (tmp_path / "graph.json").write_text("{}")

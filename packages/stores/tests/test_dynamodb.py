@@ -259,7 +259,7 @@ async def test_serving_needs_one_permission_only(port, between):
     assert set(between.asked) == {"BatchGetItem"}
 
 
-async def test_keys_left_out_of_an_answer_are_asked_for_again(behind, between):
+async def test_keys_left_out_of_an_answer_are_requested_again(behind, between):
     store, table, values = behind
 
     def half(operation, body):
@@ -308,7 +308,7 @@ async def test_items_that_a_write_left_out_are_written(behind, between):
         (503, "AnythingElse"),
     ],
 )
-async def test_what_passes_is_unavailable_and_not_asked_again_here(behind, between, status, code):
+async def test_what_passes_is_unavailable_and_not_tried_again_here(behind, between, status, code):
     store, _, values = behind
     between.refuse(status, code)
     for ask in (store.fetch(GROUP, [1]), store.describe("account")):
@@ -410,7 +410,7 @@ async def test_an_id_that_cannot_be_a_key_spoils_no_other(behind, id):
     check_rows(await store.fetch(GROUP, [1]), values[[1]])
 
 
-async def test_an_unknown_group_is_told_with_those_there_are(behind):
+async def test_an_unknown_group_is_refused_with_those_that_exist(behind):
     store, _, _ = behind
     await store.create(FeatureGroup("merchant", 2))
     with pytest.raises(

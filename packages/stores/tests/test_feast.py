@@ -285,7 +285,7 @@ async def test_views_that_cannot_be_rows_say_why(repository):
     await store.close()
 
 
-async def test_an_unknown_group_is_told_with_those_there_are(store):
+async def test_an_unknown_group_is_refused_with_those_that_exist(store):
     with pytest.raises(
         FeatureGroupNotFound, match="'acount'; known groups: 'account', 'many', 'merchant', 'single'"
     ):
@@ -322,7 +322,7 @@ def of_a_driver(name):
         (ValueError("All entity_rows must have the same keys."), FeatureStoreError),
     ],
 )
-async def test_trouble_of_a_connection_is_told_from_a_refusal(store, error, expected):
+async def test_trouble_of_a_connection_is_distinguished_from_a_refusal(store, error, expected):
     refuse(store, error)
     with pytest.raises(FeatureStoreError, match="reading 'account': ") as caught:
         await store.fetch(ACCOUNTS.group, [1])
@@ -363,7 +363,7 @@ async def test_an_answer_that_is_short_is_refused(store):
         await store.fetch(ACCOUNTS.group, [7, 0, 1])
 
 
-async def test_fetches_that_were_cancelled_while_they_waited_are_never_asked(store):
+async def test_fetches_that_were_cancelled_while_they_waited_are_never_sent(store):
     get_online_features = store._feast.get_online_features
     asked, begun, go_on = [], threading.Semaphore(0), threading.Event()
 

@@ -250,7 +250,7 @@ async def test_servers_that_may_evict_edges_are_refused(cases, own_redis_nodes, 
         await opened(url, tmp_path)
 
 
-async def test_a_server_that_does_not_tell_its_policy_is_warned_about(cases, tmp_path, caplog):
+async def test_a_server_that_does_not_report_its_policy_is_warned_about(cases, tmp_path, caplog):
     hidden = ("--rename-command", "INFO", "", "--rename-command", "CONFIG", "")
     with redis_process(*hidden) as server:
         await push(saved(cases["sage"].graph, tmp_path), server.url)

@@ -259,7 +259,7 @@ async def test_rows_that_are_matrices_are_refused(opened):
         (KeyError("odd"), None),
     ],
 )
-async def test_trouble_of_a_connection_is_told_from_a_refusal(opened, error, expected):
+async def test_trouble_of_a_connection_is_distinguished_from_a_refusal(opened, error, expected):
     class Fails(MyFeatureStore):
         fails = False
 
@@ -282,7 +282,7 @@ async def test_trouble_of_a_connection_is_told_from_a_refusal(opened, error, exp
     check_rows(await store.fetch(PAPERS.group, [1]), PAPERS.values[[1]])
 
 
-async def test_fetches_that_were_cancelled_while_they_waited_are_never_asked(opened):
+async def test_fetches_that_were_cancelled_while_they_waited_are_never_sent(opened):
     asked, begun, go_on = [], threading.Event(), threading.Event()
 
     class Slow(MyFeatureStore):
@@ -304,7 +304,7 @@ async def test_fetches_that_were_cancelled_while_they_waited_are_never_asked(ope
     assert asked == [[0], [7]]
 
 
-async def test_fetches_that_wait_while_the_store_is_closed_are_told_so(opened):
+async def test_fetches_that_wait_while_the_store_is_closed_fail(opened):
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(MyFeatureStore):

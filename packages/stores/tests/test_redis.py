@@ -297,7 +297,7 @@ async def test_a_database_that_is_not_there(redis_server):
     await refused(f"{redis_server.url}/99", "DB index is out of range")
 
 
-async def test_a_single_server_and_a_cluster_are_told_apart(redis_server, redis_nodes):
+async def test_a_single_server_and_a_cluster_are_distinguished(redis_server, redis_nodes):
     await refused(redis_nodes[0].url, r"is part of a cluster; use redis\+cluster://")
     await refused(f"redis+cluster://127.0.0.1:{redis_server.port}", "cluster support disabled")
 
@@ -485,7 +485,7 @@ async def test_a_server_that_is_killed_and_started_again_is_found_again(own_redi
     await store.close()
 
 
-async def test_requests_that_wait_when_the_connection_breaks_are_told_at_once(own_redis):
+async def test_requests_that_wait_when_the_connection_breaks_fail_immediately(own_redis):
     store = await filled(own_redis.url)
     own_redis.signal(signal.SIGSTOP)
     waiting = [asyncio.ensure_future(store.fetch(GROUP, IDS)) for _ in range(3)]
@@ -526,7 +526,7 @@ async def test_a_server_that_does_not_keep_up_gets_no_more_requests(own_redis, m
         (b"-ERR unknown command", FeatureStoreError),
     ],
 )
-async def test_error_answers_are_told_by_whether_another_try_may_help(error, kind):
+async def test_error_answers_are_distinguished_by_whether_another_try_may_help(error, kind):
     async with pretending(error + b"\r\n") as url:
         store = open_store(url)
         await store.open()
@@ -646,7 +646,7 @@ def cluster_url(servers):
     return f"redis+cluster://127.0.0.1:{servers[0].port}"
 
 
-async def test_a_cluster_spreads_rows_and_a_fetch_asks_each_server_once(redis_nodes, monkeypatch):
+async def test_a_cluster_spreads_rows_and_a_fetch_calls_each_server_once(redis_nodes, monkeypatch):
     store = await filled(cluster_url(redis_nodes))
     sent = []
     send = redis_connection.Connection.send

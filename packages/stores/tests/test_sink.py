@@ -106,7 +106,7 @@ def test_a_removal_that_was_killed_is_done_by_the_next_run(place, own_redis, cal
     assert not [key for key in keys(own_redis) if OTHER in key or new.run_id in key]
 
 
-def test_a_redis_that_dies_in_the_middle_is_told_and_the_next_start_goes_on(place, own_redis):
+def test_a_redis_that_dies_in_the_middle_is_reported_and_the_next_start_goes_on(place, own_redis):
     schema = schema_of(place, NUM_ROWS)
     sink = place.open()
     sink.open(schema)
@@ -259,7 +259,7 @@ def test_a_server_serves_them_as_features(place, cases, tmp_path):  # noqa: F811
     np.testing.assert_array_equal(found, asyncio.run(answers()))
 
 
-def test_a_damaged_catalog_is_told(place, own_redis):
+def test_a_damaged_catalog_is_reported(place, own_redis):
     own_redis.call("SET", f"p:#{NOTE}", "{")
     with pytest.raises(SinkError, match="damaged"):
         place.open().open(schema_of(place, 10))

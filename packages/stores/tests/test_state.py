@@ -73,7 +73,7 @@ def test_a_server_that_may_evict_the_state_is_refused(server, policy):
 
 
 @pytest.mark.parametrize("forbidden", ["-info", "-config"])
-def test_one_of_two_commands_that_tell_the_policy_is_enough(server, caplog, forbidden):
+def test_one_of_two_commands_that_report_the_policy_is_enough(server, caplog, forbidden):
     server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     server.call("ACL", "SETUSER", "fleet", "on", ">pass", "~*", "&*", "+@all", forbidden)
     with pytest.raises(ConfigError, match="memory policy allkeys-lru"):
@@ -81,7 +81,7 @@ def test_one_of_two_commands_that_tell_the_policy_is_enough(server, caplog, forb
     assert caplog.text == ""
 
 
-def test_a_server_that_does_not_tell_its_policy_is_warned_about_once(server, caplog):
+def test_a_server_that_does_not_report_its_policy_is_warned_about_once(server, caplog):
     server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     server.call("ACL", "SETUSER", "fleet", "on", ">pass", "~*", "&*", "+@all", "-info", "-config")
     opened(f"redis://fleet:pass@127.0.0.1:{server.port}/0?prefix=t:")

@@ -110,7 +110,7 @@ def test_outputs_are_those_of_the_task(models: Path) -> None:
         assert set(described) == set(wanted)
 
 
-def test_only_asked_outputs_are_answered(models: Path) -> None:
+def test_only_requested_outputs_are_answered(models: Path) -> None:
     (result,) = ask(version(models, "fraud"), request_of(outputs=("label",)))
     assert list(result.outputs) == ["label"]
 

@@ -208,7 +208,7 @@ def test_the_artifact_says_what_it_is(fraud):
     assert opsets == {"": spec.opset, "ai.onnx.ml": spec.ml_opset}
 
 
-def test_graph_models_and_table_models_are_told_apart(fraud, tmp_path):
+def test_graph_models_and_table_models_are_distinguished(fraud, tmp_path):
     with pytest.raises(ArtifactError, match="a tabular model; a graph model is needed"):
         read_spec(fraud[1].path)
     (tmp_path / "model.json").write_text('{"kind": "image"}')

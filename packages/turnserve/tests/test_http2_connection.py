@@ -189,7 +189,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_who_breaks_the_rules_is_told_which_and_nobody_else_is_harmed(name: str) -> None:
+def test_a_client_that_breaks_the_rules_gets_the_rule_and_harms_no_other(name: str) -> None:
     data, code = BROKEN[name]
     served = Served()
     neighbour, client = Client(served), Client(served)
@@ -229,7 +229,7 @@ def test_a_stream_too_many_is_refused_alone() -> None:
     assert all(client.answers[number].messages == [b"x"] for number in numbers[:-1])
 
 
-def test_a_client_that_gives_up_withdraws_what_it_asked() -> None:
+def test_a_client_that_gives_up_withdraws_its_requests() -> None:
     served = Served()
     client = Client(served)
     first, second = client.call("/t/Later", b"a"), client.call("/t/Later", b"b")
@@ -266,7 +266,7 @@ def test_resets_of_one_second_do_not_count_in_the_next() -> None:
     assert not client.transport.at_eof
 
 
-def test_an_end_in_order_answers_what_was_asked_before_it_was_heard_of() -> None:
+def test_an_end_in_order_answers_requests_that_came_before_the_client_knew() -> None:
     served = Served()
     client = Client(served)
     before = client.call("/t/Later", b"before")
@@ -292,7 +292,7 @@ def test_an_end_in_order_answers_what_was_asked_before_it_was_heard_of() -> None
     assert before < crossing
 
 
-def test_an_idle_connection_ends_once_the_client_has_heard() -> None:
+def test_an_idle_connection_ends_once_the_client_was_notified() -> None:
     served = Served()
     client = Client(served)
     served.endpoint.begin_close()
@@ -312,14 +312,14 @@ def test_a_client_that_confirms_nothing_is_not_waited_for() -> None:
     assert client.transport.at_eof
 
 
-def test_connections_that_come_while_the_server_stops_are_told_at_once() -> None:
+def test_connections_that_come_while_the_server_stops_get_a_goaway_immediately() -> None:
     served = Served()
     served.endpoint.begin_close()
     client = Client(served)
     assert client.goaways[0][0] == 2**31 - 1
 
 
-def test_a_connection_that_came_of_age_is_told_to_go() -> None:
+def test_a_connection_that_came_of_age_gets_a_goaway() -> None:
     served = Served(connection_age_s=10.0)
     client = Client(served)
     served.endpoint.tick(8.0)
@@ -330,7 +330,7 @@ def test_a_connection_that_came_of_age_is_told_to_go() -> None:
     assert client.goaways
 
 
-def test_http_1_is_told_what_this_port_is() -> None:
+def test_http_1_gets_an_answer_that_names_the_port() -> None:
     served = Served()
     client = Client(served)
     server = served.endpoint()
@@ -441,7 +441,7 @@ def test_the_last_answer_of_a_connection_may_take_its_time() -> None:
     assert client.transport.aborted  # nothing more was taken for too long
 
 
-def test_the_end_of_a_client_is_heard_though_reading_had_paused() -> None:
+def test_the_end_of_a_client_is_noticed_though_reading_had_paused() -> None:
     served = Served()
     client = Client(served)
     client.server.pause_writing()
@@ -464,7 +464,7 @@ def test_a_client_that_vanished_does_not_stay_for_its_streams() -> None:
     assert client.transport.aborted
 
 
-def test_a_request_on_its_way_is_told_of_while_the_server_stops() -> None:
+def test_a_request_on_its_way_is_reported_while_the_server_stops() -> None:
     served = Served()
     client = Client(served)
     client.call("/t/Each", end=False)

@@ -82,7 +82,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_who_breaks_the_rules_is_told_which(name: str) -> None:
+def test_a_client_that_breaks_the_rules_gets_the_rule(name: str) -> None:
     data, code = BROKEN[name]
     client = Client(Served())
     client.raw(data)

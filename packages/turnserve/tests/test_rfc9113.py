@@ -137,7 +137,7 @@ def test_6_7_a_ping_is_answered_with_its_content(port: int) -> None:
     assert (answer.kind, answer.flags, answer.payload) == (PING, ACK, b"12345678")
 
 
-def test_6_8_a_goaway_tells_the_last_stream(port: int) -> None:
+def test_6_8_a_goaway_names_the_last_stream(port: int) -> None:
     with Peer(port) as peer:
         peer.send(head(5) + head(7) + frame(PING, 0, 1, bytes(8)))
         (told,) = [each for each in peer.frames() if each.kind == GOAWAY]

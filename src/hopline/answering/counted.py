@@ -25,7 +25,7 @@ class CountedVersion:
     """A version that counts what it answers.
 
     Args:
-        name, version, graph_version: see `Served`.
+        name, version, graph_version: see `Version`.
         config: for prices, and the device of models.
         metrics: of this model version.
         recorders: get every batch.
@@ -211,6 +211,6 @@ class CountedVersion:
         if not self._recorders or self.is_in_preflight:
             return
         stages = stages and {**stages, "post": compute_s - sum(stages.values())}
-        served: Any = self  # subclasses are `Served`
+        served: Any = self  # subclasses are `Version`
         ran = Ran(served, requests, outcomes, queue_s, compute_s, stages, time.time(), away_s)
         ran.pass_to(self._recorders)

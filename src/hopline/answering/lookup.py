@@ -372,7 +372,7 @@ class LookUp:
         self._untold = ([], [], [])
         mean_s = sum(times) / len(times)
         stages = {"lookup": mean_s}
-        served: Any = self._version  # it is `Served`
+        served: Any = self._version  # it is `Version`
         ran = Ran(served, requests, outcomes, [0.0] * len(requests), mean_s, stages, time.time())
         ran.pass_to(self._recorders)
 

@@ -31,7 +31,7 @@ _Outcomes: TypeAlias = Sequence[ScoreResult | HoplineError | None]
 
 
 class QueuedVersion(CountedVersion):
-    """A `Served` that gives a computer batches of requests.
+    """A `Version` that gives a computer batches of requests.
 
     Args:
         computer: used by nothing else.
@@ -101,7 +101,7 @@ class QueuedVersion(CountedVersion):
         for gauge, read in self._gauges:
             gauge.set_function(read)
 
-    # Served
+    # Version
 
     def accept(self, work: Work) -> None:
         """As `Scorer.accept`.
@@ -158,7 +158,7 @@ class QueuedVersion(CountedVersion):
         return self.computer.info(versions)
 
     def warm_up(self) -> None:
-        """As `Served.warm_up`."""
+        """As `Version.warm_up`."""
         self.computer.warm_up()
 
     def examples(self, count: int) -> Sequence[ScoreRequest]:
@@ -179,14 +179,14 @@ class QueuedVersion(CountedVersion):
         return self.queue.queued_rows
 
     async def join(self) -> None:
-        """As `Served.join`; also until no batch computes for callers that have gone."""
+        """As `Version.join`; also until no batch computes for callers that have gone."""
         await super().join()
         await self.queue.join()
         if self.look_up is not None:
             self.look_up.flush()
 
     async def release(self) -> None:
-        """As `Served.release`; neither gauges nor the queue must keep the computer's memory."""
+        """As `Version.release`; neither gauges nor the queue must keep the computer's memory."""
         if self.look_up is not None:
             await self.look_up.stop()
         for gauge, read in self._gauges:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from hopline.answering.outcome_counts import OutcomeCounts
-from hopline.answering.served import Ran, Recorder, Served
+from hopline.answering.served import Ran, Recorder, Version
 from hopline.errors import Conflict, HoplineError
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
@@ -67,7 +67,7 @@ class RecentRequests:
                 taken.append((request, _own(outcome)))
                 return  # one of a batch
 
-    async def check(self, model: str, version: str, candidate: Served) -> None:
+    async def check(self, model: str, version: str, candidate: Version) -> None:
         """Try the requests that a version of a model answered lately on a candidate.
 
         Raises: Conflict: it would refuse them, or answer in another form.
@@ -92,7 +92,7 @@ class RecentRequests:
             )
 
 
-async def _outcome(candidate: Served, request: ScoreRequest, deadline: float) -> Any:
+async def _outcome(candidate: Version, request: ScoreRequest, deadline: float) -> Any:
     """A candidate's answer to a copy of a request, or its error."""
     copy = msgspec.structs.replace(
         request,

@@ -24,7 +24,7 @@ import numpy as np
 from hopline.answering.cached_answers import FROM_CACHE, CachedAnswers
 from hopline.answering.limits import ModelLimits
 from hopline.answering.queued import deadlines_of
-from hopline.answering.served import Ran, Recorder, Served
+from hopline.answering.served import Ran, Recorder, Version
 from hopline.answering.single_flight import SingleFlight
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
@@ -77,7 +77,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_other, order="deterministic").encode
 
 
 class CachedVersion:
-    """See `Served`.
+    """See `Version`.
 
     Args:
         inner: computes.
@@ -90,7 +90,7 @@ class CachedVersion:
 
     def __init__(
         self,
-        inner: Served,
+        inner: Version,
         limits: ModelLimits,
         config: Config,
         metrics: Metrics,
@@ -170,11 +170,11 @@ class CachedVersion:
         """No request is: an answer from memory takes no place."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """As `Served.info`."""
+        """As `Version.info`."""
         return self.inner.info(versions)
 
     def statistics(self) -> dict[str, Any]:
-        """As `Served.statistics`, with hits and misses as the protocol's statistics have them."""
+        """As `Version.statistics`, with hits and misses as the protocol's statistics have them."""
         found = self.inner.statistics()
         new = self._num_hits - self._num_reported
         if new:
@@ -188,7 +188,7 @@ class CachedVersion:
         return {**found, "inference_stats": stats}
 
     def warm_up(self) -> None:
-        """As `Served.warm_up`; nothing of it is kept."""
+        """As `Version.warm_up`; nothing of it is kept."""
         self.inner.warm_up()
 
     @property
@@ -208,7 +208,7 @@ class CachedVersion:
         self._flush()
 
     async def release(self) -> None:
-        """As `Served.release`."""
+        """As `Version.release`."""
         self.statistics()
         self._bytes.unset_function(self._read_bytes)
         self._kept.clear()

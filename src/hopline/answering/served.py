@@ -1,7 +1,7 @@
 """The interfaces of versions that answer requests, and of recorders of what they answered.
 
-A graph model, a tabular model, a pipeline, a separate process, a split between two versions: to the
-service all are one `Served`. Wrappers (a response cache, a mirror) are one too and hold another.
+A graph model, a tabular model, a pipeline and a separate process are each a `Version` to the service.
+A split between two versions is a `Scorer`. A response cache wraps a version, and is one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Scorer(Protocol):
         ...
 
 
-class Served(Scorer, Protocol):
+class Version(Scorer, Protocol):
     """One version of a model, which is loaded and unloaded separately."""
 
     def statistics(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Ran(NamedTuple):
         away_s: seconds that each request was out of the queue for feature rows; () where none was.
     """
 
-    served: Served
+    served: Version
     requests: Sequence[ScoreRequest]
     outcomes: Sequence[ScoreResult | HoplineError | None]
     queue_s: Sequence[float]

@@ -68,7 +68,7 @@ class ProcessVersion(CountedVersion):
     """See the module; `begin` starts it.
 
     Args:
-        name, version: see `Served`.
+        name, version: see `Version`.
         config: of the server.
         limits: of the model.
         metrics: of the server.
@@ -169,7 +169,7 @@ class ProcessVersion(CountedVersion):
         process = self._keeper.process
         return None if process is None else process.pid
 
-    # Served
+    # Version
 
     def accept(self, work: Work) -> None:
         """As `Scorer.accept`: sends it to the process.

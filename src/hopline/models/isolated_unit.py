@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hopline.answering.queued import QueuedVersion
-from hopline.answering.served import Served
+from hopline.answering.served import Version
 from hopline.answering.unit import Unit
 from hopline.errors import RuntimeFailure
 from hopline.isolated.main import ModelOrders
@@ -18,7 +18,7 @@ async def open_unit(orders: ModelOrders) -> QueuedVersion:
     Raises: HoplineError: it cannot be loaded.
     """
 
-    def resolve(name: str, version: str | None) -> Served:
+    def resolve(name: str, version: str | None) -> Version:
         raise RuntimeFailure(f"{orders.name} runs alone, without {name!r}")
 
     unit = msgspec.convert(orders.arguments, Unit)

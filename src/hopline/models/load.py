@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from hopline.answering.served import Served
+from hopline.answering.served import Version
 from hopline.answering.unit import Unit
 from hopline.errors import Overloaded
 from hopline.remote_address import is_address
@@ -25,17 +25,17 @@ class Load:
     def __init__(self, model: str, unit: Unit) -> None:
         self.model = model
         self.unit = unit
-        self._served: Served | None = None
+        self._served: Version | None = None
         self._held = contextlib.AsyncExitStack()
 
     @property
-    def served(self) -> Served:
+    def served(self) -> Version:
         """The version that answers, once it is made."""
         assert self._served is not None, f"{self} is not made yet"
         return self._served
 
     @served.setter
-    def served(self, served: Served) -> None:
+    def served(self, served: Version) -> None:
         """Replace the version that answers: one that wraps the earlier one releases that too."""
         self._served = served
 

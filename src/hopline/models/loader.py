@@ -17,7 +17,7 @@ import msgspec
 
 from hopline.answering.limits import ModelLimits, read_limits
 from hopline.answering.precomputed_files import check_named
-from hopline.answering.served import Recorder, Scorer, Served
+from hopline.answering.served import Recorder, Scorer, Version
 from hopline.answering.unit import Unit
 from hopline.artifact import read_spec
 from hopline.config.schema import Config
@@ -226,7 +226,7 @@ class Loader:
             await self._starter.close()
         await self.tools.close()
 
-    async def _process(self, load: Load, limits: ModelLimits) -> Served:
+    async def _process(self, load: Load, limits: ModelLimits) -> Version:
         await self.tools.in_thread(importlib.import_module, "hopline.isolated.version")
         from hopline.isolated.starter import ProcessStarter
         from hopline.isolated.version import ProcessVersion, Program
@@ -243,7 +243,7 @@ class Loader:
             starter=self._starter,
         ).begin()
 
-    def _wrapped(self, served: Served, limits: ModelLimits, unit: Unit) -> Served:
+    def _wrapped(self, served: Version, limits: ModelLimits, unit: Unit) -> Version:
         # An isolated process caches nothing, its caller does; and copies are always computed.
         if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served

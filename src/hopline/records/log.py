@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hopline import __version__
-from hopline.answering.served import Preprocessing, Ran, Served
+from hopline.answering.served import Preprocessing, Ran, Version
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
@@ -54,7 +54,7 @@ class _Identity(NamedTuple):
     shows_tensors: bool
 
 
-def _identity_of(served: Served) -> _Identity:
+def _identity_of(served: Version) -> _Identity:
     """The identity of a version; the hashes are properties of its `info`."""
     properties = served.info((served.version,)).properties
     return _Identity(
@@ -112,7 +112,7 @@ class PredictionLog:
         self._num_taken = self._num_done = 0
         self._room = self._settings.max_pending
         self._request_bytes = _FIRST_BYTES
-        self._identities: weakref.WeakKeyDictionary[Served, _Identity] = weakref.WeakKeyDictionary()
+        self._identities: weakref.WeakKeyDictionary[Version, _Identity] = weakref.WeakKeyDictionary()
         self._buffer = bytearray()
         self._begins = 0.0
         self._num_buffered = 0
@@ -285,7 +285,7 @@ class PredictionLog:
                 self._dropped_error.value += 1
             self._pace()
 
-    def _add_inputs(self, entry: Entry, shows: Served | None, request: ScoreRequest) -> None:
+    def _add_inputs(self, entry: Entry, shows: Version | None, request: ScoreRequest) -> None:
         """Add inputs and tensors to an entry, if this request is sampled."""
         settings = self._settings
         kept = settings.inputs == "all"

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from hopline.answering.outcome_counts import OutcomeCounts
-from hopline.answering.served import Compares, Served
+from hopline.answering.served import Compares, Version
 from hopline.errors import HoplineError
 from hopline.isolated.wire import pack_copy
 from hopline.process.cpu_affinity import leave_cpu
@@ -96,7 +96,7 @@ class NearCopies(Copies):
 
     def __init__(
         self,
-        target: Served,
+        target: Version,
         compare: Callable[[ScoreRequest, Outcome, Outcome], object],
         dropped: Callable[[], object],
         patience_s: float,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from hopline.answering.outcome_counts import OutcomeCounts
-from hopline.answering.served import Compares, Recorder, Scorer, Served
+from hopline.answering.served import Compares, Recorder, Scorer, Version
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
 from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
@@ -67,7 +67,7 @@ class RolloutJudge:
         """True if a rollout is under way."""
         return bool(self._watches)
 
-    def between(self, rollout: Rollout, current: Served, candidate: Served) -> Scorer:
+    def between(self, rollout: Rollout, current: Version, candidate: Version) -> Scorer:
         """Route of requests while a rollout is at its present step."""
         name = rollout.model
         watch = self._watches.get(name)

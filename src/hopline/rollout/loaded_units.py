@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopline.answering.served import Scorer, Served
+from hopline.answering.served import Scorer, Version
 from hopline.answering.unit import Unit
 from hopline.errors import HoplineError, ModelNotReady
 from hopline.models.load import Load
@@ -93,7 +93,7 @@ class LoadedUnits:
     ) -> None:
         self.state = LifecycleState()
         self.serving: dict[str, Scorer] = {}
-        self.units: dict[str, dict[str, Served]] = {}
+        self.units: dict[str, dict[str, Version]] = {}
         self.failed: dict[tuple[str, str], Failure] = {}
         self._unavailable = metrics.gauge(
             "hopline_model_unavailable",
@@ -120,7 +120,7 @@ class LoadedUnits:
         """The state of a model, if there is such a model."""
         return self.state.models.get(name)
 
-    def all(self) -> list[Served]:
+    def all(self) -> list[Version]:
         """Every unit that takes requests."""
         return [served for units in self.units.values() for served in units.values()]
 
@@ -309,7 +309,7 @@ class LoadedUnits:
         finally:
             self._settled()
 
-    def served(self, name: str, unit_id: str) -> Served:
+    def served(self, name: str, unit_id: str) -> Version:
         """A unit that is loaded, whether or not it takes requests yet."""
         return self._loaded[name, unit_id].served
 
@@ -362,7 +362,7 @@ class LoadedUnits:
             self.serving[name] = after
 
 
-def _content_of(served: Served) -> str:
+def _content_of(served: Version) -> str:
     """Graph and artifact of a loaded unit, for people; "" where it has neither, as a pipeline.
 
     The changes of a live graph are not part of it: hosts may be at different ones for a moment.

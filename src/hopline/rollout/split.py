@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
-from hopline.answering.served import Served
+from hopline.answering.served import Version
 from hopline.errors import HoplineError
 from hopline.rollout.copies import Copies
 from hopline.scheduling.work import Work
@@ -18,25 +18,25 @@ _PLACES = 1 << 32
 
 
 class Split:
-    """A `Served` that hands each request to one of two others.
+    """A `Scorer` that passes each request to one of two versions.
 
     A request with a key always goes the same way while the share stays, and once it goes to the candidate
     it does so for every larger share. One without a key is drawn by chance.
 
     Args:
-        current, candidate: who answers.
+        current, candidate: the versions that answer.
         percent: of requests for the candidate.
-        salt: of the rollout: in another one, other keys come first.
-        copies: gets what the candidate answered, to compare with the current version; None compares
+        salt: of the rollout; another one sends other keys to the candidate first.
+        copies: gets the candidate's answers, to compare with the current version; None compares
             nothing.
         draw: in [0, 1); for tests.
-        is_confirmed: whether the share holds now; where it may not, nothing goes to the candidate.
+        is_confirmed: True while the share holds; without it, nothing goes to the candidate.
     """
 
     def __init__(
         self,
-        current: Served,
-        candidate: Served,
+        current: Version,
+        candidate: Version,
         percent: float,
         salt: str,
         copies: Copies | None = None,
@@ -55,7 +55,7 @@ class Split:
         self._draw = draw
 
     def accept(self, work: Work) -> None:
-        """To one of both."""
+        """Pass the work to the current version or to the candidate."""
         key = work.request.key
         place = crc32(key.encode(), self._salt) / _PLACES if key else self._draw()
         if place >= self._share or not self._is_confirmed():
@@ -64,28 +64,28 @@ class Split:
             _copied(self.candidate, work, self._copies)
 
     def reject_early(self) -> None:
-        """No request is: which version gets it hangs on its key."""
+        """Do nothing: only the key of a request decides which version gets it."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """That of the current version."""
+        """Description of the current version."""
         return self.current.info(versions)
 
     @property
     def queued_rows(self) -> int:
-        """Of both."""
+        """Predicted rows that wait, of both versions."""
         return self.current.queued_rows + self.candidate.queued_rows
 
     def withdraw(self) -> None:
-        """No longer in use."""
+        """Stop copying: the rollout is over."""
         if self._copies is not None:
             self._copies.close()
 
 
 class Mirror:
-    """A `Served` whose answers are the current version's, while a share of requests is copied.
+    """A `Scorer` with the current version's answers; copies a share of the requests to the candidate.
 
     Args:
-        current: who answers.
+        current: the version that answers.
         percent: of requests copied.
         copies: to the candidate.
         draw: in [0, 1); for tests.
@@ -93,7 +93,7 @@ class Mirror:
 
     def __init__(
         self,
-        current: Served,
+        current: Version,
         percent: float,
         copies: Copies,
         draw: Callable[[], float] = random.random,
@@ -107,28 +107,28 @@ class Mirror:
         self._draw = draw
 
     def accept(self, work: Work) -> None:
-        """To the current version."""
+        """Pass the work to the current version."""
         copies = self._copies if self._share >= 1 or self._draw() < self._share else None
         _copied(self.current, work, copies)
 
     def reject_early(self) -> None:
-        """No request is: those that are refused are copied too."""
+        """Do nothing: refused requests are copied too."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """That of the current version."""
+        """Description of the current version."""
         return self.current.info(versions)
 
     @property
     def queued_rows(self) -> int:
-        """Of the current version."""
+        """Predicted rows that wait, of the current version."""
         return self.current.queued_rows
 
     def withdraw(self) -> None:
-        """No longer in use."""
+        """Stop copying: the rollout is over."""
         self._copies.close()
 
 
-def _copied(served: Served, work: Work, copies: Copies | None) -> None:
+def _copied(served: Version, work: Work, copies: Copies | None) -> None:
     if copies is None:
         served.accept(work)
         return

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,6 @@ _TRIES_PER_DRAW, _TRIES = 4, 16
 #: Why a request with a time cut is refused.
 TIMES_IN_STORE = "as_of: the edge times of this graph lie in a graph store; leave as_of out"
 
-Mode = Literal["uniform", "recent", "weighted"]
 MODES: dict[str, int] = {"uniform": 0, "recent": 1, "weighted": 2}
 #: `as_of` of a request without a time cut.
 NO_CUT = int(np.iinfo(np.int64).max)

@@ -4,7 +4,7 @@
                   ▲                                                                              │
                   └──────────────────────────── deliver(outcome), once ◄────────────────────────┘
 
-Each stage takes a `Work` with `accept(work)`. A stage that keeps the work for later is its `holder`, and is
+Each step takes a `Work` with `accept(work)`. A step that keeps the work for later is its `holder`, and is
 notified when the request is withdrawn.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
-    """A stage that keeps requests until they have their outcome."""
+    """A step that keeps requests until they have their outcome."""
 
     def withdraw(self, work: Work) -> None:
         """Stop working on a request that has not ended: its caller does not wait for it any more."""
@@ -43,7 +43,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
     """One request from the transport that read it to its outcome. To the transport, a `Ticket`.
 
     Attributes:
-        request: what was asked.
+        request: from the caller.
         deliver: called on the event loop with the outcome, once, unless the request is cancelled. A plain
             call: a future costs a callback through the loop, which is a tenth of a cheap request.
         deadline: on time.monotonic()'s clock; set by `Admission`.
@@ -51,12 +51,12 @@ class Work(msgspec.Struct, eq=False, gc=False):
         rows, num_bytes: predicted cost.
         num_seeds: rows that it asks for.
         entered: when it was admitted, on time.monotonic()'s clock; a queue sets when it was queued.
-        ended: whether it has its outcome, or needs none.
-        holder: the stage that has it now; None before the first one, and after the end.
+        ended: True once it has its outcome, or needs none.
+        holder: the step that has it now; None before the first one, and after the end.
         admission: where it holds a place; None where it holds none.
         direct, below: predicted rows by hop, see `PredictedRows`; direct is -1 where they are those of any
             node.
-        fetch: what became of feature rows that it lacked; None where it lacked none.
+        fetch: outcome of reading missing feature rows; None if none were missing.
         number: as a model's own process calls it.
         on_part: gets parts of the outcome as they come, where the model has any; None where no caller
             wants them.
@@ -90,7 +90,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
             self.holder.withdraw(self)
 
     def end(self) -> bool:
-        """Release the place that admission gave; whether the request had not ended before."""
+        """Release the place that admission gave. Returns: True if the request had not ended before."""
         if self.ended:
             return False
         self.ended = True

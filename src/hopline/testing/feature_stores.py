@@ -127,7 +127,7 @@ class FeatureStoreSuite:
         """The kind labels metrics."""
         assert store.kind.isidentifier()
 
-    async def test_describe_tells_the_stored_schema(self, store: FeatureStore, sample: Sample) -> None:
+    async def test_describe_returns_the_stored_schema(self, store: FeatureStore, sample: Sample) -> None:
         """Names, order, dim and dtype."""
         described = await store.describe(sample.group.name)
         assert described == sample.group
@@ -147,7 +147,7 @@ class FeatureStoreSuite:
             return
         check_rows(rows, np.zeros((2, 4)), False)
 
-    async def test_rows_come_in_the_order_asked_for(self, store: FeatureStore, sample: Sample) -> None:
+    async def test_rows_come_in_the_order_requested(self, store: FeatureStore, sample: Sample) -> None:
         """In any order."""
         order = np.random.default_rng(0).permutation(len(sample.ids))
         check_rows(await store.fetch(sample.group, _pick(sample, order)), sample.values[order])

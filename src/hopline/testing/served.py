@@ -18,7 +18,7 @@ When = Literal["immediately", "later", "held"]
 
 
 class FakeVersion:
-    """A `Served` whose answers are computed by a function.
+    """A `Version` whose answers are computed by a function.
 
     Args:
         name, version: names in answers.

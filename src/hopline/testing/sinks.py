@@ -157,7 +157,7 @@ class SinkSuite:
         sink.commit()
         check(place, schema)
 
-    def test_nothing_is_asked_of_a_place_before_it_is_opened(self, place: SinkPlace) -> None:
+    def test_nothing_is_read_from_a_place_before_it_is_opened(self, place: SinkPlace) -> None:
         """Creating a sink changes nothing."""
         place.open()
         assert place.read([1]) is None

@@ -117,9 +117,8 @@ def describe(operations: Sequence[Operation], config: Config) -> dict[str, Any]:
     errors = [http_answers.Error, http_answers.InferenceError]
     found, components = msgspec.json.schema_components([*kinds, *errors], ref_template=_REF)
     schemas = dict(zip([*kinds, *errors], map(_explained, found), strict=True))
-    described_kind = components["ModelInfo"]["properties"]["kind"]
-    del described_kind["type"]
-    described_kind["enum"] = sorted(["node", "link", *MODEL_KINDS.installed()])
+    model_kinds = sorted(["link", "node", *MODEL_KINDS.installed()])
+    components["ModelInfo"]["properties"]["kind"] = {"enum": model_kinds}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         guarded = secured and each.required != "open" and not (each.id == "metrics" and is_open)

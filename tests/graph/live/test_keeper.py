@@ -417,7 +417,7 @@ def test_positions_that_could_not_be_written_are_refused(
     kept.close()
 
 
-def test_nodes_whose_answers_changed_are_told(tmp_path: Path, graph: Graph) -> None:
+def test_nodes_whose_answers_changed_are_reported(tmp_path: Path, graph: Graph) -> None:
     kept = Kept(tmp_path / "live", graph)
     assert kept.keeper.affected(0) == (0, {})
     kept.send(0, 1)

@@ -373,7 +373,7 @@ def test_records_that_failed_and_could_not_be_cut_off_are_void(
     assert read(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_durable_records_that_are_gone_after_a_failure_are_told(
+def test_durable_records_that_are_gone_after_a_failure_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log.open(tmp_path, LINEAGE)

@@ -136,7 +136,7 @@ def feed_and_commit(sink, schema):
 
 
 @pytest.mark.parametrize("kind", [ParquetPlace, ParquetFolderPlace])
-def test_a_full_disk_is_told_and_leaves_nothing_to_be_seen(tmp_path, little_room, monkeypatch, kind):
+def test_a_full_disk_is_reported_and_leaves_nothing_to_be_seen(tmp_path, little_room, monkeypatch, kind):
     monkeypatch.setattr(parquet_sink, "_GROUP_BYTES", 1)
     place = kind(tmp_path)
     schema = schema_of(place, 10_000)

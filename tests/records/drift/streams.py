@@ -29,7 +29,7 @@ class Clock:
 
 
 class FakeServed:
-    """Enough of a `Served` for recorders."""
+    """Enough of a `Version` for recorders."""
 
     graph_version = "g"
 

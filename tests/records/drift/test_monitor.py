@@ -120,7 +120,7 @@ def test_metrics_say_what_the_report_says(tmp_path):
     assert 'hopline_drift_sampled_total{model="fraud",version="1"} 6500' in text
 
 
-def test_whichever_worker_is_scraped_tells_what_one_of_them_judged(tmp_path):
+def test_whichever_worker_is_scraped_reports_what_one_of_them_judged(tmp_path):
     clock, served = Clock(), FakeServed()
     metrics = [Metrics(tmp_path, slot) for slot in range(2)]
     changes = {"drift__sample_per_s": 1000}
@@ -283,7 +283,7 @@ async def test_the_thread_folds_and_ends(tmp_path):
     assert watched.report("fraud")["versions"][0]["collected_rows"] == 30
 
 
-def test_a_full_disk_is_told_once_and_costs_nothing_else(started, tmp_path, caplog, monkeypatch):
+def test_a_full_disk_is_reported_once_and_costs_nothing_else(started, tmp_path, caplog, monkeypatch):
     watched, clock, traffic, served = started
 
     def full(*_):

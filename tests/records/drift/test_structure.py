@@ -73,7 +73,7 @@ def test_a_hub_s_neighbours_are_drawn_from_all_of_them():
     assert means.std() == pytest.approx(values.std() / np.sqrt(MAX_NEIGHBORS), rel=0.2)
 
 
-def test_each_edge_type_that_the_model_reads_is_told_apart():
+def test_each_edge_type_that_the_model_reads_is_distinguished():
     graph = hetero_graph()
     keys = ["item__bought_by__user", "user__follows__user"]
     observed = read(stub(graph, keys, "user"), [ScoreRequest("m", nodes=["user-1", "user-2"])])
@@ -85,7 +85,7 @@ def test_each_edge_type_that_the_model_reads_is_told_apart():
     assert "graph degree like" not in names
 
 
-def test_both_sides_of_pairs_are_told_apart():
+def test_both_sides_of_pairs_are_distinguished():
     graph = hetero_graph()
     model = stub(graph, ["user__buys__item"], "user", kind="link", dst_node_type="item")
     items = graph.nodes["item"].ids.external(np.arange(3))

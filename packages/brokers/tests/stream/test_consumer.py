@@ -227,7 +227,7 @@ def test_events_are_judged_once_and_in_their_turn_whatever_dies(payloads, deaths
     ],
     ids=["away", "answer lost", "full disk"],
 )
-async def test_a_writer_that_cannot_be_asked_is_waited_for(failures):
+async def test_a_writer_that_cannot_be_called_is_waited_for(failures):
     log, disk, letters = a_log(), disk_of(), []
     metrics = Metrics()
     waits = []
@@ -320,7 +320,7 @@ async def test_a_message_that_the_broker_could_not_read_is_put_aside():
     assert edges_of(disk) == [("u0", "u1")]
 
 
-async def test_gaps_are_counted_and_told(caplog):
+async def test_gaps_are_counted_and_reported(caplog):
     log, disk, metrics = a_log(), disk_of(), Metrics()
     source = FakeSource(log)
     source.gaps = [gap()]
@@ -357,7 +357,7 @@ async def test_or_it_stops_there_and_takes_that_message_first_the_next_time(max_
 # Unknown nodes
 
 
-async def test_unknown_nodes_are_added_where_that_is_asked_for():
+async def test_unknown_nodes_are_added_where_that_is_requested():
     log = Log(
         a=[
             know("x", "y"),
@@ -473,7 +473,7 @@ async def test_under_load_batches_grow_and_at_rest_one_event_goes_at_once():
     assert max(writer.batches) == 50
 
 
-async def test_a_stream_that_is_told_to_stop_finishes_what_it_took():
+async def test_a_stream_that_gets_a_stop_finishes_what_it_took():
     log, disk = Log(a=[know("u0", "u1")] * 30), disk_of()
     source = FakeSource(log, step=2)
     follower = consumer(log, disk, [], source=source, once=False, max_batch=5)
@@ -520,7 +520,7 @@ async def test_a_batch_that_is_not_full_goes_when_it_has_waited():
     await running
 
 
-async def test_a_broker_that_does_not_answer_is_told_of(caplog):
+async def test_a_broker_that_does_not_answer_is_reported(caplog):
     caplog.set_level("INFO", "hopline.stream")
     log, disk, metrics = Log(a=[]), disk_of(), Metrics()
     source = FakeSource(log)
@@ -548,7 +548,7 @@ async def test_what_the_source_raises_ends_the_stream():
         await consumer(log, disk_of(), [], source=Broken(log)).run()
 
 
-async def test_few_messages_at_a_time_are_not_asked_for_one_by_one():
+async def test_few_messages_at_a_time_are_not_requested_one_by_one():
     log, disk = Log(a=[know("u0", "u1")]), disk_of()
     writer, source = FakeWriter(disk), FakeSource(log, step=100)
     follower = consumer(log, disk, [], source=source, writer=writer, once=False, max_wait_ms=20)

@@ -194,7 +194,7 @@ async def test_it_says_how_it_goes_and_ends_in_order(folder):
         assert found == [5, 8]
 
 
-async def test_it_stops_with_3_at_an_event_that_it_is_told_to_stop_at(folder):
+async def test_it_stops_with_3_at_an_event_of_the_chosen_kind(folder):
     with broker_server(RedisServer) as server:
         events = [payload(1), json.dumps({"op": "set_features", "node": 1, "features": [1.0]}).encode()]
         await publish(server, "edges", [*events, payload(2)])

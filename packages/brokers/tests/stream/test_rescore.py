@@ -94,7 +94,7 @@ async def test_nodes_that_changed_are_scored_and_published_with_what_they_were_c
     assert disk.positions["hopline/scored/risk"] == 1
 
 
-async def test_many_nodes_are_asked_for_in_parts_and_unknown_ones_left_out():
+async def test_many_nodes_are_requested_in_parts_and_unknown_ones_left_out():
     disk, sink = disk_of(10), FakeSink()
     made, scorer = rescorer(disk, sink, chunk=4)
     await made.open({}, 0)

@@ -88,7 +88,7 @@ def test_stale_rows_keep_the_teacher(teacher):
     assert ask(answerer, 5).degraded == (STALE_FEATURES,)
 
 
-def test_a_stale_own_row_is_told_beside_the_student(teacher, student):
+def test_a_stale_own_row_is_reported_beside_the_student(teacher, student):
     answerer, rows = teacher
     lone(rows)
     rows.stale[5] = True

@@ -143,7 +143,7 @@ def test_one_seed_gives_one_student_and_another_seed_another_split(own):
     assert np.sort(parts).tolist() == list(range(N))
 
 
-def test_the_report_tells_accuracies_where_labels_are_known(own):
+def test_the_report_has_accuracies_where_labels_are_known(own):
     report = distil(own, labels=own.root / "labels.npy")
     assert report.judged_by == "labels"
     assert 0.7 < report.teacher_accuracy <= 1
@@ -457,7 +457,7 @@ def without_edges(own, tmp_path):
     ).save(tmp_path / "bare")
 
 
-def test_structure_is_left_out_where_there_is_nothing_to_see_unless_asked_for(own, tmp_path):
+def test_structure_is_left_out_where_there_is_nothing_to_see_unless_requested(own, tmp_path):
     graph = without_edges(own, tmp_path).path
     settings = Settings(dropout=0.0, epochs=5)
     with pytest.raises(BadRequest, match="no edges between nodes of type 'node'"):

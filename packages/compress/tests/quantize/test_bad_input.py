@@ -107,7 +107,7 @@ def test_a_layer_to_exclude_that_is_none(cases, refused):
     refused(BadRequest, with_names, cases["states"].folder, cases["states"].graph, options)
 
 
-def test_a_version_that_exists_is_kept_unless_told(cases, tmp_path):
+def test_a_version_that_exists_is_kept_unless_requested(cases, tmp_path):
     case = cases["states"]
     (tmp_path / "states" / "2").mkdir(parents=True)
     with pytest.raises(PackagingError, match="exists"):

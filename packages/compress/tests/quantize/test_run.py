@@ -58,7 +58,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(cases, int8):
     assert np.array_equal(together[nodes], alone)
 
 
-def test_a_layer_that_hurts_stays_as_it_is_and_is_told(cases, tmp_path):
+def test_a_layer_that_hurts_stays_as_it_is_and_is_reported(cases, tmp_path):
     case = cases["fragile"]
     report = quantize(case.folder, case.graph, tmp_path, QuantizeOptions(max_drop=LOOSE))
     kept = [layer for layer in report.layers if layer.form == "float32"]

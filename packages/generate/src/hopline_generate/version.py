@@ -46,7 +46,7 @@ _WARM_UP_S = 120.0
 
 
 class GenerativeVersion(CountedVersion):
-    """See the module; a `Served`. Made by `load_generative`.
+    """See the module; a `Version`. Made by `load_generative`.
 
     Args:
         spec: of its folder.
@@ -92,7 +92,7 @@ class GenerativeVersion(CountedVersion):
         if part.error is not None:
             raise wire.unpack_error(part.error)
 
-    # Served
+    # Version
 
     def accept(self, work: Work) -> None:
         """As `Scorer.accept`: begins its texts.

@@ -214,7 +214,7 @@ async def test_an_answer_for_another_moment_is_not_used():
     assert "3 series have the time " in reasons(snapshot, "node.p99_ms")[0]
 
 
-async def test_a_warning_is_told_and_nothing_counts_as_gone():
+async def test_a_warning_is_reported_and_nothing_counts_as_gone():
     fake = Fake(**SOME)
     one = collector_of(fake)
     await one.collect(NOW)
@@ -434,7 +434,7 @@ async def test_namespaces_are_included_and_excluded():
 
 
 @pytest.mark.parametrize("ahead_s", [600.0, -600.0])
-async def test_a_clock_that_differs_is_asked_by_its_own_time(ahead_s):
+async def test_a_clock_that_differs_is_queried_by_its_own_time(ahead_s):
     fake, steady = Fake(**SOME), Ticking()
     one = collector_of(fake, steady=steady)
     for step in range(3):
@@ -459,7 +459,7 @@ async def test_a_second_of_difference_is_none():
     assert one.report.ahead_s == 0.0
 
 
-async def test_when_our_clock_goes_back_the_right_moment_is_asked_for():
+async def test_when_our_clock_goes_back_the_right_moment_is_requested():
     fake, steady = Fake(**SOME), Ticking()
     one = collector_of(fake, steady=steady)
     await one.collect(NOW)

@@ -65,7 +65,7 @@ def test_labels_that_were_renamed_at_the_scrape_count():
     assert owners.find("shop", "p") == "cart"
 
 
-def test_owners_are_asked_for_when_a_pod_is_new_and_not_for_ever():
+def test_owners_are_requested_when_a_pod_is_new_and_not_for_ever():
     owners = Owners()
     known = answer({"namespace": "a", "pod": "p", "owner_kind": "DaemonSet", "owner_name": "agent"})
     assert owners.due

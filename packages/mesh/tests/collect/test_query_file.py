@@ -61,7 +61,7 @@ def read(tmp_path, text, **options):
     return queries_for("file", file, **options)
 
 
-async def test_the_columns_are_filled_from_what_was_asked_for(tmp_path):
+async def test_the_columns_are_filled_from_what_was_requested(tmp_path):
     history = History(int(time.time()))
     for code, rate in (("200", 3.0), ("500", 1.0)):
         history.counter("http_requests_total", rate, ns="shop", app="cart", code=code)

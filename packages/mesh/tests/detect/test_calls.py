@@ -170,7 +170,7 @@ def test_intervals_without_call_paths_are_learned_from_like_others():
         Schema(("request_rate",), ()),
     ],
 )
-def test_where_it_cannot_be_told_or_is_measured_nothing_is_added(schema):
+def test_where_it_cannot_be_decided_or_is_measured_nothing_is_added(schema):
     column = CallsPerRequest(schema)
     edges = np.ones((1, len(schema.edge_features)), np.float32)
     zero = np.zeros(1, np.int32)

@@ -213,7 +213,7 @@ def test_static_knows_shares_and_limits_of_processors():
     assert fired(detector("static", limited), limited) == [(1, 3, "a")]
 
 
-def test_static_looks_at_errors_where_it_is_told_to():
+def test_static_looks_at_errors_where_configured():
     one = recording({"error_share": [0.0] * 10 + [0.06] * 4, "p99_ms": [9.0] * 14}, train=10)
     assert fired(static(), one) == []
     assert fired(static(error_share=0.05), one) == [(1, 3, "a")]

@@ -56,7 +56,7 @@ def test_json_has_all_of_it(folder):
     assert scores["false"][0]["first"]["suspects"][0]["service"] == "a"
 
 
-def test_grace_is_told_and_used(folder):
+def test_grace_is_reported_and_used(folder):
     told = json.loads(run(folder, "--detector", "maximum", "--json", "--grace", "3600"))
     scores = told["detectors"][0]["scores"]
     assert (told["grace_s"], scores["false_episodes"]) == (3600.0, 0)
@@ -71,7 +71,7 @@ def test_training_can_be_chosen(folder):
     assert told["detectors"][0]["scores"]["found"] == 1
 
 
-def test_events_in_the_training_are_told(folder):
+def test_events_in_the_training_are_reported(folder):
     words = (folder, "--detector", "maximum", "--train", f"{START}..{START + 3000}")
     assert "1 event in the training: detectors" in run(*words)
     assert json.loads(run(*words, "--json"))["events_in_training"] == 1
@@ -93,7 +93,7 @@ class Shy:
         )
 
 
-def test_intervals_that_were_not_judged_are_told(folder, monkeypatch):
+def test_intervals_that_were_not_judged_are_reported(folder, monkeypatch):
     monkeypatch.setattr("hopline_mesh.detect.MeshDetector", Shy)
     assert "watch did not judge 7 intervals" in run(folder, "--detector", "watch")
     assert json.loads(run(folder, "--json", "--detector", "watch"))["detectors"][0]["unjudged"] == 7

@@ -98,7 +98,7 @@ WHOLE = Period(0.0, 100.0)
         ([(10, 20)], [(30, 40)], [(60, 70)], [[(30, 40)], [(60, 70)]]),
     ],
 )
-def test_periods_that_are_not_told_follow_the_stated_rule(events, train, test, chosen):
+def test_periods_that_are_not_given_follow_the_stated_rule(events, train, test, chosen):
     known = [event(0) for _ in events]
     known = [type(one)(start, end, "a") for one, (start, end) in zip(known, events, strict=True)]
 

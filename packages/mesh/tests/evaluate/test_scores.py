@@ -121,7 +121,7 @@ def test_of_a_call_path_the_end_to_blame_or_the_path_counts(named, blamed, rank)
     assert scored("...xx...", of_path, suspects={"x": named}).outcomes[0].rank == rank
 
 
-def test_the_rank_is_of_the_first_report_and_the_last_is_told_beside_it():
+def test_the_rank_is_of_the_first_report_and_the_last_is_shown_next_to_it():
     scores = scored("...xxx..", event(2), suspects={"x": "b a|a b"})
     assert (scores.root_cause_top1, scores.root_cause_top1_at_end) == (0.0, 1.0)
 

@@ -170,7 +170,7 @@ def plugin(folder, now_s):
     return {"command": "./login", "env": [{"name": "WHO", "value": "me"}]}
 
 
-def test_a_credential_plugin_is_asked_again_when_its_token_expires(tmp_path):
+def test_a_credential_plugin_runs_again_when_its_token_expires(tmp_path):
     now = [1_790_000_000.0]
     file = config(tmp_path, "http://127.0.0.1:1", {"exec": plugin(tmp_path, now[0])})
     credentials = from_kubeconfig(file, clock=lambda: now[0])
@@ -224,7 +224,7 @@ def test_where_there_is_no_cluster_the_watch_says_so_or_refuses_as_wanted():
         connect(kubernetes="require")
 
 
-def test_files_that_are_named_but_missing_are_told_at_the_start(tmp_path):
+def test_files_that_are_named_but_missing_are_reported_at_the_start(tmp_path):
     with pytest.raises(ConfigError, match=r"token of Kubernetes: .* cannot be read"):
         connect(kubernetes_url="http://127.0.0.1:1", kubernetes_token_file=tmp_path / "none")
 

@@ -70,7 +70,7 @@ def test_scaling_in_ends_pods_without_a_drain():
     assert story.ended() == {("scale", "shop/web")}
 
 
-def test_a_pod_that_is_heard_of_before_its_deployment_is_part_of_the_same_change():
+def test_a_pod_that_is_reported_before_its_deployment_is_part_of_the_same_change():
     story = web().after(60)
     began_s = story.now_s
     story.says(PODS, pod("web-c", ending_s=story.now_s))
@@ -81,7 +81,7 @@ def test_a_pod_that_is_heard_of_before_its_deployment_is_part_of_the_same_change
     assert (change.kind, change.start_s) == ("scale", began_s)
 
 
-def test_a_pod_that_is_heard_of_after_its_deployment_is_part_of_the_same_change():
+def test_a_pod_that_is_reported_after_its_deployment_is_part_of_the_same_change():
     story = web().after(60)
     story.says(DEPLOYMENTS, deployment(desired=2, generation=2, observed=1, replicas=3))
     story.says(DEPLOYMENTS, deployment(desired=2, generation=2))
@@ -107,7 +107,7 @@ def test_a_service_that_is_scaled_to_nothing_is_meant_to_serve_nobody():
     assert story.changes() == set()
 
 
-def test_the_autoscalers_reason_is_told():
+def test_the_autoscalers_reason_is_reported():
     story = web()
     story.listed(AUTOSCALERS, autoscaler("web-hpa", 3, 3)).after(60)
     message = "New size: 7; reason: cpu resource utilization above target"

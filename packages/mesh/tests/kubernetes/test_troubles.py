@@ -163,7 +163,7 @@ def test_an_oom_kill_of_days_ago_is_none():
     assert story.context().troubles == ()
 
 
-def test_a_killed_pod_that_is_gone_before_anybody_asks_is_told_all_the_same():
+def test_a_killed_pod_that_is_gone_before_any_request_is_reported_all_the_same():
     story = web().after(60)
     killed = pod("web-a", containers=[container(restarts=1, last="OOMKilled", ended_s=story.now_s)])
     story.says(PODS, killed).gone(PODS, killed)
@@ -201,7 +201,7 @@ def test_one_restart_after_weeks_is_no_crash_loop():
     assert story.says(PODS, pod("web-a", containers=[runs])).troubles() == set()
 
 
-def test_troubles_of_pods_that_serve_nobody_are_not_told():
+def test_troubles_of_pods_that_serve_nobody_are_not_reported():
     story = web()
     owner = {"kind": "Job", "name": "import-1", "controller": True}
     falls = container(restarts=9, waiting="CrashLoopBackOff", last="Error", ended_s=T)
@@ -209,7 +209,7 @@ def test_troubles_of_pods_that_serve_nobody_are_not_told():
     assert story.context() == web().context()
 
 
-def test_nothing_is_stuck_that_is_only_not_heard_of():
+def test_nothing_is_stuck_that_is_only_unreported():
     story = web().after(60)
     story.says(DEPLOYMENTS, deployment(desired=7, generation=2, observed=1, replicas=3)).after(30)
     story.feed.lost(DEPLOYMENTS, None, story.now_s)

@@ -72,7 +72,7 @@ async def test_lists_come_in_pages_and_changes_follow(token_file):
             assert (change.kind, change.service, change.detail) == ("scale", "shop/web", "3 to 7 pods")
 
 
-async def test_every_watch_asks_for_bookmarks_and_for_an_end(token_file):
+async def test_every_watch_requests_bookmarks_and_an_end(token_file):
     async with api_server() as (api, url), watch(url, token_file) as watched:
         assert await watched.wait_listed(5)
         await until(lambda: len(api.watches) == len(resources.RESOURCES))
@@ -228,7 +228,7 @@ async def test_what_is_forbidden_is_a_gap_and_the_rest_goes_on(token_file):
             assert await watched.wait_listed(5)
 
 
-async def test_a_server_that_is_busy_is_asked_again_when_it_says(token_file):
+async def test_a_server_that_is_busy_is_called_again_when_it_says(token_file):
     busy = [(429, {"retry-after": "1"})] * 8
     pace = Pace(first=0.01, longest=0.02, refused=0.1)
     async with api_server(answers=busy) as (api, url), watch(url, token_file, pace=pace) as watched:
@@ -286,7 +286,7 @@ async def test_a_token_that_is_damaged_is_a_gap(token_file, token, reason):
             assert api.tokens == ["bearer first"] * len(api.tokens)
 
 
-async def test_a_server_that_is_too_slow_is_asked_again(token_file):
+async def test_a_server_that_is_too_slow_is_called_again(token_file):
     async with api_server(slow=[0.3] * 4) as (api, url):
         await a_shop(api)
         async with watch(url, token_file, timeouts=Timeouts(answer=0.1)) as watched:
@@ -323,7 +323,7 @@ async def test_what_nobody_thought_of_begins_anew(token_file, monkeypatch):
             await until(lambda: watched.gaps() == ())
 
 
-async def test_namespaces_that_are_named_are_asked_for_alone(token_file):
+async def test_namespaces_that_are_named_are_requested_alone(token_file):
     async with api_server() as (api, url):
         await a_shop(api)
         await api.put(PODS, pod("other", namespace="bank"))

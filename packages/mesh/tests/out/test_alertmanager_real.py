@@ -111,7 +111,7 @@ async def test_hostile_names_arrive_and_harm_nobody(shared: tuple[str, Webhooks]
     await alerts.close()
 
 
-async def test_alertmanager_that_is_down_is_told_once_it_is_back(tmp_path: Path) -> None:
+async def test_alertmanager_that_is_down_is_reported_once_it_is_back(tmp_path: Path) -> None:
     port = free_port()
     with webhooks() as hooks:
         alerts = Alerts([Alertmanager(f"http://127.0.0.1:{port}")], interval_s=0.3)

@@ -33,7 +33,7 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-async def test_going_on_is_told_each_interval_and_ends_three_intervals_ahead() -> None:
+async def test_going_on_is_reported_each_interval_and_ends_three_intervals_ahead() -> None:
     clock = Clock()
     async with scripted() as server:
         alerts = Alerts([Alertmanager(server.url)], interval_s=15, timeout_s=1, clock=clock)
@@ -47,7 +47,7 @@ async def test_going_on_is_told_each_interval_and_ends_three_intervals_ahead() -
         await alerts.close()
 
 
-async def test_end_is_told_until_it_is_taken_and_repeated_for_15_minutes() -> None:
+async def test_end_is_reported_until_it_is_taken_and_repeated_for_15_minutes() -> None:
     clock = Clock()
     async with scripted() as server:
         alerts = Alerts([Alertmanager(server.url)], interval_s=0.01, clock=clock)
@@ -148,12 +148,12 @@ async def test_more_incidents_than_anybody_reads_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"alerts": 3}, {"alerts": [{"id": 1}]}, []])
-def test_state_that_is_something_else_is_told(state: object) -> None:
+def test_state_that_is_something_else_is_reported(state: object) -> None:
     with pytest.raises(StateDamaged, match="saved alerts"):
         Alerts().restore(state)  # type: ignore[arg-type]
 
 
-async def test_settings_say_who_is_told_and_how(tmp_path: Path) -> None:
+async def test_settings_name_the_receivers_of_alerts(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     async with scripted() as server:
@@ -194,12 +194,12 @@ async def test_password_in_the_address_is_sent_as_basic_auth_and_shown_nowhere()
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://[::1"])
-def test_address_that_is_none_is_told(url: str) -> None:
+def test_address_that_is_none_is_reported(url: str) -> None:
     with pytest.raises(ConfigError, match="alertmanager_urls"):
         Alerts([Alertmanager(url)])
 
 
-def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
+def test_certificates_that_are_none_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read as PEM certificates"):
         Alerts([Alertmanager("https://host", ca_file=tmp_path / "absent.pem")])
 

@@ -222,7 +222,7 @@ def test_events_need_a_key_that_may_score(judge, tmp_path):
         assert httpx.get(url).status_code == 401
 
 
-def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
+def test_a_sidecar_reports_them_over_the_socket(judge, tmp_path):
     board = Board()
     path = tmp_path / "mesh.sock"
     with (

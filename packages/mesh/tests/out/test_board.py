@@ -59,7 +59,7 @@ def test_incident_that_a_verdict_no_longer_names_is_over_unless_it_is_blind() ->
     assert board.incidents()[0].incident.end_s == 1030.0
 
 
-def test_service_or_call_path_that_is_gone_is_told_as_such() -> None:
+def test_service_or_call_path_that_is_gone_is_reported_as_such() -> None:
     board, roster = Board(), Roster()
     board.publish(verdict(1000.0, incident()), snapshot(1000.0, roster=roster))
     board.publish(verdict(1015.0, incident(seen=None)), snapshot(1015.0, SERVICES[:1], (), roster=roster))
@@ -125,7 +125,7 @@ def test_restart_keeps_incidents_and_their_evidence() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"records": 1}, {"records": [{"incident": {}}]}])
-def test_state_that_is_something_else_is_told(state: dict[str, object]) -> None:
+def test_state_that_is_something_else_is_reported(state: dict[str, object]) -> None:
     with pytest.raises(StateDamaged, match="saved incidents"):
         Board().restore(state)
 

@@ -58,7 +58,7 @@ def call(served: Served, request: pytest.FixtureRequest) -> Iterator[Any]:
         yield found
 
 
-def test_verdict_incident_and_graph_are_told(call: Any) -> None:
+def test_verdict_incident_and_graph_are_reported(call: Any) -> None:
     told = call("GetVerdict")
     assert (told.time_s, told.state, told.score) == (1000.0, 4, 3.0)
     (suspect, _) = told.incidents[0].suspects
@@ -188,7 +188,7 @@ def test_hostile_names_travel() -> None:
         assert call("GetGraph").nodes[0].service == "shop/<script>?\n"
 
 
-def test_keys_are_asked_for_where_there_are_clients(tmp_path: Path) -> None:
+def test_keys_are_requested_where_there_are_clients(tmp_path: Path) -> None:
     key = new_key()
     clients = tmp_path / "clients.toml"
     clients.write_text(

@@ -35,7 +35,7 @@ def served() -> Iterator[Served]:
         yield found
 
 
-def test_nothing_yet_is_told_as_nothing() -> None:
+def test_nothing_yet_is_reported_as_nothing() -> None:
     with serving(grpc_port=-1) as empty:
         ready = httpx.get(f"{empty.url}/readyz")
         assert ready.status_code == 503
@@ -51,7 +51,7 @@ def test_nothing_yet_is_told_as_nothing() -> None:
         assert httpx.get(f"{empty.url}/readyz").status_code == 200, "Prometheus is down, this is not"
 
 
-def test_verdict_incident_and_graph_are_told(served: Served) -> None:
+def test_verdict_incident_and_graph_are_reported(served: Served) -> None:
     told = httpx.get(f"{served.url}/v1/mesh/verdict").json()
     assert told["verdict"]["state"] == "anomalous"
     assert told["verdict"]["incidents"][0]["suspects"][0]["service"] == "shop/cart"
@@ -153,7 +153,7 @@ def test_nothing_can_be_changed_and_bodies_are_bounded(served: Served) -> None:
     assert "server." not in large.text, "the watch has no such setting"
 
 
-def test_an_incident_is_told_with_what_happened_and_links(served: Served) -> None:
+def test_an_incident_is_reported_with_what_happened_and_links(served: Served) -> None:
     served.do(lambda: setattr(served.board, "links", ("traces=https://t/?s={service}&from={start_ms}",)))
     found = httpx.get(f"{served.url}/v1/mesh/incidents").json()["incidents"][0]
     assert (found["name"], found["headline"]) == ("shop/cart", "p99 latency 40 ms → 812 ms")
@@ -359,7 +359,7 @@ def test_metrics_can_be_scraped_and_are_bounded(served: Served) -> None:
     }
 
 
-def test_keys_are_asked_for_where_there_are_clients(tmp_path: Path) -> None:
+def test_keys_are_requested_where_there_are_clients(tmp_path: Path) -> None:
     key = new_key()
     clients = tmp_path / "clients.toml"
     clients.write_text(
@@ -393,7 +393,7 @@ def test_ports_that_must_not_open_do_not(settings: dict[str, object], said: str)
         pass
 
 
-def test_taken_port_is_told() -> None:
+def test_taken_port_is_reported() -> None:
     with (
         serving(grpc_port=-1) as first,
         pytest.raises(ConfigError, match="in use"),

@@ -20,7 +20,7 @@ def values(metrics):
     }
 
 
-def test_each_question_to_prometheus_is_told_of():
+def test_each_question_to_prometheus_is_reported():
     metrics = MeshMetrics()
     good = QueryReport("node.p99_ms", "ok", "", 0.2, 30, 20)
     late = QueryReport("edge.client_ms", "late", "no answer", 3.0)

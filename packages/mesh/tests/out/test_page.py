@@ -267,7 +267,7 @@ def test_what_the_watch_cannot_say_is_said(tab: Tab) -> None:
     tab.wait_for("document.querySelector('#state').innerText == 'Not reachable'")
 
 
-def test_incident_that_is_not_kept_any_more_is_told_so(tab: Tab) -> None:
+def test_incident_that_is_not_kept_any_more_is_reported(tab: Tab) -> None:
     with serving(grpc_port=-1) as served:
         served.publish(verdict(1000.0), snapshot(1000.0))
         tab.open(f"{served.url}/#incident=gone%3Cb%3E")
@@ -300,7 +300,7 @@ def test_of_a_large_mesh_two_hundred_services_are_drawn(tab: Tab) -> None:
         assert text(tab, "#state") != "Not reachable"
 
 
-def test_key_is_asked_for_and_kept_for_the_tab_only(tab: Tab, tmp_path: Path) -> None:
+def test_key_is_requested_and_kept_for_the_tab_only(tab: Tab, tmp_path: Path) -> None:
     key = new_key()
     clients = tmp_path / "clients.toml"
     clients.write_text(

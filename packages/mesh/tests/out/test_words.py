@@ -56,7 +56,7 @@ def test_evidence_reads_as_a_sentence(evidence: Evidence, text: str) -> None:
     assert evidence_text(evidence) == text
 
 
-def test_incident_is_told_in_one_line_and_in_full() -> None:
+def test_incident_is_reported_in_one_line_and_in_full() -> None:
     assert summary(incident()) == "shop/cart: p99 latency 40 ms → 812 ms (and 1 more suspect)"
     assert suspects_text(incident().suspects, most=1, evidence=1) == (
         "1. shop/cart (71 % of the evidence)\n   shop/cart: p99 latency 812 ms, expected 40 ms\nand 1 more"

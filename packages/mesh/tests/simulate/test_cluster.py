@@ -69,7 +69,7 @@ def test_a_list_has_what_there_is_and_its_version(api):
     assert api.get("/apis/apps/v1/statefulsets").json()["items"] == []
 
 
-def test_a_watch_tells_all_that_comes_after_its_version(api):
+def test_a_watch_reports_all_that_comes_after_its_version(api):
     api.log.put("pods", thing("a"))
     version = api.log.version
     api.log.put("pods", thing("a", phase="Failed"))
@@ -85,7 +85,7 @@ def test_a_watch_tells_all_that_comes_after_its_version(api):
     assert versions == [version + 1, version + 2, version + 3]
 
 
-def test_a_watch_hears_what_happens_while_it_is_open(api):
+def test_a_watch_gets_what_happens_while_it_is_open(api):
     version = api.log.version
     timer = threading.Timer(0.1, api.log.put, ("pods", thing("late")))
     timer.start()
@@ -102,7 +102,7 @@ def test_a_watch_without_a_version_begins_with_what_there_is(api):
     assert events[1]["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
 
 
-def test_bookmarks_come_where_they_are_asked_for_and_carry_the_version(api):
+def test_bookmarks_come_where_they_are_requested_and_carry_the_version(api):
     version = api.log.version
     api.log.put("deployments", thing("elsewhere"))
     event = api.watch(PODS, 1, resourceVersion=version, allowWatchBookmarks="true")[0]

@@ -69,7 +69,7 @@ def test_an_option_goes_above_what_unkind_draws(tmp_path):
         np.testing.assert_array_equal(one.node_features, other.node_features)
 
 
-def test_a_recording_has_the_faults_that_were_asked_for(tmp_path):
+def test_a_recording_has_the_faults_that_were_requested(tmp_path):
     done = run(
         "--record", tmp_path / "run", "--hours", 0.5, "--services", 8,
         "--fault", "edge_latency@900+300*0.9", "--fault", "memory_leak@300+200",
@@ -85,7 +85,7 @@ def test_a_recording_has_the_faults_that_were_asked_for(tmp_path):
     assert events[1].path is not None
 
 
-def test_it_serves_for_as_long_as_it_is_told(tmp_path):
+def test_it_serves_for_as_long_as_it_is_configured(tmp_path):
     config = tmp_path / "prometheus.yml"
     done = run(
         "--port", 0, "--kubernetes-port", 0, "--services", 4, "--for", 0.1, "--json",

@@ -173,7 +173,7 @@ def test_every_pod_of_the_metrics_has_an_owner_and_an_object(still):
     assert counters <= pods
 
 
-def test_requests_are_counted_by_service_where_that_is_asked_for(still):
+def test_requests_are_counted_by_service_where_that_is_requested(still):
     clock = Clock()
     live = Live(PLAN, 7, clock=clock, per_pod=False)
     for _ in range(60):

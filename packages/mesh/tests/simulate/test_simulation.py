@@ -146,7 +146,7 @@ def test_a_fault_of_a_service_is_seen_there(kind, column, factor):
     ("kind", "trouble"),
     [("memory_leak", "oom_kill"), ("crash_loop", "crash_loop"), ("stuck_rollout", "stuck_rollout")],
 )
-def test_kubernetes_tells_of_trouble_and_of_its_end(kind, trouble):
+def test_kubernetes_reports_trouble_and_its_end(kind, trouble):
     _, pairs, fault = with_fault(kind)
     told = [
         [t for t in context.troubles if (t.kind, t.service) == (trouble, fault.service)]
@@ -160,7 +160,7 @@ def test_kubernetes_tells_of_trouble_and_of_its_end(kind, trouble):
     assert told[-1][-1].end_s is not None
 
 
-def test_scaling_rolling_out_and_draining_are_told_as_changes_that_end():
+def test_scaling_rolling_out_and_draining_are_reported_as_changes_that_end():
     run = simulate(
         MeshPlan(
             services=10,

@@ -90,7 +90,7 @@ async def test_deviations_between_intervals_follow_the_loop_and_cannot_stop_it(b
     assert bench.watch.live.now.time_s == 30.0  # the last there is
 
 
-async def test_each_interval_is_judged_shown_told_and_kept(bench):
+async def test_each_interval_is_judged_shown_reported_and_kept(bench):
     verdicts = await bench.intervals(0.0, 5)
     assert [verdict.state for verdict in verdicts] == ["learning"] * 3 + ["normal"] * 2
     assert bench.board.verdict == verdicts[-1]
@@ -280,7 +280,7 @@ async def test_damaged_state_costs_learning_at_most(tmp_path, damage, caplog):
     assert "ignored" in caplog.text
 
 
-async def test_the_loop_ends_when_it_is_told_to(bench):
+async def test_the_loop_ends_on_request(bench):
     stop = asyncio.Event()
     with contextlib.suppress(ValueError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.set)

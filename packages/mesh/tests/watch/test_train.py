@@ -388,7 +388,7 @@ async def collected(client):
     return past, [each async for some in past.snapshots(0.0, 1485.0) for each in some]
 
 
-async def test_less_is_asked_for_at_once_where_it_was_too_much():
+async def test_less_is_requested_at_once_where_it_was_too_much():
     past, found = await collected(Answering(most=7))
     assert [each.time_s for each in found] == [15.0 * i for i in range(100)]
     assert not past.refused
@@ -404,7 +404,7 @@ async def test_a_query_that_is_always_refused_costs_its_column():
         await collected(Answering(broken="("))
 
 
-async def test_a_prometheus_that_is_away_for_a_moment_is_asked_again():
+async def test_a_prometheus_that_is_away_for_a_moment_is_queried_again():
     _, found = await collected(Answering(away=20))
     assert len(found) == 100
     with pytest.raises(SourceUnavailable, match="connection refused"):

@@ -144,7 +144,7 @@ def test_a_training_without_enough_memory_fails_alone_and_says_so(folder, played
     assert "not enough memory; raise the container's limit" in caplog.text
 
 
-def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):
+def test_what_it_leaves_out_itself_is_reported_in_the_log(tmp_path, caplog):
     state = StateFolder(tmp_path / "state", 2**24, 1e9)
     plan = MeshPlan(services=6, hours=300 * 15 / 3600, autoscale=False, bursts_per_hour=0.0)
     seen = [failing(Seen(*each)) if 100 <= number < 115 else Seen(*each)

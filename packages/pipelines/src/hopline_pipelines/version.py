@@ -34,7 +34,7 @@ _NO_STEPS: Mapping[str, float] = {}
 
 
 class PipelineVersion(CountedVersion):
-    """A `Served` whose answers come from others.
+    """A `Version` whose answers come from others.
 
     Args:
         spec: of the file, with the name and version that it is served as.

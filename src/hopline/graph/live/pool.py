@@ -12,7 +12,6 @@ from hopline.kernels.jit import njit
 
 #: Entries of the smallest block.
 _SMALLEST = 4
-_SHIFT = 2
 #: Entries of the pool's state before the heads of its free lists.
 BUMP, END, IN_USE = 0, 1, 2
 _BEFORE = 3

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.answering.served import Ran, Served
+from hopline.answering.served import Ran, Version
 from hopline.config.schema import Config, DriftConfig
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.observe.metrics import Metrics
@@ -186,7 +186,7 @@ class DriftMonitor:
         self._tick_s = min(_TICK_S, slice_s / 8)
         self._write_s = min(_WRITE_S, slice_s / 4)
         self._size = max(1, round(settings.sample_per_s * self._tick_s))
-        self._reservoirs: dict[Served, Reservoir] = {}
+        self._reservoirs: dict[Version, Reservoir] = {}
         self._versions: dict[tuple[str, str], WatchedVersion] = {}
         # Every worker creates it, since each one can be scraped and must have its metrics; one evaluates.
         self._judge = _Judge(self._root, settings, metrics, self._write_s + self._tick_s)

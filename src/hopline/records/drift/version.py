@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.answering.served import ReadsGraph, Served
+from hopline.answering.served import ReadsGraph, Version
 from hopline.artifact import ModelSpec
 from hopline.config.schema import DriftConfig
 from hopline.errors import ArtifactError
@@ -62,7 +62,7 @@ class WatchedVersion:
         self._collected: Observed | None = Observed()
         self._hours = Hours(folder / "hours", worker)
 
-    def observe(self, served: Served, sampled: Sequence[Sampled], num_seen: int, now: float) -> None:
+    def observe(self, served: Version, sampled: Sequence[Sampled], num_seen: int, now: float) -> None:
         """Count sampled requests, out of `num_seen` until `now`.
 
         Raises: OSError: files cannot be written.
@@ -147,7 +147,7 @@ class _Watched:
     graph: LiveView
 
 
-def _model_of(served: Served) -> GraphModel | None:
+def _model_of(served: Version) -> GraphModel | None:
     """The graph model of a version, if it is one and runs in this process."""
     model = served.graph_model() if isinstance(served, ReadsGraph) else None
     if model is None:

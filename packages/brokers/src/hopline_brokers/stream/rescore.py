@@ -26,7 +26,7 @@ from hopline_brokers.stream.writer import ServiceWait, Writer
 _PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)
 
 
-class Scorer(Protocol):
+class Target(Protocol):
     """Answers score requests; `jobs.targets` has two."""
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -78,7 +78,7 @@ class Rescorer:
     def __init__(
         self,
         writer: Writer,
-        scorer: Scorer,
+        scorer: Target,
         sink: Sink,
         metrics: StreamMetrics,
         options: RescoreOptions,
