@@ -3,8 +3,9 @@
 
 Checked: words and phrases of `WORDS`, docstrings that begin with a section such as `Args:` or with a
 clause (Whether, What, Who …), and sentences of pages that are longer than `LONGEST` words. Python texts are
-docstrings, comments and string literals that have blanks in them. Not checked: code fences, code in
-backticks, link targets, and generated tables.
+docstrings, comments and string literals that have blanks in them. Names that code defines, and names of
+tests, are without the words of `NAMES`. Not checked: code fences, code in backticks, link targets, and
+generated tables.
 
     scripts/check_english.py [--count] [FILE or FOLDER ...]
 
@@ -31,6 +32,10 @@ PAGES += tuple(
 )
 SOURCES = ("src", *(f"{each}/src" for each in DISTRIBUTIONS), "benchmarks", "examples")
 EXEMPT = ("src/hopline/transports/proto", "packages/mesh/src/hopline_mesh/proto")
+#: Folders whose files are checked for the names of their tests only.
+TESTS = ("tests", *(f"{each}/tests" for each in DISTRIBUTIONS if (ROOT / each / "tests").is_dir()))
+#: Folders where code may have names with words of `NAMES`: theirs are known to users, or not changed yet.
+UNNAMED = ("src/hopline/packaging", "src/hopline/testing", "packages/mesh/src", "benchmarks", "examples")
 #: Words of the longest sentence of a page; code in backticks counts as one word.
 LONGEST = 35
 
@@ -77,6 +82,14 @@ WORDS = {
     r"wherever": "where, everywhere that",
     r"whoever|whom|who asks": "the caller, the client, anyone who",
 }
+#: Words of names -> what to write instead.
+NAMES = {
+    r"tell|tells|told|untold|heard|hear|hears": "report, notify, receive",
+    r"ask|asks|asked": "request, call, requested",
+    r"doubts?|boarding|landed": "lagging, outbox, delivered",
+}
+_NAMES = re.compile(r"(?:^|_)(?:" + "|".join(f"({words})" for words in NAMES) + r")(?=_|$)")
+_BETTER_NAMES = tuple(NAMES.values())
 _BETTER = tuple(WORDS.values())
 _WORDS = re.compile(rf"\b(?:{'|'.join(f'({words})' for words in WORDS)})\b".replace(" ", r"\s+"))
 _SECTION = re.compile(r"\s*(?:Args|Returns|Raises|Yields|Attributes|Examples?|Notes?):")
@@ -100,7 +113,7 @@ class Finding(NamedTuple):
 
 def files() -> Iterator[str]:
     """Paths of all files that are checked, from the root."""
-    for names, pattern in ((PAGES, "*.md"), (SOURCES, "*.py")):
+    for names, pattern in ((PAGES, "*.md"), ((*SOURCES, *TESTS), "*.py")):
         for name in names:
             place = ROOT / name
             for file in sorted(place.rglob(pattern)) if place.is_dir() else [place]:
@@ -127,6 +140,21 @@ def check_python(source: str) -> list[Finding]:
                 better = "begin with a noun or a verb that says what it is"
                 found.append(Finding(node.body[0].lineno, begin[0], better))
     return sorted(found)
+
+
+def check_names(path: str, source: str) -> list[Finding]:
+    """Words of `NAMES` in the names of tests, and of all that a source file defines."""
+    found: list[Finding] = []
+    for node in ast.walk(ast.parse(source)):
+        name = getattr(node, "name", None) or getattr(node, "arg", None)
+        is_test = isinstance(name, str) and name.startswith("test_")
+        if isinstance(getattr(node, "ctx", None), ast.Store):
+            name = getattr(node, "id", None) or getattr(node, "attr", None)
+        if isinstance(name, str) and (is_test or not path.startswith((*UNNAMED, *TESTS))):
+            snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+            for match in _NAMES.finditer(snake):
+                found.append(Finding(node.lineno, f"the name {name}", _BETTER_NAMES[match.lastindex - 1]))
+    return found
 
 
 def _words(text: str) -> Iterator[Finding]:
@@ -180,6 +208,14 @@ def _texts(source: str) -> str:
     return "".join(shown)
 
 
+def check(path: str, text: str) -> list[Finding]:
+    """All findings in a file, by the kind that its path shows."""
+    if path.endswith(".md"):
+        return check_page(text)
+    words = [] if path.startswith(TESTS) else check_python(text)
+    return sorted([*words, *check_names(path, text)])
+
+
 def main() -> int:
     """Check the files of the arguments, or all; say by the exit code whether all is well."""
     arguments = [word for word in sys.argv[1:] if word != "--count"]
@@ -189,8 +225,7 @@ def main() -> int:
         file = ROOT / path
         if not any(file == place or place in file.parents for place in chosen):
             continue
-        check = check_page if path.endswith(".md") else check_python
-        for line, what, better in check(file.read_text()):
+        for line, what, better in check(path, file.read_text()):
             counts[path.partition("/")[0]] += 1
             if "--count" not in sys.argv:
                 print(f"{path}:{line}: {what}: {better}")

@@ -359,7 +359,7 @@ async def test_a_receiver_that_fails_costs_the_others_nothing(caplog):
     assert "an answer could not be delivered" in caplog.text
 
 
-async def test_a_receiver_may_cancel_others_and_ask_again():
+async def test_a_receiver_may_cancel_others_and_send_a_request():
     rig = Rig()
     others, again = [], []
 

@@ -63,7 +63,7 @@ def test_no_list_on_the_way_is_longer_than_its_fanout(folder):
     assert longest >= 3
 
 
-def test_timed_requests_ask_for_none_of_the_nodes_apart(folder):
+def test_timed_requests_name_none_of_the_nodes_apart(folder):
     facts = Facts.read(folder)
     assert facts.num_ids < facts.num_nodes[facts.target]
 

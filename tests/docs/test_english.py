@@ -56,6 +56,28 @@ def test_names_and_plain_texts_are_not_found(english, source):
     assert english.check_python(source) == []
 
 
+@pytest.mark.parametrize(
+    ("path", "source", "line"),
+    [
+        ("src/hopline/a.py", "def _tell():\n    pass\n", 1),
+        ("src/hopline/a.py", "class AsksModels:\n    pass\n", 1),
+        ("src/hopline/a.py", "def f(asked):\n    pass\n", 1),
+        ("src/hopline/a.py", "a = 1\nself.is_heard = a\n", 2),
+        ("src/hopline/a.py", "a = 1\n_UNTOLD: int = a\n", 2),
+        ("tests/a.py", "def test_a_loss_is_told():\n    pass\n", 1),
+        ("src/hopline/testing/a.py", "def test_a_loss_is_told():\n    pass\n", 1),
+    ],
+    ids=["function", "class", "argument", "attribute", "constant", "test", "suite"],
+)
+def test_a_planted_name_is_found(english, path, source, line):
+    assert [finding.line for finding in english.check_names(path, source)] == [line]
+
+
+def test_names_of_helpers_of_tests_and_parts_of_words_are_not_found(english):
+    assert english.check_names("tests/a.py", "def tell(asked):\n    heard = 1\n") == []
+    assert english.check_names("src/hopline/a.py", "def tasks(masked, teller):\n    task = 1\n") == []
+
+
 def test_a_planted_word_in_a_page_is_found_with_its_line(english):
     text = "# Title\n\nFine.\n\n| a | told |\n\nThe cache lets\ngo of it.\n"
     assert _found(english.check_page(text)) == [(5, "'told'"), (7, "'lets go of'")]

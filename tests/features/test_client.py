@@ -184,7 +184,7 @@ async def test_a_row_under_way_is_not_requested_again():
 
 
 @virtual_time
-async def test_each_row_crosses_once_however_many_ask():
+async def test_each_row_crosses_once_for_any_number_of_requests():
     rig = Rig(timeout_s=1.0)
     rig.store.latency_s = 0.05
     rng = np.random.default_rng(1)
@@ -266,7 +266,7 @@ async def test_missing_rows_are_reported_and_not_requested_again_for_a_while():
         rows = await rig.fetch(1, absent, 2)
         assert rows.why == {"missing": 1}
         assert rows.found.tolist() == [True, False, True]
-        assert rows.asked.all()
+        assert rows.answered.all()
         await asyncio.sleep(0.09)
     assert rig.store.asked[absent] == 1
     assert rig.store.asked[1] == 5  # L1 keeps what is there
@@ -491,7 +491,7 @@ async def test_whatever_a_store_raises_is_a_reason_and_not_tried_again(error, ca
     with caplog.at_level(logging.WARNING):
         rows = await rig.fetch(1, 2)
     assert rows.why == {"unavailable": 2}
-    assert not rows.asked.any()
+    assert not rows.answered.any()
     assert rig.store.num_fetches == 1
     assert type(error).__name__ in caplog.text
     await rig.settle()

@@ -73,7 +73,7 @@ def test_strings_that_only_differ_late_or_in_zero_bytes_are_distinguished():
     assert index.lookup(ids).tolist() == list(range(len(ids)))
 
 
-def test_lone_surrogates_are_refused_because_no_client_could_ask_for_them():
+def test_lone_surrogates_are_refused_because_no_client_could_send_them():
     for lone in ("\ud800", "caf\udce9", "\udc00\ud800"):
         with pytest.raises(
             GraphError, match=f"^ids: .*{re.escape(ascii(lone))} in row 1 .*lone surrogate.*UTF-8"

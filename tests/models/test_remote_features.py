@@ -105,7 +105,7 @@ async def test_answers_are_those_of_features_in_the_graph(places, store, expecte
     await stop(service)
 
 
-async def test_each_row_is_fetched_once_however_many_ask(places, store, expected):
+async def test_each_row_is_fetched_once_for_any_number_of_requests(places, store, expected):
     service = await started(places)
     store.reset_counts()
     await asyncio.gather(*[ask(service, i) for i in range(N) for _ in range(3)])

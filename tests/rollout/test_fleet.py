@@ -200,7 +200,7 @@ async def test_a_store_that_starts_anew_without_its_data_has_the_state_again(fle
     assert first.answers() == fresh.answers() == {"3"}
 
 
-async def test_a_host_that_cannot_ask_what_the_fleet_serves_does_not_start(fleet, server, monkeypatch):
+async def test_a_host_that_cannot_read_what_the_fleet_serves_does_not_start(fleet, server, monkeypatch):
     monkeypatch.setattr(fleet_module, "_START_S", 0.1)
     await fleet.add()
     server.signal(signal.SIGSTOP)

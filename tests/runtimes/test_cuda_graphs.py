@@ -14,10 +14,10 @@ from hopline.runtimes.cuda_graphs import (
     SIZES,
     RecordedProgram,
     made_up,
+    marks_padding,
     on_gpu,
     padded,
     size_for,
-    tells_padding,
 )
 
 SLOTS = ["features:node", "edge_index:node__to__node", "edge_weight:node__to__node"]
@@ -88,8 +88,8 @@ def test_small_graphs_run_from_recordings_and_answer_the_same():
 
 def test_a_model_that_pools_its_graph_is_not_padded(caplog):
     with torch.no_grad():
-        assert tells_padding(Pooled(), SLOTS, WIDTHS)
-        assert not tells_padding(Nodes(), SLOTS, WIDTHS)
+        assert marks_padding(Pooled(), SLOTS, WIDTHS)
+        assert not marks_padding(Nodes(), SLOTS, WIDTHS)
         program = RecordedProgram(Pooled(), SLOTS, WIDTHS, replayed)
         assert program.recorded == ()
         assert "depend on padding" in caplog.text

@@ -58,7 +58,7 @@ def test_a_permission_is_for_the_model_of_the_path():
     assert access("/v1/models") == (None, "admin", "", False)
     assert access("/v1/rollouts") == (None, None, "", False)  # the body names the model
     assert access("/metrics", open_metrics=True) is OPEN
-    assert access("/metrics").tell == "read"
+    assert access("/metrics").view == "read"
 
 
 @pytest.mark.parametrize("route", ["/v1/models", "/v1/models/x", "/docs", "/v2/models/a/versions/1/infer"])

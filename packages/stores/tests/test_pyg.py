@@ -135,7 +135,7 @@ async def test_a_store_without_group_names_has_the_group_node(opened):
         assert await store.describe("node") == group
 
 
-async def test_to_ask_for_an_unknown_group_makes_none(opened):
+async def test_a_request_for_an_unknown_group_makes_none(opened):
     graph = filled(HeteroData(), [PAPERS])
     store = await opened(graph)
     with pytest.raises(FeatureGroupNotFound, match="no feature group 'papers'; known groups: 'paper'"):

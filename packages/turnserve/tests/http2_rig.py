@@ -72,10 +72,10 @@ class Repeat(Listener):
     def __init__(self, call: Call) -> None:
         self.call = call
 
-    def heard(self) -> None:
+    def received(self) -> None:
         while (found := self.call.next_message()) is not None:
             self.call.unpack(*found, self._answer)
-        if self.call.is_heard:
+        if self.call.has_ended:
             self.call.finish()
 
     def _answer(self, data: bytes | Exception) -> None:
@@ -198,15 +198,15 @@ class Client:
                 self.server.data_received(out[start : start + (piece or len(out))])
             back, self.transport.written = self.transport.written, b""
             if any(each[3] == GOAWAY for each in frames_of(back)) or self.goaways:
-                self._hear_end(back)
+                self._notify_end(back)
                 return
             if back:
-                self._hear(self.h2.receive_data(back))
+                self._notify(self.h2.receive_data(back))
             elif not out:
                 return
 
-    def _hear_end(self, data: bytes) -> None:
-        """From a GOAWAY on, which is the end for h2: confirm that it was heard, as other clients do."""
+    def _notify_end(self, data: bytes) -> None:
+        """From a GOAWAY on, which is the end for h2: confirm it, as other clients do."""
         for each in frames_of(data):
             if each[3] == GOAWAY:
                 self.goaways.append((int.from_bytes(each[9:13], "big"), int.from_bytes(each[13:17], "big")))
@@ -214,7 +214,7 @@ class Client:
                 self.server.data_received(frame(PING, ACK, 0, each[9:]))
         back, self.transport.written = self.transport.written, b""
         if back:
-            self._hear_end(back)
+            self._notify_end(back)
 
     def raw(self, data: bytes) -> None:
         """Bytes that h2 would not send; what the library has to send goes first."""
@@ -258,7 +258,7 @@ class Client:
         self.exchange()
         return self.answers[number]
 
-    def _hear(self, events: list[Any]) -> None:
+    def _notify(self, events: list[Any]) -> None:
         for event in events:
             if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
                 self.answers[event.stream_id].headers.append(dict(event.headers))

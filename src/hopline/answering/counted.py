@@ -18,7 +18,7 @@ from hopline.types import ScoreRequest, ScoreResult
 
 #: Batches whose figures are added to the metrics together.
 _RAN_TOGETHER = 64
-_UNTOLD: Mapping[str, float] = {}
+_UNMEASURED: Mapping[str, float] = {}
 
 
 class CountedVersion:
@@ -205,7 +205,7 @@ class CountedVersion:
         outcomes: Sequence[ScoreResult | HoplineError | None],
         queue_s: Sequence[float],
         compute_s: float,
-        stages: Mapping[str, float] = _UNTOLD,
+        stages: Mapping[str, float] = _UNMEASURED,
         away_s: Sequence[float] = (),
     ) -> None:
         if not self._recorders or self.is_in_preflight:

@@ -188,7 +188,7 @@ class LookUp:
         self._reading: dict[Work, tuple[asyncio.TimerHandle, asyncio.Future[None]]] = {}
         self._following: asyncio.Task[None] | None = None
         #: What recorders get after this turn of the loop.
-        self._untold: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
+        self._pending: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
             [], [], [],
         )  # fmt: skip
         self._use(precomputed)
@@ -366,10 +366,10 @@ class LookUp:
 
     def flush(self) -> None:
         """Report answers to recorders."""
-        requests, outcomes, times = self._untold
+        requests, outcomes, times = self._pending
         if not requests:
             return
-        self._untold = ([], [], [])
+        self._pending = ([], [], [])
         mean_s = sum(times) / len(times)
         stages = {"lookup": mean_s}
         served: Any = self._version  # it is `Version`
@@ -377,7 +377,7 @@ class LookUp:
         ran.pass_to(self._recorders)
 
     def _report_later(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
-        requests, outcomes, times = self._untold
+        requests, outcomes, times = self._pending
         if not requests:
             asyncio.get_running_loop().call_soon(self.flush)
         requests.append(request)

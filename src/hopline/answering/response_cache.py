@@ -131,7 +131,7 @@ class CachedVersion:
         self._read_bytes: Callable[[], float] = lambda: self._kept.num_bytes
         self._bytes.set_function(self._read_bytes)
         #: What recorders get after this turn of the loop.
-        self._untold: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
+        self._pending: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
             [], [], [],
         )  # fmt: skip
 
@@ -235,7 +235,7 @@ class CachedVersion:
 
     def _report(self, request: ScoreRequest, outcome: ScoreResult | HoplineError, waited_s: float) -> None:
         """Report to recorders later: together it costs a fraction, and answers go out first."""
-        requests, outcomes, queue_s = self._untold
+        requests, outcomes, queue_s = self._pending
         if not requests:
             asyncio.get_running_loop().call_soon(self._flush)
         requests.append(request)
@@ -243,8 +243,8 @@ class CachedVersion:
         queue_s.append(waited_s)
 
     def _flush(self) -> None:
-        requests, outcomes, queue_s = self._untold
+        requests, outcomes, queue_s = self._pending
         if not requests:
             return
-        self._untold = ([], [], [])
+        self._pending = ([], [], [])
         Ran(self.inner, requests, outcomes, queue_s, 0.0, FROM_CACHE, time.time()).pass_to(self._recorders)

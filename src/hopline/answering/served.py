@@ -122,8 +122,8 @@ class ReadsGraph(Protocol):
 
 
 @runtime_checkable
-class AsksModels(Protocol):
-    """A version that asks others: what it expects of them can be checked before they change."""
+class CallsModels(Protocol):
+    """A version that calls others; its expectations of them can be checked before they change."""
 
     def check_model(self, info: ModelInfo) -> None:
         """Check that it could call this version of a model in place of the present one.

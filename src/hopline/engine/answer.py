@@ -454,8 +454,8 @@ class Answerer:
         """Every output that some member requests."""
         if not any(requests[m].outputs for m in members):
             return self.default_outputs
-        asked = [requests[m].outputs or self.default_outputs for m in members]
-        return tuple(dict.fromkeys(chain.from_iterable(asked)))
+        requested = [requests[m].outputs or self.default_outputs for m in members]
+        return tuple(dict.fromkeys(chain.from_iterable(requested)))
 
     def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
         model, ages = self.model, self.model.ages

@@ -34,7 +34,7 @@ class _RowFile(EntryFile):
     """Knows which rows can be read without waiting, also through a map."""
 
     @property
-    def can_tell(self) -> bool:
+    def reports_residency(self) -> bool:
         """True if the file system says what is in memory; tmpfs and some others do not."""
         try:
             return bool(NOWAIT and os.preadv(self.fd, [bytearray(1)], self.begin, NOWAIT) >= 0)
@@ -190,7 +190,7 @@ class FinalRows(PrecomputedRows):
     def populate(self) -> None:
         """Read the whole file into memory as far as it fits; the kernel may evict it again."""
         self.file.populate()
-        self._is_held = not self._of_all[0].can_tell
+        self._is_held = not self._of_all[0].reports_residency
 
     def cold(self, names: Sequence[str], ids: IdArray) -> Cold | None:
         """The rows that must be read from a disk first, for these outputs; None if there are none.

@@ -348,12 +348,12 @@ class FusedPath:
         lowest = descend(frames, ids, as_of, use_caches, self._like, self._packed)
         self._watch.sampled()
         counts = self._num_compute.tolist()
-        asked = self._num_ids.tolist()
-        self.rows_ran = sum(asked)
+        requested = self._num_ids.tolist()
+        self.rows_ran = sum(requested)
         if use_caches:
             for k, cache in self._state_caches:
                 cache.num_misses += counts[k]
-                cache.num_hits += asked[k] - counts[k]
+                cache.num_hits += requested[k] - counts[k]
         top = len(counts) - 1
         num_seeds = ids.shape[0]
         for k in range(lowest, top + 1):

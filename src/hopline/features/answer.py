@@ -88,7 +88,7 @@ class ClientRows:
         return np.equal(self.reasons, Reason.FOUND)
 
     @property
-    def asked(self) -> NDArray[np.bool_]:
+    def answered(self) -> NDArray[np.bool_]:
         """bool [n]: whether the store has answered about row i."""
         return np.less_equal(self.reasons, Reason.INVALID)
 

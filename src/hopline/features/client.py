@@ -150,9 +150,9 @@ class FeatureClient:
         self._in_flight = InFlight()
         self._flights: dict[int, Flight | Absences] = {}
         self._next_number = 1
-        self._boarding: Flight | None = None
+        self._outbox: Flight | None = None
         self._late_callers = Overdue(timeout_s, Waiter.wake)
-        self._late_calls = Overdue(timeout_s, Verdict.too_late)
+        self._late_calls = Overdue(timeout_s, Verdict.mark_late)
         self._late_flights = Overdue(timeout_s * self._limits.linger, self._give_up)
         self._remembered: deque[Absences] = deque()
         self._num_remembered = 0
@@ -245,7 +245,7 @@ class FeatureClient:
     async def close(self) -> None:
         """Cancel all fetches; waiting callers get the reason UNAVAILABLE."""
         self._closed = True
-        self._boarding = None
+        self._outbox = None
         for flight in list(self._flights.values()):
             if isinstance(flight, Flight):
                 self._end(flight, Reason.UNAVAILABLE)
@@ -265,7 +265,7 @@ class FeatureClient:
         # Copies: callers' arrays are often views of reused buffers.
         ids = np.array(ids, np.int64)
         num_rows = ids.shape[0]
-        flight = self._boarding
+        flight = self._outbox
         if flight is not None and flight.num_rows + num_rows > self._limits.max_call_rows:
             flight = None
         number, first = (self._next_number, 0) if flight is None else (flight.number, flight.num_rows)
@@ -295,15 +295,15 @@ class FeatureClient:
         flight = Flight(self._next_number)
         self._next_number += 1
         self._flights[flight.number] = flight
-        self._boarding = flight
+        self._outbox = flight
         # A task starts in the next turn of the loop: requests until then join the flight.
         flight.task = loop.create_task(self._fly(flight, loop))
         return flight
 
     async def _fly(self, flight: Flight, loop: asyncio.AbstractEventLoop) -> None:
         """Start the flight, and request its rows from the tiers in order."""
-        if self._boarding is flight:
-            self._boarding = None
+        if self._outbox is flight:
+            self._outbox = None
         flight.close()
         try:
             if all(waiter.future.done() for waiter in flight.waiters):  # all callers are gone
@@ -312,18 +312,18 @@ class FeatureClient:
             deadline = self._clock() + self.timeout_s
             lacking = None
             if self._l2 is not None and not (self._watch is not None and self._watch.l2_refusal):
-                lacking = await self._ask_l2(flight, self._l2, deadline)
+                lacking = await self._fetch_l2(flight, self._l2, deadline)
             if lacking is None or lacking.shape[0]:
-                await self._ask_origin(flight, lacking, deadline)
+                await self._fetch_origin(flight, lacking, deadline)
         except Exception:  # the boundary: waiting callers must get an answer
             log.exception("a fetch of feature group %r failed", self.group.name)
         finally:
             self._land(flight, Reason.UNAVAILABLE)
 
-    async def _ask_l2(self, flight: Flight, l2: Tier, deadline: float) -> IdArray | None:
+    async def _fetch_l2(self, flight: Flight, l2: Tier, deadline: float) -> IdArray | None:
         """Fetch rows from L2; return the positions of missing rows, None for all."""
         limit_s = self.timeout_s * self._limits.l2_share
-        answer = await l2.ask(self._copies, flight.external_ids, deadline=deadline, limit_s=limit_s)
+        answer = await l2.read(self._copies, flight.external_ids, deadline=deadline, limit_s=limit_s)
         if isinstance(answer, Reason):
             self._metrics.rows(l2.name, answer.label, flight.num_rows)
             return None
@@ -331,7 +331,7 @@ class FeatureClient:
         # No copy that would expire on the way; a time in the future is of a host whose clock is wrong.
         answer.found = answer.found & (np.abs(ages) < self._limits.ttl_s - self.timeout_s)
         num_found = self._count(l2, answer)
-        if flight.landed or num_found == 0:
+        if flight.delivered or num_found == 0:
             return None
         flight.values = answer.values = np.ascontiguousarray(answer.values[:, :-2])
         stamps = self._clock() - np.maximum(ages, 0.0)
@@ -345,16 +345,16 @@ class FeatureClient:
             waiter.settle()
         return np.flatnonzero(~answer.found)
 
-    async def _ask_origin(self, flight: Flight, lacking: IdArray | None, deadline: float) -> None:
+    async def _fetch_origin(self, flight: Flight, lacking: IdArray | None, deadline: float) -> None:
         """Fetch the rows `lacking` (None: all) from the origin."""
-        if flight.landed:
+        if flight.delivered:
             return
         ids, external_ids = flight.ids, flight.external_ids
         if lacking is not None:
             ids, external_ids = ids[lacking], picked(external_ids, lacking)
-        asked_at = self._clock()
-        answer = await self._origin.ask(self.group, external_ids, deadline=deadline, slow=self._late_calls)
-        if flight.landed:  # it has ended, but the store ignored the cancellation
+        requested_at = self._clock()
+        answer = await self._origin.read(self.group, external_ids, deadline=deadline, slow=self._late_calls)
+        if flight.delivered:  # it has ended, but the store ignored the cancellation
             return
         if self._watch is not None and self._watch.refusal:  # the rows have changed meanwhile
             answer = Reason.SCHEMA
@@ -374,7 +374,7 @@ class FeatureClient:
             # Not into the old array: a caller with a timeout may still read it.
             flight.values = np.array(flight.values)
             flight.values[lacking] = answer.values
-        stamp = asked_at - answer.age_s
+        stamp = requested_at - answer.age_s
         flight.oldest = min(flight.oldest, stamp)
         self._deliver(ids, answer, num_found, stamp)
         if self._write_back is not None and not (self._watch is not None and self._watch.l2_refusal):
@@ -387,9 +387,9 @@ class FeatureClient:
 
     def _land(self, flight: Flight, rest: Reason) -> None:
         """End the flight: undecided rows get the reason `rest`, and waiting callers are woken."""
-        if flight.landed:
+        if flight.delivered:
             return
-        flight.landed = True
+        flight.delivered = True
         del self._flights[flight.number]
         if flight.complete:
             flight.reasons = None
@@ -421,7 +421,7 @@ class FeatureClient:
 
     def _end(self, flight: Flight, reason: Reason) -> None:
         """End a flight and free its rows, even if its task does not end yet."""
-        if flight.landed:
+        if flight.delivered:
             return
         if not flight.ids.shape[0]:  # it has not started
             flight.close()

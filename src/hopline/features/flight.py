@@ -31,7 +31,7 @@ class Flight:
             waiting.
         complete: all rows have arrived.
         oldest: when the origin had the oldest of `values` at the latest, on the client's clock.
-        landed: the flight has ended.
+        delivered: the flight has ended.
         waiters: callers to wake.
         task: the task that uses the stores.
     """
@@ -40,9 +40,9 @@ class Flight:
         "_external_parts",
         "_id_parts",
         "complete",
+        "delivered",
         "external_ids",
         "ids",
-        "landed",
         "num_rows",
         "number",
         "oldest",
@@ -61,7 +61,7 @@ class Flight:
         self.reasons: ReasonArray | None = None
         self.complete = False
         self.oldest = math.inf
-        self.landed = False
+        self.delivered = False
         self.waiters: set[Waiter] = set()
         self.task: asyncio.Task[None] | None = None
         self._id_parts: list[IdArray] = []
@@ -87,7 +87,7 @@ class Flight:
 
     def wakes(self) -> list[Waiter]:
         """Remove and return the waiters whose rows are all decided."""
-        if self.landed:
+        if self.delivered:
             ready, self.waiters = list(self.waiters), set()
         else:
             ready = [waiter for waiter in self.waiters if not waiter.awaits(self)]
@@ -135,7 +135,7 @@ class Waiter:
     def want(self, flight: Flight | Absences, where: IdArray | None, rows: Rows) -> None:
         """Assign rows `rows` of a flight to the requested positions `where` (None: all, in order)."""
         self._parts.append((flight, where, rows))
-        if isinstance(flight, Flight) and not flight.landed and self.awaits(flight):
+        if isinstance(flight, Flight) and not flight.delivered and self.awaits(flight):
             flight.waiters.add(self)
             self._open += 1
 

@@ -11,22 +11,22 @@ T = TypeVar("T")
 
 
 class Overdue(Generic[T]):
-    """Calls `tell` with each item `after_s` seconds after it was added.
+    """Calls `notify` with each item `after_s` seconds after it was added.
 
-    Items are not removed early: `tell` is also called for an item that has ended, and must ignore it. A
+    Items are not removed early: `notify` is also called for an item that has ended, and must ignore it. A
     timer per item would nearly always be set and cancelled unused, which costs more than all bookkeeping of
     a fetch.
 
     Args:
         after_s: delay, seconds.
-        tell: called on the event loop with the item.
+        notify: called on the event loop with the item.
     """
 
-    __slots__ = ("_after_s", "_tell", "_timer", "_waiting")
+    __slots__ = ("_after_s", "_notify", "_timer", "_waiting")
 
-    def __init__(self, after_s: float, tell: Callable[[T], object]) -> None:
+    def __init__(self, after_s: float, notify: Callable[[T], object]) -> None:
         self._after_s = after_s
-        self._tell = tell
+        self._notify = notify
         self._waiting: deque[tuple[float, T]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -54,6 +54,6 @@ class Overdue(Generic[T]):
             if due > now + 1e-4:
                 break
             waiting.popleft()
-            self._tell(thing)
+            self._notify(thing)
         if waiting and self._timer is None:
             self._timer = loop.call_at(waiting[0][0], self._ring, loop)

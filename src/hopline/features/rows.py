@@ -121,17 +121,17 @@ def refuse_not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray)
         )
 
 
-def check_same(asked: FeatureGroup, stored: FeatureGroup) -> None:
-    """Check that rows of `stored` can be returned for `asked`.
+def check_same(requested: FeatureGroup, stored: FeatureGroup) -> None:
+    """Check that rows of `stored` can be returned for `requested`.
 
     Raises:
         FeatureSchemaMismatch: with the differing dim or dtype.
     """
     for what in ("dim", "dtype"):
-        if getattr(asked, what) != getattr(stored, what):
+        if getattr(requested, what) != getattr(stored, what):
             raise FeatureSchemaMismatch(
-                f"group {asked.name!r}: the store has {what} {getattr(stored, what)}, but "
-                f"{getattr(asked, what)} was requested"
+                f"group {requested.name!r}: the store has {what} {getattr(stored, what)}, but "
+                f"{getattr(requested, what)} was requested"
             )
 
 

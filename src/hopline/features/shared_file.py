@@ -150,6 +150,6 @@ def _lock(fd: int, writer: int) -> bool:
 
 def _is_used(fd: int) -> bool:
     """Return whether any writer is alive."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))[0]
     return kind != fcntl.F_UNLCK

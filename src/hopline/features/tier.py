@@ -156,7 +156,7 @@ class Tier:
         self._silent_until = float("-inf")
         self._metrics.breaker(name, 0)
 
-    async def ask(
+    async def read(
         self,
         group: FeatureGroup,
         ids: ExternalIds,
@@ -170,19 +170,19 @@ class Tier:
         Args:
             group, ids: see `FeatureStore.fetch`.
             deadline: on the clock; no retry is in time after it.
-            slow: calls `Verdict.too_late` for slow calls: they count as failed, but continue.
+            slow: calls `Verdict.mark_late` for slow calls: they count as failed, but continue.
             limit_s: timeout of the store in seconds, which also counts as a failure; None if the caller
                 cancels.
         """
         if limit_s is None:
-            return await self._ask(group, ids, deadline, slow, None)
+            return await self._read(group, ids, deadline, slow, None)
         try:
             async with asyncio.timeout(limit_s) as limit:
-                return await self._ask(group, ids, deadline, slow, limit)
+                return await self._read(group, ids, deadline, slow, limit)
         except TimeoutError:
             return Reason.TIMEOUT
 
-    async def _ask(
+    async def _read(
         self,
         group: FeatureGroup,
         ids: ExternalIds,
@@ -302,7 +302,7 @@ class Verdict:
         self.began = began
         self.given = False
 
-    def too_late(self) -> None:
+    def mark_late(self) -> None:
         """Record a failure if the call has not ended."""
         self.give(False)
 

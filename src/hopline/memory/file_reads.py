@@ -96,7 +96,7 @@ class EntryFile:
         Raises: OSError: some cannot be read.
         """
         values = np.empty((entries.shape[0], *self._shape), self.dtype)
-        _ask(self.fd, self.begin, self.entry_bytes, entries)
+        _start_reads(self.fd, self.begin, self.entry_bytes, entries)
         lost = self._read(entries, values, 0)
         for row in lost.tolist():  # interrupted, or the file is cut: a second try says which
             offset = self.begin + int(entries[row]) * self.entry_bytes
@@ -142,7 +142,7 @@ def _read_runs(fd: Any, begin: Any, entry_bytes: Any, entries: Any, out: Any, fl
 
 
 @njit(cache=True, nogil=True)
-def _ask(fd: Any, begin: Any, entry_bytes: Any, entries: Any) -> Any:
+def _start_reads(fd: Any, begin: Any, entry_bytes: Any, entries: Any) -> Any:
     """Start to read each run."""
     at = 0
     while at < entries.shape[0]:

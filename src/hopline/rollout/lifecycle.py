@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hopline.answering.asked_unit import asked_unit
 from hopline.answering.recent_requests import RecentRequests
-from hopline.answering.served import AsksModels, Recorder
+from hopline.answering.requested_unit import requested_unit
+from hopline.answering.served import CallsModels, Recorder
 from hopline.answering.unit import Unit, checked_name
 from hopline.config.schema import Config
 from hopline.errors import (
@@ -390,7 +390,7 @@ class Lifecycle:
 
         Raises:
             ModelNotFound: it is not in the repository.
-            BadRequest: as `asked_unit`.
+            BadRequest: as `requested_unit`.
         """
         there = self._loader.available(checked_name(model, "model"))
         if not there:
@@ -408,7 +408,7 @@ class Lifecycle:
         if is_address(graph):
             graph, own_groups = snapshots.pinned(graph)
             groups = groups or own_groups
-        return asked_unit(version, graph, groups, self._config, shadow=shadow)
+        return requested_unit(version, graph, groups, self._config, shadow=shadow)
 
     async def _to_the_end(
         self, change: Callable[[], Coroutine[Any, Any, ResultT]], key: Hashable = None
@@ -490,7 +490,7 @@ class Lifecycle:
         """
         info = self.loaded.served(model, unit.id).info((unit.id,))
         for served in self.loaded.all():
-            if isinstance(served, AsksModels):
+            if isinstance(served, CallsModels):
                 served.check_model(info)
 
     def _model_state(self, model: str) -> ModelState:

@@ -93,7 +93,7 @@ def padded(slots: Sequence[str], tensors: Sequence[Tensor], size: int) -> list[T
     return out
 
 
-def tells_padding(program: Program, slots: Sequence[str], widths: Sequence[int]) -> bool:
+def marks_padding(program: Program, slots: Sequence[str], widths: Sequence[int]) -> bool:
     """True if a program's answers change with the padding; then it must not be padded.
 
     Args:
@@ -135,7 +135,7 @@ class RecordedProgram:
     Args:
         program: of seed and tensors, on the device of `record`.
         slots: names of the tensors.
-        widths: as for `tells_padding`.
+        widths: as for `marks_padding`.
         record: creates a recording; `None` records nothing.
         device: where tensors are copied to.
 
@@ -158,7 +158,7 @@ class RecordedProgram:
         if record is None:
             return
         try:
-            if tells_padding(self._on_device, slots, widths):
+            if marks_padding(self._on_device, slots, widths):
                 log.warning(
                     "the model's answers depend on padding (it pools or normalises): no CUDA graphs"
                 )

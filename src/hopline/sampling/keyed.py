@@ -177,7 +177,7 @@ def sample(  # type: ignore[no-untyped-def]
     live = records.shape[0] > 0
     for i in range(min(n, _AHEAD)):
         prefetch_bounds(indptr, nodes[i])
-    total, asked, done = 0, 0, 0
+    total, prefetched, done = 0, 0, 0
     offsets[0] = 0
     for i in range(n):
         if i + _AHEAD < n:
@@ -227,8 +227,8 @@ def sample(  # type: ignore[no-untyped-def]
             node_key = mix(U64(v) * GOLDEN + key)
             total += _sample_weighted(cumweight, weight, start, degree, fanout, node_key, positions, total)
         offsets[i + 1] = total
-        asked, done = follow(indices, positions, total, asked, done, neighbors)
-    finish(indices, positions, total, asked, done, neighbors)
+        prefetched, done = follow(indices, positions, total, prefetched, done, neighbors)
+    finish(indices, positions, total, prefetched, done, neighbors)
     return total
 
 

@@ -210,12 +210,12 @@ class GrpcApp:
     ) -> None:
         """Answer a call once; a failure becomes a status, and a cancelled call stays cancelled."""
         try:
-            asked = parsed(request, data)
-            check_names(asked)
+            incoming = parsed(request, data)
+            check_names(incoming)
             if call.client is not None:
                 assert self._guard is not None
-                self._guard.check(name, asked, call.client)
-            answer = (await behaviour(asked, call)).SerializeToString()
+                self._guard.check(name, incoming, call.client)
+            answer = (await behaviour(incoming, call)).SerializeToString()
         except Exception as error:
             self.fail(call, error)
         else:
@@ -232,9 +232,9 @@ class GrpcApp:
     ) -> None:
         """Answer a call repeatedly; a failure becomes a status."""
         try:
-            asked = parsed(request, data)
-            check_names(asked)
-            async for answer in behaviour(asked, call):
+            incoming = parsed(request, data)
+            check_names(incoming)
+            async for answer in behaviour(incoming, call):
                 call.write(answer.SerializeToString())
         except Exception as error:
             self.fail(call, error)

@@ -47,9 +47,9 @@ def check_names(request: Any) -> None:
 
 #: What a method requires: "open" needs no client; "list" needs a client, and `read` permission for the
 #: model that the message names, if any.
-Asked: TypeAlias = Permission | Literal["open", "list"]
+Required: TypeAlias = Permission | Literal["open", "list"]
 #: Other methods require `admin`.
-_METHODS: dict[str, Asked] = {
+_METHODS: dict[str, Required] = {
     "ServerLive": "open",
     "ServerReady": "open",
     "ModelReady": "open",
@@ -74,7 +74,7 @@ class GrpcGuard:
         permission_of: what a method requires, by its name.
     """
 
-    def __init__(self, gate: Gatekeeper, permission_of: Callable[[str], Asked]) -> None:
+    def __init__(self, gate: Gatekeeper, permission_of: Callable[[str], Required]) -> None:
         self._gate = gate
         self._permission_of = permission_of
 
@@ -104,12 +104,12 @@ class GrpcGuard:
 
         Raises: Unauthenticated, PermissionDenied.
         """
-        asked = self._permission_of(method)
-        if asked == "open":
+        needed = self._permission_of(method)
+        if needed == "open":
             return None
         client = self._gate.identify(authorization, api_key, peer)
-        if asked != "list" and not client.permissions.has(asked):
-            client.check(asked, SERVER)
+        if needed != "list" and not client.permissions.has(needed):
+            client.check(needed, SERVER)
         return client
 
     def check(self, method: str, request: Any, client: Client) -> None:
@@ -117,14 +117,14 @@ class GrpcGuard:
 
         Raises: PermissionDenied.
         """
-        asked = self._permission_of(method)
+        needed = self._permission_of(method)
         model = getattr(request, "model_name", "") or getattr(request, "name", "") or SERVER
-        if asked not in ("open", "list"):
-            client.check(asked, model)  # type: ignore[arg-type]
-        elif model != SERVER and asked == "list":
+        if needed not in ("open", "list"):
+            client.check(needed, model)  # type: ignore[arg-type]
+        elif model != SERVER and needed == "list":
             client.check("read", model)
 
 
-def permission_of(method: str) -> Asked:
+def permission_of(method: str) -> Required:
     """Return what a method of the server requires, by its name."""
     return _METHODS.get(method, "admin")

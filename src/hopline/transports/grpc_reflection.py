@@ -20,14 +20,12 @@ SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 _INVALID_ARGUMENT, _NOT_FOUND = 3, 5
 
 
-class _Asked(NamedTuple):
-    """A request; `id` is empty, since reflection has none."""
+class _Question(NamedTuple):
+    """A request, and its own ticket; `id` is empty, since reflection has none."""
 
     request: Any
     id: str = ""
 
-
-class _Answered:
     def cancel(self) -> None:
         """Do nothing: the request is answered already."""
 
@@ -59,18 +57,18 @@ class Reflection:
         """Return the steps of answering a request of a call."""
         return Steps(self._read, lambda request: None, lambda request: request, self._submit, self._respond)
 
-    def _read(self, data: bytes) -> _Asked:
-        return _Asked(parsed(self._request, data))
+    def _read(self, data: bytes) -> _Question:
+        return _Question(parsed(self._request, data))
 
-    def _submit(self, asked: Any, same: Any, deliver: Deliver, offer: Offer) -> Ticket:
-        deliver(self._answer(asked.request))
-        return _Answered()
+    def _submit(self, question: _Question, same: Any, deliver: Deliver, offer: Offer) -> Ticket:
+        deliver(self._answer(question.request))
+        return question
 
-    def _respond(self, asked: Any, outcome: ScoreResult | HoplineError) -> bytes:
+    def _respond(self, question: Any, outcome: ScoreResult | HoplineError) -> bytes:
         fields: Any = outcome
         if isinstance(outcome, HoplineError):
             fields = _error(_INVALID_ARGUMENT, public_text(str(outcome)))
-        request = asked.request
+        request = question.request
         response = self._response(valid_host=request.host, original_request=request, **fields)
         self._counted()
         encoded: bytes = response.SerializeToString()
@@ -97,9 +95,9 @@ class Reflection:
             file = pool().FindMethodByName(name).containing_service.file
         return _files(file)
 
-    def _extension(self, asked: Any) -> dict[str, Any]:
-        containing = pool().FindMessageTypeByName(asked.containing_type)
-        return _files(pool().FindExtensionByNumber(containing, asked.extension_number).file)
+    def _extension(self, question: Any) -> dict[str, Any]:
+        containing = pool().FindMessageTypeByName(question.containing_type)
+        return _files(pool().FindExtensionByNumber(containing, question.extension_number).file)
 
     def _extension_numbers(self, name: str) -> dict[str, Any]:
         found = pool().FindAllExtensions(pool().FindMessageTypeByName(name))

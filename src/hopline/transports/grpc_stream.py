@@ -180,7 +180,7 @@ class InferStream(Listener):
 
     # Called by the call
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Handle a new message or the client's end. Messages without a place wait compressed."""
         if self._stopped:
             self.call.drop()
@@ -189,7 +189,7 @@ class InferStream(Listener):
 
     def sent(self) -> None:
         """Handle that the client has received the answers so far."""
-        self.heard()
+        self.received()
 
     def cut_off(self) -> None:
         """Begin no more requests; the call ends when those in progress are answered."""
@@ -266,7 +266,7 @@ class InferStream(Listener):
         if not call.has_more or self._stopped:
             if self._holds:
                 self._hold(False)
-            if not self._places and not self._is_reading and (self._stopped or call.is_heard):
+            if not self._places and not self._is_reading and (self._stopped or call.has_ended):
                 self._end()
         else:
             self._hold(self._is_waiting or self._is_full())

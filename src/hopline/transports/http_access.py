@@ -158,21 +158,21 @@ def _is_address(name: str) -> bool:
     return True
 
 
-_TELLING = (b"GET", b"HEAD")
+_VIEWS = (b"GET", b"HEAD")
 
 
 class Access(NamedTuple):
     """The permissions that one path requires.
 
     Attributes:
-        tell: permission for GET and HEAD; None for any client, for example for lists, which show only what
+        view: permission for GET and HEAD; None for any client, for example for lists, which show only what
             the client may read.
         change: permission for every other method.
         model: the model that the path is about; `SERVER` for the whole server.
         open: whether no authentication is needed.
     """
 
-    tell: Permission | None = "read"
+    view: Permission | None = "read"
     change: Permission | None = "admin"
     model: str = SERVER
     open: bool = False
@@ -213,7 +213,7 @@ class Guard:
         client = self._identify(token, key, request.peer)
         if token is None and key is None:
             self._check_site(request)
-        permission = access.tell if request.method in _TELLING else access.change
+        permission = access.view if request.method in _VIEWS else access.change
         if permission is not None:
             client.check(permission, access.model)
         return client

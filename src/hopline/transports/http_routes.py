@@ -128,7 +128,7 @@ def access_of(operations: Iterable[Operation], model: str, *, open_metrics: bool
             return OPEN
         permission = None if each.required == "any" or each.names_model else each.required
         if each.method == "GET":
-            access = access._replace(tell=permission)
+            access = access._replace(view=permission)
         else:
             access = access._replace(change=permission)
     return access

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.answering.asked_unit import MAX_GROUPS
+from hopline.answering.requested_unit import MAX_GROUPS
 from hopline.errors import BadRequest, quoted
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import decode_body, refuse_repeated

@@ -181,7 +181,7 @@ def _rollouts(service: ScoringService) -> str:
         seen = rollout.get("seen", {})
         sides = "".join(
             f"<tr><td>{side} {escape(rollout[side])}</td>"
-            + "".join(f"<td>{_told(seen.get(side, {}).get(column))}</td>" for column in _SEEN)
+            + "".join(f"<td>{_shown(seen.get(side, {}).get(column))}</td>" for column in _SEEN)
             + "</tr>"
             for side in ("current", "candidate")
         )
@@ -197,7 +197,7 @@ def _rollouts(service: ScoringService) -> str:
     return "".join(parts)
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return "–" if value is None else escape(f"{value:,}" if isinstance(value, int) else str(value))
 
 

@@ -309,9 +309,9 @@ class Runner:
         longest = text.sampling.max_tokens
         room = info.context_tokens - len(tokens)
         if room < max(1, longest):
-            asked = f" and max_tokens {longest}" if longest else ""
+            limit = f" and max_tokens {longest}" if longest else ""
             raise RequestTooLarge(
-                f"the prompt has {len(tokens)} tokens{asked}; the model's context is {info.context_tokens}",
+                f"the prompt has {len(tokens)} tokens{limit}; the model's context is {info.context_tokens}",
                 "max_tokens" if room > 0 else None,
             )
         most = min(room, info.num_blocks * info.block_tokens - len(tokens))

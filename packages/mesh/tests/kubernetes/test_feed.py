@@ -347,7 +347,7 @@ def test_what_ended_is_kept_for_some_minutes():
     assert story.after(30).context().changes == ()
 
 
-def test_collectors_can_ask_whose_workload_it_is():
+def test_collectors_can_look_up_whose_workload_it_is():
     story = web()
     assert names_of_workload(story.feed, "shop", "web") == ("shop/web",)
     story.says(DEPLOYMENTS, deployment("cart-v2"), "ADDED")

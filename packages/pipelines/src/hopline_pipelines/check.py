@@ -11,13 +11,13 @@ from hopline.config.setting import did_you_mean
 from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
 from hopline.models.kinds import Describe
 from hopline.types import ModelInfo, TensorInfo
-from hopline_pipelines.ask import ModelStep, Question, Resolver
 from hopline_pipelines.compile import Expression
 from hopline_pipelines.compute import Decider, RulesStep, TransformStep
 from hopline_pipelines.ensemble import EnsembleStep
 from hopline_pipelines.fit import ModelFit, fit
 from hopline_pipelines.generate import GenerateStep, Writing, check_generative
 from hopline_pipelines.inputs import InputReader
+from hopline_pipelines.model_step import ModelStep, Question, Resolver
 from hopline_pipelines.order import ALL_COLUMNS, Reading, choices
 from hopline_pipelines.route import CHOSEN, RouteStep
 from hopline_pipelines.run import Plan, Step, StepHead

@@ -12,7 +12,7 @@ OF_STEPS: Final = (
     Fallback(
         f"{_FILLED}<step>",
         "the step's `fill` value, because its model does not know the node",
-        ("hopline_pipelines/ask.py",),
+        ("hopline_pipelines/model_step.py",),
     ),
     Fallback(
         f"{_WITHOUT_MEMBER}<step>",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hopline.config.setting import did_you_mean
 from hopline.errors import PipelineInvalid
 from hopline.types import ModelInfo, TensorInfo
-from hopline_pipelines.ask import Feed, Question
 from hopline_pipelines.compile import Expression
+from hopline_pipelines.model_step import Feed, Question
 from hopline_pipelines.order import all_columns
 from hopline_pipelines.scope import Scope
 from hopline_pipelines.spec import ModelStepSpec

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from hopline.errors import HoplineError, PipelineInvalid
 from hopline.types import AnyArray, ModelInfo, ScoreRequest
-from hopline_pipelines.ask import ModelStep, Question
 from hopline_pipelines.compile import Expression
 from hopline_pipelines.fallbacks import filled
+from hopline_pipelines.model_step import ModelStep, Question
 from hopline_pipelines.run import Run
 from hopline_pipelines.scope import Scope
 from hopline_pipelines.spec import GenerateStepSpec

@@ -25,8 +25,8 @@ from hopline.errors import (
 from hopline.observe.metrics import Metrics, ModelMetrics
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
-from hopline_pipelines.ask import ModelStep, Resolver, refuse_nesting
 from hopline_pipelines.check import check_pipeline
+from hopline_pipelines.model_step import ModelStep, Resolver, refuse_nesting
 from hopline_pipelines.run import Run
 from hopline_pipelines.spec import PipelineSpec, read_pipeline
 

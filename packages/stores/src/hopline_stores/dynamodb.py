@@ -279,8 +279,8 @@ class DynamoDbStore(PublishingStore):
             left: list[Item] = answer.get("UnprocessedKeys", {}).get(self._table, {}).get("Keys", [])
             return left
 
-        asked = [{"key": {"S": key}} for key in keys]
-        await self._all(asked, _KEYS_OF_A_READ, _READ_PAUSES_S, get_some)
+        wanted = [{"key": {"S": key}} for key in keys]
+        await self._all(wanted, _KEYS_OF_A_READ, _READ_PAUSES_S, get_some)
         return found
 
     def _put_some(self, part: Sequence[Item]) -> list[Item]:

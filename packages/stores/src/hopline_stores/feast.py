@@ -139,7 +139,7 @@ class FeastStore(ClientStore):
                 view = self._view(name)
             except FeatureStoreError:
                 continue  # not usable here; other views may be
-            self._ask(view, ["" if view.id_range is None else 0])
+            self._read(view, ["" if view.id_range is None else 0])
             return
 
     def _view(self, name: str) -> _View:
@@ -228,11 +228,11 @@ class FeastStore(ClientStore):
         read = _Rows(view, len(distinct))
         for first in range(0, len(distinct), _IDS_OF_A_READ):
             part = distinct[first : first + _IDS_OF_A_READ]
-            read.take(first, len(part), self._ask(view, part))
+            read.take(first, len(part), self._read(view, part))
         where = np.array([place.get(id, -1) for id in ids], np.int64)
         return read.answer(where, ids)
 
-    def _ask(self, view: _View, ids: list[Any]) -> dict[str, Any]:
+    def _read(self, view: _View, ids: list[Any]) -> dict[str, Any]:
         """Return the vectors by Feast's feature name: Feast does not keep the order of the request."""
         answer = self._feast.get_online_features(
             features=view.features, entity_rows={view.join_key: ids}, full_feature_names=True

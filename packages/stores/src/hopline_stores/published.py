@@ -184,12 +184,12 @@ class PublishedStore(FeatureStore):
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
         """See `FeatureStore.fetch`."""
-        asked_at = self._clock()
+        requested_at = self._clock()
         found = (await self._read(_FOLLOW_S)).find(group.name)
-        age_s = max(0.0, asked_at - self._read_at)
+        age_s = max(0.0, requested_at - self._read_at)
         rows = await self._fetch(found, group, ids)
         rows.age_s = age_s  # another generation may have been published since
-        if not rows.found.all() and self._read_at < asked_at:
+        if not rows.found.all() and self._read_at < requested_at:
             # The generation may have been removed meanwhile.
             now = (await self._read(0.0)).find(group.name)
             if (now and now[0]) != (found and found[0]):
@@ -206,12 +206,12 @@ class PublishedStore(FeatureStore):
     async def _read(self, age_s: float) -> Catalog:
         """Return the catalog with this maximum age; concurrent callers share one read."""
 
-        asked_at = self._clock()
-        if asked_at - self._read_at < age_s:
+        requested_at = self._clock()
+        if requested_at - self._read_at < age_s:
             return self._catalog
         async with self._reading:
-            if asked_at - age_s >= self._read_at:
+            if requested_at - age_s >= self._read_at:
                 content = await self._store.note(NOTE)
                 self._catalog = read_catalog(content, self._store.kind)
-                self._read_at = asked_at
+                self._read_at = requested_at
         return self._catalog

@@ -51,7 +51,7 @@ class _Publisher:
     def __init__(self, store: PublishingStore) -> None:
         self.store = store
 
-    async def ask(self, call: Callable[_P, Awaitable[_T]], *args: _P.args, **options: _P.kwargs) -> _T:
+    async def call(self, call: Callable[_P, Awaitable[_T]], *args: _P.args, **options: _P.kwargs) -> _T:
         """Call one of the store's methods and return its result.
 
         Raises:
@@ -72,13 +72,13 @@ class _Publisher:
 
     async def catalog(self) -> Catalog:
         """The published tables, and those that were begun. Raises: SinkError."""
-        return self._decoded(await self.ask(self.store.note, NOTE))
+        return self._decoded(await self.call(self.store.note, NOTE))
 
     async def change(self, change: Callable[[Catalog], Catalog]) -> None:
         """Change the catalog, also if others change it at the same time; `change` may be called again.
 
         Raises:
-            SinkError: as `ask`; or others change it without end.
+            SinkError: as `call`; or others change it without end.
         """
         problem = "the catalog of published tables is changed by others without end; start again"
         await self._swap(NOTE, lambda old: msgspec.json.encode(change(self._decoded(old))), problem)
@@ -90,9 +90,9 @@ class _Publisher:
 
     async def _swap(self, name: str, wanted: Callable[[bytes | None], bytes], problem: str) -> None:
         for attempt in range(_SWAPS):
-            old = await self.ask(self.store.note, name)
+            old = await self.call(self.store.note, name)
             new = wanted(old)
-            if new == old or await self.ask(self.store.swap_note, name, old, new):
+            if new == old or await self.call(self.store.swap_note, name, old, new):
                 return
             await asyncio.sleep(0.02 * attempt)
         raise SinkError(problem)
@@ -101,7 +101,7 @@ class _Publisher:
         """Delete generations of a table that are neither current nor of this run.
 
         Raises:
-            SinkError: as `ask`; the next call deletes the rest.
+            SinkError: as `call`; the next call deletes the rest.
         """
         catalog = await self.catalog()
         for other, generation in catalog.generations.items():
@@ -118,19 +118,19 @@ class _Publisher:
     async def _remove_rows(self, run: str, generation: Generation) -> None:
         end = generation.num_notes
         # A killed attempt wrote more notes than it recorded.
-        while await self.ask(self.store.note, ids_note(run, end)) is not None:
+        while await self.call(self.store.note, ids_note(run, end)) is not None:
             end += 1
         # From the last one backwards: after an interruption the others are still found by number.
         for number in reversed(range(end)):
             name = ids_note(run, number)
-            content = await self.ask(self.store.note, name)
+            content = await self.call(self.store.note, name)
             if content is None:
                 continue
             for group in generation.groups:
-                await self.ask(self.store.remove, stored(run, group), unpacked_ids(content))
-            await self.ask(self.store.swap_note, name, content, None)
+                await self.call(self.store.remove, stored(run, group), unpacked_ids(content))
+            await self.call(self.store.swap_note, name, content, None)
         for group in generation.groups:
-            await self.ask(self.store.forget, stored(run, group).name)
+            await self.call(self.store.forget, stored(run, group).name)
 
     def _decoded(self, content: bytes | None) -> Catalog:
         try:
@@ -215,18 +215,18 @@ class StoreSink:
             self._close()
 
     async def _open(self, schema: TableSchema, table: str) -> int:
-        ask = self._publisher.ask
-        await ask(self._store.open)
+        call = self._publisher.call
+        await call(self._store.open)
         named = ("model", "version", "model_hash", "graph_version", "node_type", "num_rows")
         about = {name: str(getattr(schema, name)) for name in named}
         about["exact"] = "true" if schema.exact else "false"
         about["classes"] = msgspec.json.encode(schema.classes).decode()
         groups = tuple(group for _, group in self._groups)
-        incarnation = await ask(self._store.incarnation)
+        incarnation = await call(self._store.incarnation)
         fresh = Generation(table, groups, about, incarnation=incarnation)
         await self._publisher.remove_others(table, self._run)
         for group in groups:
-            await ask(self._store.create, stored(self._run, group))
+            await call(self._store.create, stored(self._run, group))
 
         def begin(catalog: Catalog) -> Catalog:
             found = catalog.generations.get(self._run)
@@ -252,7 +252,7 @@ class StoreSink:
         for column, group in self._groups:
             values = np.asarray(columns[column.name]).reshape(len(ids), group.dim)
             rows = stored(self._run, group)
-            await self._publisher.ask(self._store.write, rows, ids, values)
+            await self._publisher.call(self._store.write, rows, ids, values)
         self._generation = msgspec.structs.replace(
             self._generation, num_rows=begin + len(ids), num_notes=number
         )
@@ -276,7 +276,7 @@ class StoreSink:
 
     async def _save(self) -> None:
         """Save the progress, if all written rows still exist."""
-        incarnation = await self._publisher.ask(self._store.incarnation)
+        incarnation = await self._publisher.call(self._store.incarnation)
         if incarnation != self._generation.incarnation:
             raise SinkError(
                 f"the {self._store.kind} server has restarted, and may have lost rows that it had "

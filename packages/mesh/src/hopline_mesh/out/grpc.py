@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from hopline.errors import BadRequest, ModelNotFound, Overloaded, Unavailable
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.grpc_access import Asked, GrpcGuard
+from hopline.transports.grpc_access import GrpcGuard, Required
 from hopline.transports.grpc_errors import grpc_code
 from hopline_mesh.detect.live import Event
 from hopline_mesh.out.between import deviations, take_events
@@ -37,7 +37,7 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 #: Seconds between checks of readiness for `Watch`.
 _HEALTH_S = 0.5
 #: Methods that are missing here need `admin`.
-_PERMISSIONS: dict[str, Asked] = {
+_PERMISSIONS: dict[str, Required] = {
     "Check": "open",
     "Watch": "open",
     "GetVerdict": "read",
@@ -50,7 +50,7 @@ _PERMISSIONS: dict[str, Asked] = {
 }
 
 
-def permission_of(method: str) -> Asked:
+def permission_of(method: str) -> Required:
     """Return the permission that a method of the watch needs, by its name."""
     return _PERMISSIONS.get(method, "admin")
 

@@ -82,7 +82,7 @@ class Cluster(Backend):
             if moved:
                 await self._learn()
                 await self._round(keys, slots, np.array(moved), payload, answer)
-            for where, rows in _asked(answer.errors).items():
+            for where, rows in _redirected(answer.errors).items():
                 server = self._server(*where)
                 await self._request(server, keys, np.array(rows), payload, answer, True)
         return answer
@@ -130,7 +130,7 @@ class Cluster(Backend):
     def _learn_soon(self) -> None:
         """Read the slots again in the background; concurrent calls share one read."""
         if self._learning is None:
-            self._learning = asyncio.ensure_future(self._ask_slots())
+            self._learning = asyncio.ensure_future(self._read_slots())
             self._learning.add_done_callback(self._learned)
 
     async def _learn(self) -> None:
@@ -143,7 +143,7 @@ class Cluster(Backend):
         if not task.cancelled():
             task.exception()  # waiting callers get it; otherwise the next request reports it
 
-    async def _ask_slots(self) -> None:
+    async def _read_slots(self) -> None:
         failed: FeatureStoreError | None = None
         for server in list(self._servers.values()):
             try:
@@ -169,7 +169,7 @@ class Cluster(Backend):
         self._masters, self._master_of = list(masters), master_of
 
 
-def _asked(errors: dict[int, str]) -> dict[tuple[str, int], list[int]]:
+def _redirected(errors: dict[int, str]) -> dict[tuple[str, int], list[int]]:
     """Parse "ASK slot host:port" errors: (host, port) -> rows that are being migrated there."""
     found: dict[tuple[str, int], list[int]] = {}
     for row, text in errors.items():

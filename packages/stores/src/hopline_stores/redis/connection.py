@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[ReplyWaiter] = deque()
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._full = False
         self._buffer: Bytes = np.empty(_BUFFER_BYTES, np.uint8)
         self._view = memoryview(self._buffer)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def silent_s(self) -> float:
         """Return the seconds since the last received byte, if requests are waiting."""
-        return self._loop.time() - self._heard_at if self._waiting else 0.0
+        return self._loop.time() - self._received_at if self._waiting else 0.0
 
     async def speaks(self, silence_s: float, looks: int) -> bool:
         """Return whether data arrive within this silence, or within this number of event loop turns."""
@@ -175,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
                 f"{self.where} is too slow: {len(self._waiting)} requests are unanswered"
             )
         if not self._waiting:
-            self._heard_at = self._loop.time()
+            self._received_at = self._loop.time()
         self._waiting.append(waiter)
         self._transport.write(payload)
 
@@ -223,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Pass received bytes to the waiters (asyncio callback)."""
         self._end += nbytes
-        self._heard_at = self._loop.time()
+        self._received_at = self._loop.time()
         try:
             while self._begin < self._end:
                 if not self._waiting:

@@ -75,8 +75,8 @@ class RedisStateStore(StateStore):
 
     def open(self) -> None:
         """As `StateStore.open`."""
-        self._asked(self._client.ping)  # an unknown client gets no clear answer to a long command
-        check_keeps(self._asked(self._policy), self.address, _SETTING, expiring=True)
+        self._answer(self._client.ping)  # an unknown client gets no clear answer to a long command
+        check_keeps(self._answer(self._policy), self.address, _SETTING, expiring=True)
 
     def _policy(self) -> str:
         """The server's memory policy; "" if this client may not ask for it."""
@@ -99,7 +99,7 @@ class RedisStateStore(StateStore):
 
     def read(self) -> Stored:
         """As `StateStore.read`."""
-        content = self._asked(lambda: self._client.get(self._state)) or b""
+        content = self._answer(lambda: self._client.get(self._state)) or b""
         return Stored(content[:CHECKSUM_BYTES], content)
 
     def swap(self, stored: Stored, content: bytes) -> Stored | None:
@@ -129,7 +129,7 @@ class RedisStateStore(StateStore):
         """As `StateStore.exchange`."""
         began, renews = 0.0, leads and self._has_lease
 
-        def ask() -> list[Any]:
+        def beat() -> list[Any]:
             nonlocal began
             began = time.monotonic()
             pipe = self._client.pipeline(transaction=False)
@@ -151,7 +151,7 @@ class RedisStateStore(StateStore):
             replies: list[Any] = pipe.execute()
             return replies[-3 - len(groups) :]
 
-        leader, (seconds, microseconds), identity, *listed = self._asked(ask)
+        leader, (seconds, microseconds), identity, *listed = self._answer(beat)
         ended = time.monotonic()
         if began - self._began > _LIFETIME_S / 2:
             self._since = ended  # the server was away, not the members: they get a lifetime to report
@@ -177,7 +177,7 @@ class RedisStateStore(StateStore):
 
     def members(self) -> Mapping[str, bytes]:
         """As `StateStore.members`; silence is noticed a lifetime after a message was first seen."""
-        found = self._asked(lambda: self._client.hgetall(self._members))
+        found = self._answer(lambda: self._client.hgetall(self._members))
         now = time.monotonic()
         seen = {}
         for name, message in found.items():
@@ -186,14 +186,14 @@ class RedisStateStore(StateStore):
         self._seen = seen
         silent = {name for name, (_, at) in seen.items() if now - max(at, self._since) > _LIFETIME_S}
         if silent:
-            self._asked(lambda: self._client.hdel(self._members, *silent))
+            self._answer(lambda: self._client.hdel(self._members, *silent))
         return _named({name: message for name, message in found.items() if name not in silent})
 
     def now(self) -> float:
         """The server's clock, as of the last exchange."""
         return time.monotonic() + self._offset_s
 
-    def _asked(self, ask: Callable[[], ResultT]) -> ResultT:
+    def _answer(self, call: Callable[[], ResultT]) -> ResultT:
         """An answer, at the second try at the latest: an idle connection may have been cut.
 
         Raises:
@@ -202,7 +202,7 @@ class RedisStateStore(StateStore):
         """
         for last in (False, True):
             try:
-                return ask()
+                return call()
             except self._refusals as error:
                 raise ConfigError(f"{_SETTING}: {self.address} refuses this client: {error}") from None
             except self._failures as error:

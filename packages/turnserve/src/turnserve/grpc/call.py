@@ -67,8 +67,8 @@ class Method:
 class Listener:
     """Receives the messages of a client that streams."""
 
-    def heard(self) -> None:
-        """Handle new input: check `Call.next_message` and `Call.is_heard`."""
+    def received(self) -> None:
+        """Handle new input: check `Call.next_message` and `Call.has_ended`."""
         raise NotImplementedError
 
     def sent(self) -> None:
@@ -239,9 +239,9 @@ class Call:
         return self._incoming.has_more
 
     @property
-    def is_heard(self) -> bool:
+    def has_ended(self) -> bool:
         """True if a client that streams has sent its last message."""
-        return self._incoming.is_heard
+        return self._incoming.has_ended
 
     @property
     def turns(self) -> Turns:
@@ -306,27 +306,27 @@ class Call:
         """
         if self._method.streams:
             if self._incoming.check_time(now) and self.listener is not None:
-                self._hear(self.listener)
+                self._notify(self.listener)
             return
         try:
             self._incoming.check_request_time(now)
         except CallError as error:
             self._endpoint.failed(self, error)
 
-    def _hear(self, listener: Listener) -> None:
+    def _notify(self, listener: Listener) -> None:
         """Call the listener so that it detects a late message."""
         try:
-            listener.heard()
+            listener.received()
         except Exception as error:  # the boundary of a call
             self._fail(error)
 
     def _take(self, data: bytes, is_last: bool) -> None:
         incoming = self._incoming
         if self._method.streams:
-            incoming.is_heard = is_last
+            incoming.has_ended = is_last
             incoming.put(data)
             if self.listener is not None:
-                self.listener.heard()
+                self.listener.received()
             incoming.store()
             return
         if data:

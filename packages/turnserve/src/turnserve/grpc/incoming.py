@@ -115,7 +115,7 @@ class Incoming:
         name: of the method, for error texts.
 
     Attributes:
-        is_heard: whether a client that streams has sent its last message.
+        has_ended: whether a client that streams has sent its last message.
         max_bytes: limit of a message.
     """
 
@@ -128,7 +128,7 @@ class Incoming:
         "_next",
         "_since",
         "_stream",
-        "is_heard",
+        "has_ended",
         "max_bytes",
     )
 
@@ -147,7 +147,7 @@ class Incoming:
         #: One complete message of a client that streams, before it is stored.
         self._next: bytes | None = None
         self._is_late = False
-        self.is_heard = False
+        self.has_ended = False
 
     def no_room(self) -> CallError:
         """Return the error of a request or an answer for which there is no room."""
@@ -250,7 +250,7 @@ class Incoming:
             return None
         size = self._size(kept.head(PREFIX_BYTES))
         if size is None or len(kept) < size:
-            if kept and self.is_heard:
+            if kept and self.has_ended:
                 raise invalid("the last message is incomplete")
             if kept and self._is_late:
                 raise late(f"a message did not arrive within {self._limits.read_timeout_s} s")
@@ -284,7 +284,7 @@ class Incoming:
         Raises: CallError: it does not arrive in time.
         """
         limit_s = self._limits.read_timeout_s
-        if not self._stream.is_heard and now > self._since + limit_s:
+        if not self._stream.has_ended and now > self._since + limit_s:
             raise late(f"the request did not arrive within {limit_s} s")
 
     @staticmethod

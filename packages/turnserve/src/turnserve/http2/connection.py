@@ -78,7 +78,7 @@ class Http2Connection(asyncio.Protocol):
     @property
     def is_reading_requests(self) -> bool:
         """True if a request is arriving that must be answered before the server ends."""
-        return any(not stream.is_heard and not stream.lasts for stream in self._input.streams.values())
+        return any(not stream.has_ended and not stream.lasts for stream in self._input.streams.values())
 
     @property
     def is_final(self) -> bool:

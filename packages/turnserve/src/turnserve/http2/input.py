@@ -150,7 +150,7 @@ class Input:
         """Remove a stream that has ended."""
         if self.streams.pop(stream.number, None) is None:
             return
-        if not stream.is_heard:
+        if not stream.has_ended:
             self.closed.discard(stream.number)
         self._output.unsent.forget(stream)
         if self.is_final and not self.streams and not self._output.is_reading:
@@ -188,17 +188,17 @@ class Input:
             if not self.is_final and not self.closed.takes(number, is_last=is_last):
                 self._reset(number, ErrorCode.STREAM_CLOSED)
             return
-        if stream.is_heard:
+        if stream.has_ended:
             stream.reset(ErrorCode.STREAM_CLOSED)
             return
         if flags & END_STREAM:
-            stream.is_heard = True
+            stream.has_ended = True
         if not stream.take(length):
             stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
         elif stream.content_left is not None and not stream.takes_content(len(payload)):
             stream.reset(ErrorCode.PROTOCOL_ERROR)
         elif stream.receiver is not None:
-            stream.receiver.data(payload, stream.is_heard)
+            stream.receiver.data(payload, stream.has_ended)
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if number == 0:
@@ -244,9 +244,9 @@ class Input:
         if self._output.num_resets > _MAX_RESETS:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
         closed.open(number)
-        is_heard = bool(flags & END_STREAM)
+        has_ended = bool(flags & END_STREAM)
         if head.fault or len(self.streams) >= MAX_STREAMS:
-            if not is_heard:
+            if not has_ended:
                 closed.discard(number)
             if head.fault:
                 logger.debug("stream %d begins with %s", number, head.fault)
@@ -255,15 +255,15 @@ class Input:
         stream = Stream(self, self._output, number, self._first_window)
         if b"content-length" in head:
             stream.content_left = content_length(head)
-            if is_heard and stream.content_left:
+            if has_ended and stream.content_left:
                 self._reset(number, ErrorCode.PROTOCOL_ERROR)
                 return
         self.streams[number] = stream
-        stream.is_heard = is_heard
+        stream.has_ended = has_ended
         receiver = self._listener.open(stream, head)
         if receiver is not None and stream.is_open:
             stream.receiver = receiver
-            if is_heard:
+            if has_ended:
                 receiver.data(b"", True)
 
     def _take_late_head(self, flags: int, number: int) -> None:
@@ -276,13 +276,13 @@ class Input:
         raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS of closed stream {number}")
 
     def _take_trailers(self, stream: Stream, flags: int, head: Head) -> None:
-        if stream.is_heard:
+        if stream.has_ended:
             stream.reset(ErrorCode.STREAM_CLOSED)
             return
         if not flags & END_STREAM or head.trailers_fault:
             stream.reset(ErrorCode.PROTOCOL_ERROR)
             return
-        stream.is_heard = True
+        stream.has_ended = True
         if stream.content_left:
             stream.reset(ErrorCode.PROTOCOL_ERROR)
         elif stream.receiver is not None:
@@ -312,7 +312,7 @@ class Input:
             self.closed.takes(number, is_last=True)
             return
         self._output.num_resets += 1
-        stream.is_heard = True  # no more data will arrive
+        stream.has_ended = True  # no more data will arrive
         stream.abandon()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:

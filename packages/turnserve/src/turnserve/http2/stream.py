@@ -69,7 +69,7 @@ class Stream:
 
     Attributes:
         receiver: the handler; None until the request is checked, and if it was refused.
-        is_heard: whether the client has sent its last byte.
+        has_ended: whether the client has sent its last byte.
         lasts: whether the client may send for any time.
         num_held: stored bytes, reserved in the connection's `held`.
         num_arriving: part of them for requests that have not begun.
@@ -88,7 +88,7 @@ class Stream:
         "_progress",
         "_receive_window",
         "content_left",
-        "is_heard",
+        "has_ended",
         "is_open",
         "lasts",
         "num_arriving",
@@ -107,7 +107,7 @@ class Stream:
         self.number = number
         self.send_window = send_window
         self.receiver: Receiver | None = None
-        self.is_heard = False
+        self.has_ended = False
         self.is_open = True
         self.lasts = False
         self.num_pending = 0
@@ -133,7 +133,7 @@ class Stream:
         self._receive_window -= num_bytes
         if self._receive_window < 0:
             return False
-        if self._receive_window < RECEIVE_WINDOW // 2 and not self._holds and not self.is_heard:
+        if self._receive_window < RECEIVE_WINDOW // 2 and not self._holds and not self.has_ended:
             self._widen()
         return True
 
@@ -150,14 +150,14 @@ class Stream:
         """Renew the window again."""
         if self._holds:
             self._holds = False
-            if self._receive_window < RECEIVE_WINDOW // 2 and self.is_open and not self.is_heard:
+            if self._receive_window < RECEIVE_WINDOW // 2 and self.is_open and not self.has_ended:
                 self._widen()
 
     def takes_content(self, num_bytes: int) -> bool:
         """Count content against the announced length; return whether it fits."""
         assert self.content_left is not None
         self.content_left -= num_bytes
-        return self.content_left == 0 if self.is_heard else self.content_left >= 0
+        return self.content_left == 0 if self.has_ended else self.content_left >= 0
 
     def keep(self, num_bytes: int) -> bool:
         """Count bytes before they are stored; return False if there is no room, or the stream is closed."""
@@ -343,7 +343,7 @@ class Stream:
     def _end(self) -> None:
         """End the stream after all data were sent; a client that still sends may stop."""
         self._output.unsent.num_taken += 1
-        if not self.is_heard:
+        if not self.has_ended:
             self._output.write(rst_stream(self.number, ErrorCode.NO_ERROR))
         self.close()
 

@@ -17,7 +17,7 @@ _MAX_GROUP_CHARACTERS = 200
 _MAX_PATH_BYTES = 4095
 
 
-def asked_unit(
+def requested_unit(
     version: str, graph: str, groups: tuple[str, ...], config: Config, *, shadow: bool = False
 ) -> Unit:
     """The unit of a version that is in the repository.

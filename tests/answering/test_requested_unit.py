@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.answering.asked_unit import MAX_GROUPS, asked_unit
+from hopline.answering.requested_unit import MAX_GROUPS, requested_unit
 from hopline.answering.unit import Unit
 from hopline.config.reader import load_config
 from hopline.errors import BadRequest
@@ -23,7 +23,7 @@ WITHOUT = load_config(overrides={})
 
 def refused(graph="", groups=(), config=WITH_STORE):
     with pytest.raises(BadRequest) as error:
-        asked_unit("1", graph, tuple(groups), config)
+        requested_unit("1", graph, tuple(groups), config)
     assert len(str(error.value)) < 500
     return str(error.value)
 
@@ -72,20 +72,20 @@ def test_groups_are_refused_where_there_is_no_store_to_read_them_from():
 
 
 def test_the_order_of_groups_makes_no_other_unit():
-    units = {asked_unit("1", "", groups, WITH_STORE) for groups in [("a=x", "b=y"), ("b=y", "a=x")]}
+    units = {requested_unit("1", "", groups, WITH_STORE) for groups in [("a=x", "b=y"), ("b=y", "a=x")]}
     assert units == {Unit("1", "", ("a=x", "b=y"))}
 
 
 def test_a_folder_is_named_by_its_real_path(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
-    assert asked_unit("1", str(tmp_path / "link"), (), WITHOUT) == Unit("1", str(tmp_path.resolve()))
+    assert requested_unit("1", str(tmp_path / "link"), (), WITHOUT) == Unit("1", str(tmp_path.resolve()))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=300), st.lists(st.text(max_size=20), max_size=4))
 def test_whatever_is_sent_is_a_unit_or_a_refusal(graph, groups):
     try:
-        unit = asked_unit("1", graph, tuple(groups), WITH_STORE)
+        unit = requested_unit("1", graph, tuple(groups), WITH_STORE)
     except BadRequest:
         return
     assert isinstance(unit, Unit)
