@@ -135,7 +135,7 @@ BUDGET: dict[str, int] = {
     "slo": 556,
     "snapshots": 1258,
     "testing": 2000,
-    "transports": 6938,
+    "transports": 6936,
 }
 
 

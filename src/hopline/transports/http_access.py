@@ -158,9 +158,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-_VIEWS = (b"GET", b"HEAD")
-
-
 class Access(NamedTuple):
     """The permissions that one path requires.
 
@@ -213,7 +210,7 @@ class Guard:
         client = self._identify(token, key, request.peer)
         if token is None and key is None:
             self._check_site(request)
-        permission = access.view if request.method in _VIEWS else access.change
+        permission = access.view if request.method in (b"GET", b"HEAD") else access.change
         if permission is not None:
             client.check(permission, access.model)
         return client
