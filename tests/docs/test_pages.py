@@ -1,9 +1,11 @@
 """The quickstart, the guides and the README do what they say."""
 
+import json
 import shutil
 
 import pytest
 
+from tests.docs.played import COMMANDS, SLOW, digest, unchanged
 from tests.docs.player import ROOT, play
 
 GUIDES = sorted(
@@ -11,6 +13,7 @@ GUIDES = sorted(
     for folder in ("docs/guides", "packages/*/docs")
     for path in ROOT.glob(f"{folder}/*.md")
 )
+RELEASE = unchanged()
 CONTINUES = "continues the [quickstart](../quickstart.md)"
 
 
@@ -28,9 +31,29 @@ def test_the_readme_works_as_written_and_once_more(check_docs, tmp_path):
         play(check_docs, "README.md", tmp_path)
 
 
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.release) if page in RELEASE else page for page in GUIDES],
+)
 def test_a_page_works_as_written(page, check_docs, quickstart, tmp_path):
     if CONTINUES in " ".join((ROOT / page).read_text().split()):
         for folder in ("graph", "models"):
             shutil.copytree(quickstart / folder, tmp_path / folder)
     play(check_docs, page, tmp_path)
+
+
+def test_slow_pages_are_there():
+    assert set(SLOW) <= set(GUIDES)
+
+
+@pytest.mark.parametrize("changed", ["docs/guides/drift.md", "docs/cli.md"])
+def test_a_slow_page_is_left_out_until_it_or_a_command_changes(changed, tmp_path):
+    for page in (*SLOW, *COMMANDS):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_text(page)
+    record = tmp_path / "played.json"
+    assert unchanged(tmp_path, record) == set()
+    record.write_text(json.dumps({page: digest(page, tmp_path) for page in SLOW}))
+    assert unchanged(tmp_path, record) == set(SLOW)
+    (tmp_path / changed).write_text("other text")
+    assert unchanged(tmp_path, record) == (set(SLOW) - {changed} if changed in SLOW else set())

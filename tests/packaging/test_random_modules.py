@@ -11,7 +11,8 @@ from tests.packaging.module_source import ALL_TRICKS, write_case, write_single
 from tests.packaging.random_graphs import make_places
 from tests.packaging.random_modules import Bench, quick_exporter, report_of
 
-PLAIN_SEEDS = range(100_000, 100_012)
+PLAIN_SEEDS = range(100_000, 100_006)
+RELEASE_PLAIN_SEEDS = range(100_006, 100_024)
 #: Of modules that were once not answered as they should.
 FAILED_SEEDS = (1436, 500_908, 501_226, 901_011)
 SAMPLE_SEEDS = range(12)
@@ -24,7 +25,9 @@ def bench(tmp_path_factory):
         yield Bench(tmp_path_factory.mktemp("random_modules"))
 
 
-@pytest.mark.parametrize("seed", PLAIN_SEEDS)
+@pytest.mark.parametrize(
+    "seed", [*PLAIN_SEEDS, *(pytest.param(seed, marks=pytest.mark.release) for seed in RELEASE_PLAIN_SEEDS)]
+)
 def test_a_module_of_supported_parts_is_served(bench, seed):
     case = write_case(seed, plain=True)
     verdict = bench.judge(case)

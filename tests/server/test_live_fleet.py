@@ -30,6 +30,12 @@ def broker(request: pytest.FixtureRequest) -> Iterator[BrokerServer]:
         yield found
 
 
+def with_release(*kinds: str) -> pytest.MarkDecorator:
+    """Brokers of a test; these are left to the check of a release. All have the conformance suite."""
+    given = [pytest.param(kind, marks=pytest.mark.release) if kind in kinds else kind for kind in KINDS]
+    return pytest.mark.parametrize("broker", given, indirect=True, scope="module")
+
+
 @pytest.fixture
 def stream(broker: BrokerServer, request: pytest.FixtureRequest) -> str:
     """The address of a stream of the test's own."""
@@ -50,6 +56,7 @@ def put(stream: str, *messages: list[dict[str, Any]]) -> None:
     asyncio.run(send())
 
 
+@with_release("redis", "nats")
 def test_equal_versions_are_equal_answers(tmp_path: Path, stream: str) -> None:
     world = World(tmp_path / "world")
     # the second host may read much later than the first on a busy machine: a request waits for it
@@ -108,6 +115,7 @@ def test_a_version_that_is_missing_is_refused_so_that_another_server_is_called(
         until(lambda: worker.graph()["graph_version"].startswith(written + "."))
 
 
+@with_release("kafka")
 def test_a_new_host_starts_from_a_shared_snapshot(tmp_path: Path, stream: str) -> None:
     world = World(tmp_path / "world")
     settings = world.settings() | {

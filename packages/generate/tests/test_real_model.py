@@ -181,7 +181,6 @@ def test_clients_that_leave_free_their_blocks(client: openai.OpenAI, server: Run
     server.wait_until(cancelled, 12)
 
 
-@pytest.mark.release
 def test_rows_are_scored_like_those_of_any_model(server: RunningServer) -> None:
     import httpx
 

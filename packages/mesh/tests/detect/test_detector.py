@@ -333,7 +333,7 @@ def test_who_is_killed_for_memory_after_a_leak_is_the_same_incident(fitted, serv
     assert len(incidents(verdicts)) == count
 
 
-@pytest.mark.parametrize("minutes", [30, 60, 120])
+@pytest.mark.parametrize("minutes", [30, *(pytest.param(n, marks=pytest.mark.release) for n in (60, 120))])
 def test_who_learned_for_a_short_time_is_not_sure_of_it(minutes):
     plan = MeshPlan(
         services=12, rate=200.0, daily=0.0, bursts_per_hour=0.0, autoscale=False, hours=minutes / 60 + 4
