@@ -6,12 +6,14 @@ import asyncio
 import datetime
 import inspect
 import json
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -415,6 +417,38 @@ def test_a_timeout_counts_for_the_whole_answer(make: Any) -> None:
         with pytest.raises(errors.DeadlineExceeded, match=r"no answer within 0\.4 s"):
             make(f"http://127.0.0.1:{dripping.server_port}", timeout=0.4).score("m", [1])
         thread.join()
+
+
+def context(client: hopline.Client) -> ssl.SSLContext:
+    return client._http.get()._transport._pool._ssl_context  # type: ignore[attr-defined, no-any-return]
+
+
+def test_clients_share_the_usual_authorities_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with (
+        hopline.Client("https://a") as first,
+        hopline.Client("https://b") as second,
+        hopline.Client("https://a", verify=own) as given,
+        hopline.Client("https://a", verify=False) as unverified,
+        hopline.Client("http://a") as plain,
+    ):
+        usual = context(first)
+        assert context(second) is usual
+        assert usual.cert_store_stats()["x509"] > 0
+        assert context(given) is own
+        assert context(unverified).verify_mode == ssl.CERT_NONE
+        # what has no use for authorities has none, and refuses every server
+        assert context(plain).cert_store_stats()["x509"] == 0
+        for strict in (usual, context(plain)):
+            assert (strict.verify_mode, strict.check_hostname) == (ssl.CERT_REQUIRED, True)
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+        with hopline.Client("https://a") as other:
+            assert context(other) is not usual
+    asynchronous = hopline.AsyncClient("https://a")
+    assert context(asynchronous) is not usual  # type: ignore[arg-type]
+    asyncio.run(asynchronous.close())
 
 
 #: Prints the number of connections that a server gets of a client, its forked child, and the client again.

@@ -11,16 +11,8 @@ from typing import Any, Self, Unpack
 import httpx2
 
 from hopline.client import wire
-from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess
-from hopline.client.graph import (
-    EVENTS_PATH,
-    GRAPH_PATH,
-    EventsOutcome,
-    GraphState,
-    events_body,
-    read_outcome,
-    read_state,
-)
+from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
+from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, GraphState, events_body
 from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
@@ -47,7 +39,9 @@ class AsyncClient:
         self._retries = retries
         headers = wire.credentials(api_key, token)
         self._origin = wire.origin(url)
-        self._http = OnePerProcess(lambda: httpx2.AsyncClient(base_url=url, verify=verify, headers=headers))
+        self._http = OnePerProcess(
+            lambda: httpx2.AsyncClient(base_url=url, verify=trust(url, verify), headers=headers)
+        )
 
     async def score(
         self,
@@ -83,11 +77,12 @@ class AsyncClient:
         """See `Client.send_events`."""
         body, may_repeat = events_body(events)
         retries = self._retries if may_repeat else 0
-        return read_outcome(await self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
+        content = await self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries)
+        return wire.read_json(content, EventsOutcome)  # type: ignore[no-any-return]
 
     async def graph_state(self) -> GraphState:
         """See `Client.graph_state`."""
-        return read_state(await self.send("GET", GRAPH_PATH))
+        return wire.read_json(await self.send("GET", GRAPH_PATH), GraphState)  # type: ignore[no-any-return]
 
     async def models(self) -> list[ModelInfo]:
         """See `Client.models`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.client.wire import encode, listed, plain, read_json
+from hopline.client.wire import encode, listed, plain
 
 EVENTS_PATH = "/v1/graph/events"
 GRAPH_PATH = "/v1/graph"
@@ -82,13 +82,3 @@ def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Ra
     rows = [plain(each) for each in listed(events, "events", "events")]
     has_ids = all(isinstance(each, dict) and each.get("id") is not None for each in rows)
     return msgspec.Raw(encode(rows, "events")), has_ids
-
-
-def read_outcome(content: bytes) -> EventsOutcome:
-    """Decode the response to events. Raises: HoplineError: it is invalid."""
-    return read_json(content, EventsOutcome)  # type: ignore[no-any-return]
-
-
-def read_state(content: bytes) -> GraphState:
-    """Decode the response about the graph. Raises: HoplineError: it is invalid."""
-    return read_json(content, GraphState)  # type: ignore[no-any-return]

@@ -10,16 +10,8 @@ from typing import Any, Self, Unpack
 import httpx2
 
 from hopline.client import wire
-from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess
-from hopline.client.graph import (
-    EVENTS_PATH,
-    GRAPH_PATH,
-    EventsOutcome,
-    GraphState,
-    events_body,
-    read_outcome,
-    read_state,
-)
+from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
+from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, GraphState, events_body
 from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
@@ -34,7 +26,8 @@ class Client:
         url: "http://127.0.0.1:8700".
         timeout: seconds for one call including all its attempts; None means no limit.
         retries: further attempts after Overloaded, Unavailable and broken connections; see `send`.
-        verify: TLS verification; see `ssl.create_default_context(cafile=...)`.
+        verify: TLS verification; see `ssl.create_default_context(cafile=...)`. True: the usual authorities,
+            which the first client of a process reads for all.
         api_key: created with `hopline auth new-key`, if the server requires one.
         token: a JSON Web Token instead.
     """
@@ -53,7 +46,9 @@ class Client:
         self._retries = retries
         headers = wire.credentials(api_key, token)
         self._origin = wire.origin(url)
-        self._http = OnePerProcess(lambda: httpx2.Client(base_url=url, verify=verify, headers=headers))
+        self._http = OnePerProcess(
+            lambda: httpx2.Client(base_url=url, verify=trust(url, verify), headers=headers)
+        )
 
     def score(
         self,
@@ -107,11 +102,12 @@ class Client:
         """
         body, may_repeat = events_body(events)
         retries = self._retries if may_repeat else 0
-        return read_outcome(self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
+        content = self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries)
+        return wire.read_json(content, EventsOutcome)  # type: ignore[no-any-return]
 
     def graph_state(self) -> GraphState:
         """Return the live graph's version, size and age. Raises: BadRequest: the graph is not live."""
-        return read_state(self.send("GET", GRAPH_PATH))
+        return wire.read_json(self.send("GET", GRAPH_PATH), GraphState)  # type: ignore[no-any-return]
 
     def models(self) -> list[ModelInfo]:
         """Return the served models."""
