@@ -81,6 +81,27 @@ def test_out_degrees_are_served_on_edges_of_both_directions_only(model, tmp_path
         package(model, graph_of((5, 9)), tmp_path / "directed")
 
 
+class Followed(OfDestinations):
+    """Counts out-edges beyond those that any node of the sample has."""
+
+    def __init__(self, num_edges, of_neighbours=False):
+        super().__init__()
+        self.num_edges, self.of_neighbours = num_edges, of_neighbours
+
+    def forward(self, x, edge_index):
+        more = (degree(edge_index[0], x.size(0)) - self.num_edges).relu()[:, None]
+        if self.of_neighbours:
+            more = self.propagate(edge_index, x=more)
+        return super().forward(x, edge_index) + more
+
+
+@pytest.mark.parametrize("model", [Followed(25), Followed(25, of_neighbours=True), Followed(600)])
+def test_out_degrees_beyond_those_of_the_sample_are_found(model, tmp_path):
+    with pytest.raises(NotServable, match="outgoing edges"):
+        package(model, graph_of((5, 9)), tmp_path / "directed")
+    assert package(model, graph_of(), tmp_path).spec.edges_without == {KEY: (ONE_WAY,)}
+
+
 def test_in_degrees_rely_on_nothing(tmp_path):
     report = package(OfDestinations(), graph_of(), tmp_path)
     assert report.spec.edges_without == {}

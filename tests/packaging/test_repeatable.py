@@ -265,6 +265,52 @@ def test_hashes_of_text_are_those_of_one_process(tmp_path):
     package(Model(lambda _, h: h * (1 + hash(3) % 7)), tmp_path)
 
 
+TEXTS = ("alpha", "beta", "gamma", "delta")
+
+
+def literal(_, h):
+    for place, text in enumerate({"alpha", "beta", "gamma", "delta"}):
+        h = h * (1 + place * len(text))
+    return h
+
+
+def named(_, h):
+    texts = set(TEXTS) - {"alpha"}
+    return h * len(next(iter(texts)))
+
+
+def attribute(model, h):
+    return h * len(next(iter(model.texts)))
+
+
+def comprehension(_, h):
+    return h * next(len(text) for text in {text.upper() for text in TEXTS})
+
+
+@pytest.mark.parametrize("middle", [literal, named, attribute, comprehension])
+def test_the_order_of_a_set_of_texts_is_that_of_one_process(middle, tmp_path):
+    model = Model(middle)
+    model.texts = frozenset(TEXTS)
+    with pytest.raises(NotServable, match=r"order of a set .*test_repeatable\.py.*sorted"):
+        package(model, tmp_path)
+
+
+def no_order(model, h):
+    texts = set(TEXTS)
+    texts.add("beta")
+    for text in sorted(texts):
+        h = h * (1 + len(text) * (text in {"beta", "gamma"}))
+    for number in {1, 2}:
+        h = h + number
+    return h * len(texts) * max(len(text) for text in model.texts)
+
+
+def test_a_set_whose_order_nothing_reads_is_served(tmp_path):
+    model = Model(no_order)
+    model.texts = frozenset(TEXTS)
+    package(model, tmp_path)
+
+
 def test_the_caller_s_module_world_and_generators_are_as_before(tmp_path):
     model = Model(counts_nodes, seen=torch.zeros(1))
     np.random.seed(5)

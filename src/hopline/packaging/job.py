@@ -162,8 +162,7 @@ class Job:
 
     def _run_on_probe(self, *, wide: bool) -> None:
         has = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
-        max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
-        self.probe = self._probe(has, max_degree=max_degree, wide=wide)
+        self.probe = self._probe(has, wide=wide)
         if self.is_link:
             sides = gate.sides_of(self.probe, self.targets, "onnx", True)
             self.pairs = (sides[0], sides[1])

@@ -7,7 +7,7 @@ Each check changes one thing of a graph and tests answers for nodes whose neighb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +17,11 @@ from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import (
+    CROWD,
     Probe,
     beside,
     grouped,
+    may_be_one_way,
     middle_of_chains,
     part_of,
     reordered,
@@ -41,8 +43,8 @@ _SQUARE, _SMALL = 3.0, 1 << 18
 _EXACT, _ROUNDED = 1e-9, 1e-5
 #: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
-#: Neighbours in a crowd, how much larger their features are, and how many nodes get one.
-_CROWD, _FAR, _CROWDED = 1000, 1000.0, 3
+#: How much larger the features of neighbours in a crowd are, and how many nodes get one.
+_FAR, _CROWDED = 1000.0, 3
 
 #: Node type -> bool [N].
 Nodes = dict[str, NDArray[np.bool_]]
@@ -120,7 +122,7 @@ def check_memory(
 def extremes(graph: CheckGraph) -> CheckGraph:
     """Nodes with far larger features than real ones, and one of far larger degree."""
     rng = np.random.default_rng(3)
-    drawn = strangers(graph, 1, rng, max_degree=10**6)
+    drawn = strangers(graph, 1, rng, CROWD)
     return widened(drawn, rng, 1000.0)
 
 
@@ -334,6 +336,7 @@ def _looks_further(
     # the middle of the chains: further from both ends than all hops that are tried
     tried = np.append(tried, probe.check.num_nodes(target) + middle_of_chains(most))
     answers, whole, tolerance = _precise(reference, side, graph)
+    one_way = {key: edges.src for key, edges in probe.check.edges.items() if may_be_one_way(edges)}
     crowded = {*tried[-_CROWDED:].tolist(), *tried[:_CROWDED].tolist()}
 
     def agrees(seed: int, count: int) -> bool:
@@ -343,9 +346,11 @@ def _looks_further(
         if seed in crowded:
             _, nearer = neighborhood(graph, target, seed, count - 1)
             rim = {name: rows & ~nearer[name] for name, rows in reached.items()}
+            read = {key: np.flatnonzero(nearer[src])[:_CROWDED] for key, src in one_way.items()}
+            read |= {key: np.union1d(read[key], seed) for key, src in one_way.items() if src == target}
             for scale in (_FAR, -_FAR):
                 try:
-                    others.append(answers(_with_crowds(part, rim, scale))[seed])
+                    others.append(answers(_with_crowds(part, rim, read, scale))[seed])
                 except PackagingError as error:  # it may refuse such features
                     if _varies_in_width(error):
                         raise
@@ -376,28 +381,32 @@ def _looks_further(
     return ""
 
 
-def _with_crowds(part: CheckGraph, rim: Nodes, scale: float) -> CheckGraph:
+def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scale: float) -> CheckGraph:
     """A graph in which some nodes have crowds of neighbours with far larger features.
 
     Args:
-        rim: node type -> bool [N], these nodes.
+        rim: node type -> bool [N], these nodes; a model that reads no further answers as without.
+        read: edge type -> nodes from which edges go to a crowd.
         scale: of features; columns of integers (maybe codes) are unchanged.
     """
     rng = np.random.default_rng(5)
     rows = {}
     for name, known in part.features.items():
-        drawn = known[rng.integers(0, len(known), _CROWD)]
+        drawn = known[rng.integers(0, len(known), CROWD)]
         codes = (known == np.rint(known)).all(axis=0)
         rows[name] = np.where(codes, drawn, scale * (1 + np.abs(drawn))).astype(np.float32)
-    nowhere = {key: _without_edges(each, _CROWD) for key, each in part.edges.items()}
+    nowhere = {key: _without_edges(each, CROWD) for key, each in part.edges.items()}
     joined = beside(part, CheckGraph(rows, nowhere))
     edges = {}
     for key, one in part.edges.items():
         chosen = np.flatnonzero(rim[one.dst])[: _CROWDED if len(one.indices) else 0]
-        src = np.tile(part.num_nodes(one.src) + np.arange(_CROWD), len(chosen))
-        dst = np.repeat(chosen, _CROWD)
+        src = np.tile(part.num_nodes(one.src) + np.arange(CROWD), len(chosen))
+        dst = np.repeat(chosen, CROWD)
         if one.src == one.dst:  # both directions: a model may count on them
             src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+        if len(one.indices) and key in read:
+            src = np.concatenate([src, np.repeat(read[key], CROWD)])
+            dst = np.concatenate([dst, np.tile(part.num_nodes(one.dst) + np.arange(CROWD), len(read[key]))])
         like = rng.integers(0, max(1, len(one.indices)), len(src))
         columns = [
             None if column is None else np.concatenate([column, column[like]])

@@ -2,8 +2,8 @@
 
 Strangers are nodes with real feature rows and drawn edges that no real node is joined to. They are what
 the sample of a real graph may lack: chains longer than the model reads, so that each seed's neighbourhood
-ends before the graph does; isolated nodes; a hub. If a model's answer for a node depends on anything but
-the node's neighbourhood, it answers differently here than on the neighbourhood alone.
+ends before the graph does; isolated nodes; a hub, and a node that many read. If a model's answer for a node
+depends on anything but the node's neighbourhood, it answers differently here than on that alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hopline.types import FloatArray, IdArray
 #: Strangers of each type in one step of a chain.
 _WIDTH = 3
 _ISOLATED = 2
-#: In-neighbours of the hub among the strangers, at least and at most.
-_HUB_EDGES, _MOST_HUB_EDGES = 24, 512
+#: In-neighbours of the hub among the strangers: of a few, and of a crowd that the sample may lack.
+_FEW, CROWD = 24, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class Probe:
         timed: frozenset[str],
         hops: int,
         *,
-        max_degree: int = 0,
         kinds: Kinds | None = None,
         wide: bool = True,
         seed: int = 0,
@@ -62,19 +61,18 @@ class Probe:
         Args:
             timed: edge types that have times.
             hops: that the model reads.
-            max_degree: of the graph from which `real` was sampled: strangers have a hub of that degree.
             kinds: edge type -> kinds of edges that strangers have, though the sample may lack them.
             wide: half of the strangers have features of other signs and sizes than real ones.
             seed: of the random numbers.
         """
         rng = np.random.default_rng(seed)
-        check = beside(real, strangers(real, hops, rng, max_degree, kinds))
+        check = beside(real, strangers(real, hops, rng, CROWD, kinds))
         if wide:
             check = beside(check, widened(strangers(real, hops, rng, kinds=kinds), rng))
         graph = graph_of(check, timed)
         core = _core(hops)
         first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
-        beginnings = (0, first - core - _HUB_EDGES) if wide else (0,)
+        beginnings = (0, first - core - _FEW) if wide else (0,)
         asked = np.concatenate([at + np.arange(core) for at in beginnings])
         return cls(graph, CheckGraph.of(graph), real, hops, asked)
 
@@ -116,7 +114,7 @@ def strangers(
     real: CheckGraph,
     hops: int,
     rng: np.random.Generator,
-    max_degree: int = 0,
+    crowd: int = _FEW,
     kinds: Kinds | None = None,
 ) -> CheckGraph:
     """Nodes with real rows in chains, some isolated, one hub; edges like the real ones.
@@ -127,11 +125,10 @@ def strangers(
 
     Args:
         hops: chains have more than twice as many steps.
-        max_degree: in-neighbours of the hub, within bounds.
+        crowd: in-neighbours of the hub.
         kinds: edge type -> kinds of edges that are drawn even if `real` has none.
     """
     steps = _steps(hops)
-    crowd = min(max(_HUB_EDGES, max_degree), _MOST_HUB_EDGES)
     count = _core(hops) + crowd
     features = {name: rows[rng.integers(0, len(rows), count)] for name, rows in real.features.items()}
     edges = {
@@ -167,7 +164,10 @@ def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) ->
 def _drawn(
     real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator, kinds: tuple[str, ...]
 ) -> CheckEdges:
-    """Edges from each step of the chains to the next one, from the crowd to the hub, from it to a chain."""
+    """Edges from each step of the chains to the next one, from the crowd to the hub, from it to a chain.
+
+    Where edges may go one way, a node without in-edges has one to each of the crowd and to a chain.
+    """
     sources: list[int] = []
     targets: list[int] = []
     for step in range(1, steps):
@@ -182,15 +182,23 @@ def _drawn(
     src = np.concatenate([np.asarray(sources, np.int64), np.arange(hub + 1, count), [hub, hub]])
     dst = np.concatenate([np.asarray(targets, np.int64), np.full(crowd, hub), [_WIDTH, 3 * _WIDTH + 1]])
     pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
-    if real.src == real.dst:
-        if ONE_WAY not in kinds and pairs and all((b, a) in pairs for a, b in pairs):
-            src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        if LOOPS in kinds or any(a == b for a, b in pairs):
-            loops = np.arange(0, steps * _WIDTH, 5)
-            src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
+    if ONE_WAY in kinds or may_be_one_way(real):
+        into = np.append(np.arange(hub + 1, count), _WIDTH + 2)
+        src, dst = np.append(src, np.full(len(into), steps * _WIDTH)), np.append(dst, into)
+    else:
+        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+    if real.src == real.dst and (LOOPS in kinds or any(a == b for a, b in pairs)):
+        loops = np.arange(0, steps * _WIDTH, 5)
+        src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
     if REPEATED in kinds or len(pairs) < len(real.indices):
         src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
     return grouped(real, src, dst, count, _columns(real, len(src), rng))
+
+
+def may_be_one_way(edges: CheckEdges) -> bool:
+    """True unless there is each edge in both directions."""
+    pairs = set(zip(edges.indices.tolist(), edges.destinations.tolist(), strict=True))
+    return edges.src != edges.dst or not pairs or any((b, a) not in pairs for a, b in pairs)
 
 
 def _columns(

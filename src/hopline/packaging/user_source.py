@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import linecache
 import sysconfig
+import textwrap
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from types import CodeType
 
 import torch
 import torch_geometric
@@ -17,6 +22,10 @@ LIBRARIES = (
 )
 #: Characters of a line that messages show.
 _LONGEST = 160
+#: Functions whose answers depend on the order of what they are given, and that do not.
+_IN_ORDER = {"enumerate", "list", "tuple", "zip", "iter", "map", "filter", "join", "fromkeys"}
+_IN_NO_ORDER = {"sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len"}
+_OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -38,7 +47,60 @@ def user_line(error: BaseException | None = None) -> str:
     )
     for frame in reversed(list(frames)):
         if is_users(frame.filename):
-            line = frame.line or ""
-            shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
-            return f"{Path(frame.filename).name}:{frame.lineno}: {shown}"
+            return _shown(frame.filename, frame.lineno or 0, frame.line or "")
     return ""
+
+
+def _shown(filename: str, number: int, line: str) -> str:
+    shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return f"{Path(filename).name}:{number}: {shown}"
+
+
+def iterated_sets(code: CodeType, attributes: Collection[str] = ()) -> list[str]:
+    """Lines of a function that read the order of a set, as "file.py:7: source".
+
+    Sets of numbers written in the source have one order in all processes, and are left out.
+
+    Args:
+        attributes: names of attributes that are sets.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError):  # typed into an interpreter, or a part of an expression
+        return []
+    names: set[str] = set()
+
+    def is_set(node: ast.AST) -> bool:
+        match node:
+            case ast.Set(elts):
+                return not all(isinstance(e, ast.Constant) and isinstance(e.value, int) for e in elts)
+            case ast.Call(ast.Name("set" | "frozenset"), [_]) | ast.SetComp():
+                return True
+            case ast.Call(ast.Attribute(value, name)) if name in _OF_SETS:
+                return is_set(value)
+            case ast.BinOp(left, ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor(), right):
+                return is_set(left) or is_set(right)
+            case ast.Name(name) | ast.NamedExpr(ast.Name(name)):
+                return name in names
+            case ast.Attribute(_, name):
+                return name in attributes
+        return False
+
+    harmless: set[ast.AST] = set()
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):  # outer expressions before inner ones
+        match node:
+            case ast.Assign([ast.Name(name)], value) | ast.NamedExpr(ast.Name(name), value):
+                names |= {name} if is_set(value) else set()
+            case ast.Call(ast.Attribute(value, "pop"), []):
+                found.append(value)
+            case ast.Call(ast.Name(name) | ast.Attribute(_, name), args):
+                harmless |= set(args) if name in _IN_NO_ORDER else set()
+                found += [arg for arg in args if name in _IN_ORDER and node not in harmless]
+            case ast.ListComp(_, parts) | ast.GeneratorExp(_, parts) | ast.DictComp(_, _, parts):
+                found += [part.iter for part in parts if node not in harmless]
+            case ast.For(_, value) | ast.Starred(value):
+                found.append(value)
+    lines = sorted({code.co_firstlineno + node.lineno - 1 for node in found if is_set(node)})
+    name = code.co_filename
+    return [_shown(name, line, linecache.getline(name, line).strip()) for line in lines]
