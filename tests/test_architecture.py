@@ -263,7 +263,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "features": 1,
     "graph": 5,
     "kernels": 1,
-    "packaging": 10885,
+    "packaging": 15,
     "prefetch": 1,
     "process": 1,
     "scheduling": 1,
