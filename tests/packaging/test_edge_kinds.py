@@ -95,7 +95,7 @@ class Followed(OfDestinations):
         return super().forward(x, edge_index) + more
 
 
-@pytest.mark.parametrize("model", [Followed(25), Followed(25, of_neighbours=True), Followed(600)])
+@pytest.mark.parametrize("model", [Followed(25), Followed(25, of_neighbours=True), Followed(400)])
 def test_out_degrees_beyond_those_of_the_sample_are_found(model, tmp_path):
     with pytest.raises(NotServable, match="outgoing edges"):
         package(model, graph_of((5, 9)), tmp_path / "directed")

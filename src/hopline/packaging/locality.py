@@ -43,8 +43,8 @@ _SQUARE, _SMALL = 3.0, 1 << 18
 _EXACT, _ROUNDED = 1e-9, 1e-5
 #: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
-#: How much larger the features of neighbours in a crowd are, and how many nodes get one.
-_FAR, _CROWDED = 1000.0, 3
+#: Neighbours in a crowd, how much larger their features are, and how many nodes get one.
+_CROWD, _FAR, _CROWDED = 1000, 1000.0, 3
 
 #: Node type -> bool [N].
 Nodes = dict[str, NDArray[np.bool_]]
@@ -392,21 +392,23 @@ def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scal
     rng = np.random.default_rng(5)
     rows = {}
     for name, known in part.features.items():
-        drawn = known[rng.integers(0, len(known), CROWD)]
+        drawn = known[rng.integers(0, len(known), _CROWD)]
         codes = (known == np.rint(known)).all(axis=0)
         rows[name] = np.where(codes, drawn, scale * (1 + np.abs(drawn))).astype(np.float32)
-    nowhere = {key: _without_edges(each, CROWD) for key, each in part.edges.items()}
+    nowhere = {key: _without_edges(each, _CROWD) for key, each in part.edges.items()}
     joined = beside(part, CheckGraph(rows, nowhere))
     edges = {}
     for key, one in part.edges.items():
         chosen = np.flatnonzero(rim[one.dst])[: _CROWDED if len(one.indices) else 0]
-        src = np.tile(part.num_nodes(one.src) + np.arange(CROWD), len(chosen))
-        dst = np.repeat(chosen, CROWD)
+        src = np.tile(part.num_nodes(one.src) + np.arange(_CROWD), len(chosen))
+        dst = np.repeat(chosen, _CROWD)
         if one.src == one.dst:  # both directions: a model may count on them
             src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
         if len(one.indices) and key in read:
-            src = np.concatenate([src, np.repeat(read[key], CROWD)])
-            dst = np.concatenate([dst, np.tile(part.num_nodes(one.dst) + np.arange(CROWD), len(read[key]))])
+            src = np.concatenate([src, np.repeat(read[key], _CROWD)])
+            dst = np.concatenate(
+                [dst, np.tile(part.num_nodes(one.dst) + np.arange(_CROWD), len(read[key]))]
+            )
         like = rng.integers(0, max(1, len(one.indices)), len(src))
         columns = [
             None if column is None else np.concatenate([column, column[like]])

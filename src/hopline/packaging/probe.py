@@ -24,7 +24,7 @@ from hopline.types import FloatArray, IdArray
 _WIDTH = 3
 _ISOLATED = 2
 #: In-neighbours of the hub among the strangers: of a few, and of a crowd that the sample may lack.
-_FEW, CROWD = 24, 1000
+_FEW, CROWD = 24, 512
 
 
 @dataclass(frozen=True, slots=True)
