@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "memory": 407,
     "models": 2376,
     "observe": 1151,
-    "packaging": 10885,
+    "packaging": 10887,
     "prefetch": 890,
     "process": 1785,
     "records": 4052,
