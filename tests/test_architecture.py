@@ -105,11 +105,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3405,
-    "answering": 5192,
+    "(top)": 3399,
+    "answering": 5221,
     "brokers": 355,
     "client": 1189,
-    "commands": 3607,
+    "commands": 3569,
     "config": 1342,
     "engine": 7310,
     "events": 2251,
@@ -125,7 +125,6 @@ BUDGET: dict[str, int] = {
     "models": 2376,
     "observe": 1151,
     "packaging": 10887,
-    "prefetch": 890,
     "process": 1785,
     "records": 4052,
     "rollout": 4024,
@@ -264,7 +263,6 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "graph": 5,
     "kernels": 1,
     "packaging": 15,
-    "prefetch": 1,
     "process": 1,
     "scheduling": 1,
     "snapshots": 2,

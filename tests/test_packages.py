@@ -10,6 +10,7 @@ import pytest
 
 import hopline
 from hopline import cli
+from hopline.answering.prefetcher import DOOR as PREFETCHERS
 from hopline.brokers.registry import DOOR as BROKERS
 from hopline.doors import NAMES
 from hopline.features.registry import DOOR as FEATURE_STORES
@@ -27,6 +28,7 @@ DOORS = {
     door.group: door
     for door in (
         cli.DOOR,
+        PREFETCHERS,
         MODEL_KINDS,
         BROKERS,
         ENGINES,
@@ -49,7 +51,7 @@ BUDGET = {
     "hopline-pipelines": 3757,
     "hopline-ray": 676,
     "hopline-serverless": 818,
-    "hopline-stores": 4201,
+    "hopline-stores": 5141,
     "hopline-tabular": 2576,
     "turnserve": 5448,
 }

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hopline.answering.prefetcher import Prefetcher, open_prefetcher
 from hopline.answering.served import Recorder, Scorer, SupportsPreflight, Version
 from hopline.config.schema import Config
 from hopline.config.urls import shown
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from hopline.answering.sources import Sources
     from hopline.live.updates import LiveUpdates
     from hopline.live.version_wait import VersionWait
-    from hopline.prefetch.client import PrefetcherClient
     from hopline.records.drift.monitor import DriftMonitor
     from hopline.scheduling.token_rate import TokenRates
 
@@ -71,7 +71,7 @@ class Service:
         self._loader: Loader | None = None
         #: model name -> who answers; the lifecycle's own.
         self._serving: dict[str, Scorer] = {}
-        self._link: PrefetcherClient | None = None
+        self._link: Prefetcher | None = None
         #: Takes changes to the graph; None where that is a snapshot.
         self.graph_updates: LiveUpdates | None = None
         #: Holds requests that need a later version of the live graph.
@@ -413,13 +413,7 @@ class Service:
         path, shared = self.config.features.prefetcher, sources.shared
         if path is None or shared is None:
             return
-        from hopline.prefetch.client import PrefetcherClient
-        from hopline.prefetch.wire import Identity
-
-        identity = Identity(graph.version, shared.identity)
-        timeout_s = self.config.features.fetch_timeout_ms / 1e3
-        self._link = PrefetcherClient(path, identity, self.config.worker.index, timeout_s, self.metrics)
-        self._link.start()
+        self._link = open_prefetcher(path, graph.version, shared.identity, self.config, self.metrics)
         sources.prefetcher = self._link
 
 

@@ -1,12 +1,20 @@
-"""The interface of the prefetcher process, as the feature fetcher uses it."""
+"""The interface of the prefetcher process, as the feature fetcher uses it. A package has the process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
 
+from hopline.config.schema import Config
+from hopline.doors import Door
+from hopline.errors import ConfigError
+from hopline.observe.metrics import Metrics
 from hopline.types import IdArray
+
+#: "socket": see `open_prefetcher`, which has its arguments.
+DOOR = Door("hopline.prefetchers", packages={"socket": "'hopline[redis]'"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +71,24 @@ class Prefetcher(Protocol):
         Returns: None where the prefetcher cannot help: fetch them yourself, in the time that is left.
         """
         ...
+
+    async def close(self) -> None:
+        """End the connection; every caller that waits gets None."""
+        ...
+
+
+def open_prefetcher(
+    path: Path, graph_version: str, rows: tuple[int, int], config: Config, metrics: Metrics
+) -> Prefetcher:
+    """A worker's connection to the prefetcher at a Unix socket.
+
+    Args:
+        graph_version, rows: identity of the worker's graph, and of its L1 feature cache.
+
+    Raises: ConfigError: no installed package has a prefetcher; the message says how to install it.
+    """
+    try:
+        connect = DOOR.require("socket")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"features.prefetcher: {error}") from error
+    return cast(Prefetcher, connect(path, graph_version, rows, config, metrics))

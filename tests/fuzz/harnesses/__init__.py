@@ -31,6 +31,6 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     ),
     "gguf": ("hopline_generate.gguf",),
     "lifecycle_state": ("hopline.rollout.state",),
-    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire", "hopline.process.wire"),
+    "process_wires": ("hopline.live.wire", "hopline_stores.prefetch.wire", "hopline.process.wire"),
     "model_wire": ("hopline.isolated.wire", "hopline.process.wire"),
 }

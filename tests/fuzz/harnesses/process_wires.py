@@ -7,8 +7,8 @@ from typing import Any
 
 from hopline.errors import HoplineError
 from hopline.live import wire as live_wire
-from hopline.prefetch import wire as prefetch_wire
 from hopline.process.wire import WireError
+from hopline_stores.prefetch import wire as prefetch_wire
 from tests.fuzz.fed import runner
 
 _WIRES: tuple[tuple[Any, Any], ...] = (

@@ -21,13 +21,13 @@ from hopline.errors import HoplineError
 from hopline.features.answer import Reason
 from hopline.features.l1_rows import FetchResult, L1Rows
 from hopline.features.metrics import FeatureMetrics
-from hopline.prefetch import wire
-from hopline.prefetch.neighborhood import Neighborhood
 from hopline.process.listeners import listen_at
 from hopline.process.wire import Refusal, WireError
 from hopline.types import IdArray
+from hopline_stores.prefetch import wire
+from hopline_stores.prefetch.neighborhood import Neighborhood
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.prefetch")
 
 #: Limit of unanswered messages of one worker: four times what a worker sends.
 _MAX_UNANSWERED = 256

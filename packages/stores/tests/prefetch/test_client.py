@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import socket
 import time
+from importlib.metadata import EntryPoints
 
 import numpy as np
 import pytest
 
-from hopline.answering.prefetcher import PrefetchResponse, Wanted
+from hopline.answering.prefetcher import PrefetchResponse, Wanted, open_prefetcher
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.l1_rows import FetchResult
 from hopline.observe.metrics import Metrics
-from hopline.prefetch import client as client_module
-from hopline.prefetch import process, wire
-from hopline.prefetch.client import PrefetcherClient
-from hopline.prefetch.server import FetchCounts, PrefetchServer
 from hopline.process.wire import Refusal
 from hopline.sampling.keyed import NO_CUT
 from hopline.service import Service
+from hopline_stores.prefetch import client as client_module
+from hopline_stores.prefetch import process, wire
+from hopline_stores.prefetch.client import PrefetcherClient
+from hopline_stores.prefetch.server import FetchCounts, PrefetchServer
 
 N = 1000
 HERE = wire.Identity("v1", (1, 2))
@@ -302,3 +303,9 @@ async def test_a_server_with_a_prefetcher_but_no_shared_file_names_the_setting(p
     with pytest.raises(ConfigError, match=r"^features.prefetcher: set features.shared_file"):
         await service.start()
     await service.close()
+
+
+def test_without_the_package_the_error_names_the_command_that_installs_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints())
+    with pytest.raises(ConfigError, match=r"features\.prefetcher: .*pip install 'hopline\[redis\]'"):
+        open_prefetcher(tmp_path / "p.sock", "a", (1, 2), load_config(), Metrics())

@@ -5,8 +5,8 @@ import pytest
 
 from hopline.artifact import read_spec
 from hopline.engine.model import Model
-from hopline.prefetch.neighborhood import Neighborhood
 from hopline.sampling.keyed import NO_CUT
+from hopline_stores.prefetch.neighborhood import Neighborhood
 from tests.engine import zoo
 from tests.engine.test_source import Rows
 

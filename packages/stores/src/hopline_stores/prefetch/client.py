@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopline.answering.prefetcher import PrefetchResponse, Wanted
+from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
-from hopline.prefetch import wire
 from hopline.process.link import Handshake, Link, LinkLog
 from hopline.types import IdArray
+from hopline_stores.prefetch import wire
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.prefetch")
 
 #: Limit of unanswered messages; later requests wait, and are sent together.
 _MAX_PENDING = 64
@@ -80,6 +81,17 @@ class _Sent:
     requests: list[_Request]
     at: float
     timer: asyncio.TimerHandle | None = field(default=None)
+
+
+def connect(
+    path: Path, graph_version: str, rows: tuple[int, int], config: Config, metrics: Metrics
+) -> PrefetcherClient:
+    """A started client, as `answering.prefetcher.open_prefetcher` describes it."""
+    identity = wire.Identity(graph_version, rows)
+    timeout_s = config.features.fetch_timeout_ms / 1e3
+    client = PrefetcherClient(path, identity, config.worker.index, timeout_s, metrics)
+    client.start()
+    return client
 
 
 class PrefetcherClient:

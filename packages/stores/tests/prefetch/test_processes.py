@@ -12,7 +12,7 @@ import numpy as np
 
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
-from tests.prefetch.conftest import N, Places, Process, running, scores, spawn
+from packages.stores.tests.prefetch.conftest import N, Places, Process, running, scores, spawn
 
 UP = "hopline_prefetch_up"
 DONE = 'hopline_prefetch_requests_total{outcome="done"}'

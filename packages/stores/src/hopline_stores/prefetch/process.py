@@ -18,11 +18,11 @@ from hopline.config.schema import Config
 from hopline.errors import ConfigError
 from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
-from hopline.prefetch import wire
-from hopline.prefetch.neighborhood import Neighborhood
-from hopline.prefetch.server import FetchCounts, PrefetchCounts, PrefetchServer
+from hopline_stores.prefetch import wire
+from hopline_stores.prefetch.neighborhood import Neighborhood
+from hopline_stores.prefetch.server import FetchCounts, PrefetchCounts, PrefetchServer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.prefetch")
 
 #: Seconds between two log lines of statistics.
 _REPORT_EVERY_S = 60.0

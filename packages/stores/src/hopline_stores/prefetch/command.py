@@ -1,4 +1,4 @@
-"""`hopline prefetch`: fetch feature rows for the workers of a server."""
+"""`hopline prefetch`: fetch feature rows for all workers of this host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prefetch(
     needed_folder(resolved, "graph.path")
     from hopline.models.repositories import graph_models
     from hopline.observe.logs import configure_logs
-    from hopline.prefetch.process import run
+    from hopline_stores.prefetch.process import run
 
     configure_logs(resolved.log)
     raise typer.Exit(run(resolved, graph_models(resolved)))
