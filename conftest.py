@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.exporter import keep_tables
 from tests.trust import keep_contexts
 from tests.turns import Turns
 
@@ -95,8 +94,6 @@ def pytest_collection_finish() -> None:
     What libraries would make again for each call is kept too.
     """
     keep_contexts(pytest.MonkeyPatch())
-    if "torch" in sys.modules:
-        keep_tables(pytest.MonkeyPatch())
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hopline.graph import Graph
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
-from hopline.sampling.reference import sample_positions
+from tests.sampling.reference import sample_positions
 
 EDGE = "node__to__node"
 N = 60

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from hopline.packaging.settled import refuse_codes, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
 OPSET = 18
+
+#: Its exporter has the tables that are kept.
+_KNOWN_TORCH = "2.13."
 
 #: Rows, block width and source rows of the example inputs; all different and above 1, so that the
 #: exporter takes none of them for a constant.
@@ -81,7 +84,7 @@ def export(
             a broken installation must not make models be served whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _keep_operators()
+    _keep_tables()
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
@@ -112,26 +115,81 @@ def _one_hot(self: Any, num_classes: int = -1) -> Any:
 
 
 @cache
-def _keep_operators() -> None:
-    """Make torch's exporter list the ONNX forms of its operators once.
+def _keep_tables() -> None:
+    """Make torch's exporter keep what it makes again for each file, always the same: most of its time.
 
-    It makes the list for each export, always the same, which takes more than half of the export of a stage.
-    Each caller gets a copy. If a version of torch makes it in another way, nothing is cached.
+    These are the ONNX forms of operators, of which each caller gets a copy; the operators that are composed
+    of others, as long as no other is registered; and their Python kernels inside an export, as long as
+    those outside are the same. What a version of torch makes in another way is not kept.
     """
     from torch.onnx._internal.exporter import _registration
 
     registry = getattr(_registration, "ONNXRegistry", None)
-    make = getattr(registry, "from_torchlib", None)
-    if not callable(make):
+    if callable(make := getattr(registry, "from_torchlib", None)):
+        forms = cache(make)
+
+        @wraps(make)
+        def from_torchlib(*args: Any, **options: Any) -> Any:
+            made = copy(forms(*args, **options))
+            made.functions = {target: list(each) for target, each in made.functions.items()}
+            return made
+
+        setattr(registry, "from_torchlib", staticmethod(from_torchlib))  # noqa: B010
+    if not torch.__version__.startswith(_KNOWN_TORCH):
         return
-    kept = cache(make)
+    from torch._subclasses.fake_impls import op_implementations_dict as fakes
+    from torch.export import decomp_utils, exported_program
 
-    def from_torchlib(*args: Any, **options: Any) -> Any:
-        made = copy(kept(*args, **options))
-        made.functions = {target: list(found) for target, found in made.functions.items()}
-        return made
+    utils: Any = decomp_utils
+    program: Any = exported_program
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    find, compose = program._collect_all_valid_cia_ops, program._get_decomp_for_cia
+    override = program._override_composite_implicit_decomp
+    found, composed = lru_cache(1)(lambda *_: find()), cache(lambda op, _: compose(op))
+    kept: dict[frozenset[Any], tuple[dict[Any, Any], ...]] = {}
 
-    setattr(registry, "from_torchlib", staticmethod(from_torchlib))  # noqa: B010
+    @wraps(find)
+    def find_once() -> set[Any]:
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key(key.name)
+        loaded = [(name, len(getattr(torch.ops, name)._dir)) for name in torch.ops._dir]
+        return found(*registered, *loaded)
+
+    @wraps(compose)
+    def compose_once(op: Any) -> Any:
+        return composed(op, op.py_kernels.get(key))
+
+    @wraps(override)
+    @contextmanager
+    def override_once(codes: dict[Any, Any]) -> Iterator[None]:
+        before = {op: dict(op.py_kernels) for op in codes}
+        name, is_free = frozenset(codes.items()), fakes.keys().isdisjoint(codes)
+        outside, inside, fake = kept.get(name, ({}, {}, {}))
+        if not is_free or outside != before:
+            with override(codes):
+                if is_free:
+                    inside = {op: dict(op.py_kernels) for op in codes}
+                    kept[name] = before, inside, {op: fakes[op] for op in codes}
+                yield
+            return
+        try:
+            _set_kernels(inside)
+            fakes.update(fake)
+            yield
+        finally:
+            _set_kernels(before)
+            for op in codes:
+                fakes.pop(op, None)
+
+    program._collect_all_valid_cia_ops = utils._collect_all_valid_cia_ops = find_once
+    utils._get_decomp_for_cia = compose_once
+    program._override_composite_implicit_decomp = override_once
+
+
+def _set_kernels(tables: dict[Any, dict[Any, Any]]) -> None:
+    for op, kernels in tables.items():
+        op.py_kernels.clear()
+        op.py_kernels.update(kernels)
+        op._dispatch_cache.clear()
 
 
 def _anonymous(model: Any) -> None:

@@ -14,7 +14,7 @@ OOPSLA 2014). Bounded integers come by multiply-shift from the upper 32 bits.
 
 A time cut (`as_of`) selects a prefix of the list, since lists are sorted by time.
 
-`reference.py` states the same in plain NumPy; the two are equal bit for bit.
+`tests/sampling/reference.py` states the same in plain NumPy; the two are equal bit for bit.
 """
 
 from __future__ import annotations

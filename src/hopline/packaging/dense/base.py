@@ -168,11 +168,6 @@ def reduction(call: ConvCall) -> Reduce:
     return found
 
 
-def output_width(module: nn.Module) -> int:
-    """Columns that a Linear (torch's or PyG's) produces."""
-    return int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
-
-
 def linear(weight: Any, bias: Any = None) -> nn.Linear:
     """A torch Linear with the given weight [out, in] and bias [out]."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.export import decomp_utils, exported_program
+from torch.onnx._internal.exporter import _registration
 
-from hopline.packaging.export import export
+from hopline.packaging.export import _keep_tables, export
 
 #: Operators with and without an ONNX form of their own, composed ones, and such as torch decomposes.
 MODULES = {
@@ -18,6 +19,7 @@ KEPT = [
     (decomp_utils, "_collect_all_valid_cia_ops"),
     (decomp_utils, "_get_decomp_for_cia"),
     (exported_program, "_override_composite_implicit_decomp"),
+    (_registration.ONNXRegistry, "from_torchlib"),
 ]
 
 
@@ -33,12 +35,29 @@ def kernels():
 @pytest.mark.parametrize("name", MODULES)
 def test_a_file_is_that_of_torchs_own_exporter(name, tmp_path):
     torch.manual_seed(0)
-    found = [written(MODULES[name], tmp_path / f"{turn}.onnx") for turn in range(2)]
+    found = [written(MODULES[name], tmp_path / f"{turn}.onnx") for turn in range(3)]
     with pytest.MonkeyPatch.context() as patch:
         for place, function in KEPT:
-            patch.setattr(place, function, getattr(place, function).__wrapped__)
+            torchs = getattr(place, function).__wrapped__
+            patch.setattr(place, function, staticmethod(torchs) if function == "from_torchlib" else torchs)
         own = written(MODULES[name], tmp_path / "own.onnx")
-    assert found == [own, own]
+    assert found == [own] * 3
+
+
+def test_kernels_are_made_for_the_first_file_alone(tmp_path, monkeypatch):
+    for turn in range(2):
+        written(MODULES["linear"], tmp_path / f"{turn}.onnx")
+    monkeypatch.delattr(torch._ops.OperatorBase, "py_impl")
+    written(MODULES["linear"], tmp_path / "again.onnx")
+
+
+def test_a_version_of_torch_that_is_not_known_keeps_its_own(monkeypatch):
+    for place, function in KEPT:
+        monkeypatch.setattr(place, function, getattr(place, function))
+    before = [getattr(place, function) for place, function in KEPT[:-1]]
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    _keep_tables.__wrapped__()
+    assert [getattr(place, function) for place, function in KEPT[:-1]] == before
 
 
 def test_an_export_leaves_no_kernel_behind(tmp_path):
