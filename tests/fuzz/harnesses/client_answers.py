@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from hopline.client import graph, wire
+from functools import partial
+
+from hopline.client import wire
+from hopline.client.graph import EventsOutcome, GraphState
 from hopline.errors import HoplineError
 
-_READERS = (wire.read_result, wire.read_json, graph.read_outcome, graph.read_state)
+_READERS = (
+    wire.read_result,
+    wire.read_json,
+    partial(wire.read_json, kind=EventsOutcome),
+    partial(wire.read_json, kind=GraphState),
+)
 
 
 def check(data: bytes) -> None:
