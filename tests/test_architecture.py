@@ -116,7 +116,7 @@ BUDGET: dict[str, int] = {
     "features": 3826,
     "graph": 12285,
     "graph_store": 445,
-    "ingress": 1639,
+    "ingress": 1011,
     "isolated": 1741,
     "jobs": 3839,
     "kernels": 651,

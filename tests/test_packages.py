@@ -15,6 +15,7 @@ from hopline.brokers.registry import DOOR as BROKERS
 from hopline.doors import NAMES
 from hopline.features.registry import DOOR as FEATURE_STORES
 from hopline.graph_store.base import DOOR as GRAPH_STORES
+from hopline.ingress.gatekeeper import VERIFIERS
 from hopline.jobs.batch.registry import ENGINES, SINKS
 from hopline.models.kinds import MODEL_KINDS
 from hopline.rollout.store.fleet import DOOR as STATE_STORES
@@ -37,6 +38,7 @@ DOORS = {
         GRAPH_STORES,
         SINKS,
         STATE_STORES,
+        VERIFIERS,
     )
 }
 
@@ -53,6 +55,7 @@ BUDGET = {
     "hopline-serverless": 818,
     "hopline-stores": 5141,
     "hopline-tabular": 2576,
+    "hopline-tokens": 643,
     "turnserve": 5448,
 }
 

@@ -24,7 +24,7 @@ from hopline.ingress.keys import new_key
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message, methods
-from tests.ingress.issuers import AUDIENCE, issuing
+from packages.tokens.tests.issuers import AUDIENCE, issuing
 from tests.servers import RunningServer, running, spawn
 from turnserve.http1.messages import Request
 

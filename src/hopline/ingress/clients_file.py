@@ -26,7 +26,7 @@ import datetime
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -96,6 +96,20 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rate(self) -> Rate | None:
         """The rate limit; None without one."""
         return Rate.of(self.rate_per_s, self.burst)
+
+
+class TokenClaims(NamedTuple):
+    """The claims of a verified token.
+
+    Attributes:
+        subject: the token's `sub`.
+        grant: its permissions; None without claims for Hopline.
+        until: expiry time, seconds since the epoch, leeway included.
+    """
+
+    subject: str
+    grant: Grant | None
+    until: float
 
 
 class ClientEntry(Grant, frozen=True, forbid_unknown_fields=True):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from hopline.config.schema import Config
+from hopline.doors import Door
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress import keys
 from hopline.ingress.client import Client
@@ -21,6 +22,7 @@ from hopline.ingress.clients_file import (
     TOKEN_PREFIX,
     ClientEntry,
     Grant,
+    TokenClaims,
     read_clients,
 )
 from hopline.ingress.watched import Watched
@@ -29,13 +31,27 @@ from hopline.scheduling.limiter import Limits, Rate
 from turnserve.peers import Peer, normalized
 
 if TYPE_CHECKING:
-    from hopline.ingress.tokens import TokenVerifier
     from hopline.scheduling.token_rate import TokenRates
 
 logger = logging.getLogger(__name__)
 
+#: "jwt": a class that is called with the settings `auth` and seconds since the epoch.
+VERIFIERS = Door("hopline.token_verifiers", packages={"jwt": "'hopline[auth]'"})
+
 #: Limit of cached credentials. Only valid ones are cached, so that strangers cannot fill the cache.
 _MAX_REMEMBERED = 8192
+
+
+class TokenVerifier(Protocol):
+    """Checks tokens; a package has it."""
+
+    def tick(self) -> bool:
+        """Read changed keys. Returns: True if there are new ones."""
+        ...
+
+    def verify(self, token: str) -> TokenClaims:
+        """Verify a token. Raises: Unauthenticated, IssuerUnavailable."""
+        ...
 
 
 class _Identified(NamedTuple):
@@ -223,11 +239,7 @@ class Gatekeeper:
 
 def _verifier(config: Config, now: Callable[[], float]) -> TokenVerifier:
     try:
-        from hopline.ingress.tokens import TokenVerifier
+        verifier = VERIFIERS.require("jwt")
     except ModuleNotFoundError as error:
-        if error.name not in ("jwt", "cryptography"):
-            raise
-        raise ConfigError(
-            f"auth.jwt_*: tokens need {error.name}; install it with: pip install 'hopline[auth]'"
-        ) from None
-    return TokenVerifier(config.auth, now)
+        raise ConfigError(f"auth.jwt_*: {error}") from error
+    return cast(TokenVerifier, verifier(config.auth, now))

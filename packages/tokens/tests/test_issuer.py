@@ -23,11 +23,11 @@ from hopline.config.reader import load_config
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, IssuerUnavailable, Unauthenticated
 from hopline.ingress.exposure import check_exposure
-from hopline.ingress.issuer import MIN_INTERVAL_S, IssuerKeys
-from hopline.ingress.token_keys import read_set
-from hopline.ingress.tokens import TokenVerifier
+from hopline_tokens.issuer import MIN_INTERVAL_S, IssuerKeys
+from hopline_tokens.token_keys import read_set
+from hopline_tokens.verifier import TokenVerifier
+from packages.tokens.tests.issuers import AUDIENCE, Issuer, issuing, jwk
 from tests.ingress.certificates import Authority
-from tests.ingress.issuers import AUDIENCE, Issuer, issuing, jwk
 
 URL = "http://127.0.0.1:1"
 
@@ -165,7 +165,7 @@ def test_a_server_starts_without_its_issuer_and_says_that_tokens_cannot_be_check
 def test_a_discovery_document_of_others_is_refused(
     issuer: Issuer, document: Any, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("hopline.ingress.issuer.is_loopback", lambda host, _: host == "127.0.0.1")
+    monkeypatch.setattr("hopline_tokens.issuer.is_loopback", lambda host, _: host == "127.0.0.1")
     issuer.documents["/.well-known/openid-configuration"] = document
     rig = Rig(issuer)
     assert said in caplog.text
@@ -246,7 +246,7 @@ def test_a_public_key_is_no_secret_and_none_no_algorithm(issuer: Issuer, algorit
 def test_an_address_that_is_not_safe_is_refused_at_start(
     settings: dict[str, Any], said: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("hopline.ingress.issuer.is_loopback", lambda host, _: host == "127.0.0.1")
+    monkeypatch.setattr("hopline_tokens.issuer.is_loopback", lambda host, _: host == "127.0.0.1")
     with pytest.raises(ConfigError, match=said):
         IssuerKeys(auth(**({"jwt_issuer": URL, "jwt_audience": AUDIENCE} | settings)), lambda url: b"")
 
@@ -336,7 +336,7 @@ def test_an_issuer_that_sends_a_byte_at_a_time_does_not_hold_a_fetch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each byte would begin a time limit of single reads again, and new keys would never be fetched."""
-    monkeypatch.setattr("hopline.ingress.issuer._ANSWER_S", 0.2)
+    monkeypatch.setattr("hopline_tokens.issuer._ANSWER_S", 0.2)
     closed = threading.Event()
 
     def drip(listener: socket.socket) -> None:

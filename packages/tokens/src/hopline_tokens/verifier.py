@@ -11,19 +11,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jwt
 import msgspec
 
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, Unauthenticated
-from hopline.ingress.clients_file import Grant
-from hopline.ingress.issuer import IssuerKeys
-from hopline.ingress.token_keys import TokenKey, read_keys
+from hopline.ingress.clients_file import Grant, TokenClaims
 from hopline.ingress.watched import Watched
+from hopline_tokens.issuer import IssuerKeys
+from hopline_tokens.token_keys import TokenKey, read_keys
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hopline.tokens")
 
 _MAX_TOKEN_BYTES = 16 * 1024
 #: Words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
@@ -79,20 +79,6 @@ class FileKeys:
 
     def missing(self, name: object) -> None:
         """Return None: a file has all keys."""
-
-
-class TokenClaims(NamedTuple):
-    """The claims of a verified token.
-
-    Attributes:
-        subject: the token's `sub`.
-        grant: its permissions; None without claims for Hopline.
-        until: expiry time, seconds since the epoch, leeway included.
-    """
-
-    subject: str
-    grant: Grant | None
-    until: float
 
 
 class TokenVerifier:

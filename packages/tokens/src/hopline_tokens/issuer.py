@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, IssuerUnavailable
 from hopline.ingress.exposure import is_loopback
-from hopline.ingress.token_keys import TokenKey, read_set
+from hopline_tokens.token_keys import TokenKey, read_set
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hopline.tokens")
 
 #: Least time between the starts of two fetches, seconds.
 MIN_INTERVAL_S = 5.0

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hopline.tokens")
 
 #: Algorithms by type of key; a curve has one.
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hopline.config.schema import AuthConfig, Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.permissions import Permissions
-from hopline.ingress.tokens import TokenVerifier
+from hopline_tokens.verifier import TokenVerifier
 from tests.ingress.clocks import Clock
 
 ISSUER, AUDIENCE = "https://issuer.example", "hopline"
