@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,10 @@ def test_without_tokens_the_token_library_is_not_imported(tmp_path: Path) -> Non
         "found = {'jwt', 'cryptography', 'numba', 'grpc'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_the_package_of_tokens_the_error_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints())
+    settings = {"auth.jwt_key_file": "k", "auth.jwt_issuer": "i", "auth.jwt_audience": "a"}
+    with pytest.raises(ConfigError, match=r"auth\.jwt_\*: .*pip install 'hopline\[auth\]'"):
+        Gatekeeper(load_config(overrides=settings))
