@@ -11,6 +11,7 @@ from typing import Any
 import jwt
 import pytest
 
+from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, RateLimited, Unauthenticated
 from hopline.ingress.clients_edit import add_key, remove_key
