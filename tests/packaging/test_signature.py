@@ -67,7 +67,7 @@ def test_an_optional_argument_keeps_its_default_unless_nothing_else_receives_its
     [
         ("h, x, edges", {}, "'h' and 'x' of Net.forward would both receive the features"),
         ("x, feat, edge_index", {}, "'x' and 'feat' of Net.forward would both receive the features"),
-        ("x, pos, edge_index", {"pos": "features"}, r"torch\.cat\(\[data\.x, data\.pos\], 1\)"),
+        ("x, pos, edge_index", {"pos": "features"}, r"is kept by its name, .*columns=\[name\]"),
         ("x, edge_index, adj", {}, "'edge_index' and 'adj' of Net.forward would both receive the edges"),
         ("edge_index, x=None, h=None", {}, "'x' and 'h' of Net.forward would both receive the features"),
         ("x, edge_index=None, adj_t=None", {}, "would both receive the edges"),

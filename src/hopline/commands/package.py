@@ -19,7 +19,7 @@ from hopline.doors import NAMES
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.observe.progress import shown
-from hopline.packaging.settings import Device, Role
+from hopline.packaging.settings import NAMED_ROLES, Device
 
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
@@ -129,7 +129,7 @@ def package(
         list[str] | None,
         typer.Option(
             help="NAME=ROLE: input of an argument of forward (repeatable), one of "
-            f"{', '.join(get_args(Role))}, or none to leave it out.",
+            f"{', '.join(NAMED_ROLES)}, the name of a tensor of nodes, or none to leave it out.",
             show_default=False,
         ),
     ] = None,
@@ -252,7 +252,6 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, role = text.partition("=")
         if not equals or not name:
             raise PackagingError(f"--argument {text!r}: write NAME=ROLE, such as edge_weight=edge_attr")
-        check_choice(f"--argument {name}", role, (*get_args(Role), "none"))
         found[name] = None if role == "none" else role
     return found
 

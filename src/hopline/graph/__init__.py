@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from hopline.graph.files import EdgeFile, NodeFile
     from hopline.graph.ids import IdIndex
     from hopline.graph.parts import Adjacency, Nodes
-    from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, edge_key
+    from hopline.graph.schema import ColumnGroup, EdgeTypeSchema, GraphSchema, NodeTypeSchema, edge_key
     from hopline.graph.snapshot import Graph
     from hopline.graph.tables import EdgeTable, NodeTable
 
 __all__ = [
     "Adjacency",
+    "ColumnGroup",
     "EdgeFile",
     "EdgeTable",
     "EdgeTypeSchema",
@@ -30,6 +31,7 @@ __all__ = [
 # Imported on first use: code that only reads a schema or a digest loads neither kernels nor the builder.
 _LAZY = {
     "Adjacency": "hopline.graph.parts",
+    "ColumnGroup": "hopline.graph.schema",
     "EdgeFile": "hopline.graph.files",
     "EdgeTable": "hopline.graph.tables",
     "EdgeTypeSchema": "hopline.graph.schema",

@@ -120,6 +120,7 @@ def build(
             feature_names=column_names(_feature_names(table), dim, f"feature names of node type {name!r}"),
             id_kind=nodes[name].ids.kind,
             rounded=rounded,
+            groups=tuple(table.groups),
         )
     if not any(part.num_nodes for part in nodes.values()):
         raise GraphError("the graph is empty: it must have at least one node")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, edge_key
+from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, ColumnGroup, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, as_array
 from hopline.types import AnyArray
 
@@ -28,6 +28,7 @@ Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
 def tables_of(
     data: Any,
     *,
+    columns: Sequence[str] = (),
     ids: Any = None,
     num_relations: int | None = None,
     time_unit: str | Mapping[EdgeType, str] = "",
@@ -37,6 +38,7 @@ def tables_of(
 
     Args:
         data: `Data` or `HeteroData`.
+        columns: tensors of nodes that are kept in addition to `x`, for the types that have them.
         ids: the nodes' external ids; a mapping node type -> ids for `HeteroData`.
         num_relations: relations that `edge_type` can name; None means its largest + 1.
         time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
@@ -45,7 +47,8 @@ def tables_of(
     if hasattr(data, "metadata") and hasattr(data, "node_types"):
         if ids is not None and not isinstance(ids, Mapping):
             raise GraphError("ids of a HeteroData must be a mapping from node type to ids")
-        nodes = {name: _node_table(data[name], (ids or {}).get(name)) for name in data.node_types}
+        _check_columns(columns, [data[name] for name in data.node_types])
+        nodes = {name: _node_table(data[name], (ids or {}).get(name), columns) for name in data.node_types}
         unknown = sorted(set(ids or {}) - set(nodes))
         if unknown:
             raise GraphError(f"ids are given for {', '.join(unknown)}, which the data does not have")
@@ -55,16 +58,20 @@ def tables_of(
         return nodes, _with_units(edges, time_unit)
     if not (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
         raise GraphError(f"expected a PyG Data or HeteroData; got {type(data).__name__}")
-    node_table = _node_table(data, ids)
+    _check_columns(columns, [data])
+    node_table = _node_table(data, ids, columns)
     edges = _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
     return {NODE_TYPE: node_table}, _with_units(edges, time_unit)
 
 
-def left_out(data: Any) -> dict[str, tuple[str, ...]]:
+def left_out(data: Any, columns: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
     """Names in the data that `tables_of` does not read: node type, edge type key or "" -> names.
 
     Those of a type have a row for each of its nodes or edges; "" has all others. Columns are logged: labels
     and masks of a split as information, others as a warning.
+
+    Args:
+        columns: as for `tables_of`.
     """
     owners: list[tuple[Any, dict[int | None, str]]]
     if hasattr(data, "metadata") and hasattr(data, "node_types"):
@@ -77,17 +84,19 @@ def left_out(data: Any) -> dict[str, tuple[str, ...]]:
     for store, owner_of in owners:
         for name, value in store.to_dict().items():
             owner = owner_of.get(_length(value), "")
-            if name in _READ or (name == "time" and "__" in owner):
+            kept = name == "time" if "__" in owner else name in columns
+            if name in _READ or kept:
                 continue
             found.setdefault(owner, []).append(name)
             usual = not owner or name in ("y", "edge_label") or name.endswith("mask")
             shape = list(getattr(value, "shape", None) or [_length(value)])
             _LOG.log(
                 logging.INFO if usual else logging.WARNING,
-                "%s: left out: %s %s; a graph has one matrix for all columns of a type (x, edge_attr)",
+                "%s: left out: %s %s%s",
                 owner or "data",
                 name,
                 shape,
+                f"; columns=[{name!r}] keeps it" if owner and "__" not in owner and not usual else "",
             )
     return {owner: tuple(names) for owner, names in found.items()}
 
@@ -112,9 +121,38 @@ def _with_units(
     }
 
 
-def _node_table(store: Any, ids: Any) -> NodeTable:
-    features = store.get("x")
-    return NodeTable(features, _num_nodes(store), ids)
+def _check_columns(columns: Sequence[str], stores: list[Any]) -> None:
+    if isinstance(columns, str):
+        raise GraphError(f"columns is a list of names; write columns=[{columns!r}]")
+    for name in columns:
+        if all(store.get(name) is None for store in stores):
+            raise GraphError(f"columns names {name!r}, and no node type of the data has such a tensor")
+        if name in _READ:
+            raise GraphError(
+                f"columns names {name!r}, which is read anyway; it names further tensors of nodes"
+            )
+
+
+def _node_table(store: Any, ids: Any, columns: Sequence[str]) -> NodeTable:
+    num_nodes = _num_nodes(store)
+    given = {name: store[name] for name in ("x", *columns) if store.get(name) is not None}
+    if not given.keys() - {"x"}:
+        return NodeTable(given.get("x"), num_nodes, ids)
+    arrays = {name: as_array(value, name) for name, value in given.items()}
+    if num_nodes is None:  # PyG counts only tensors of usual names
+        num_nodes = max(map(len, arrays.values()))
+    groups, matrices, names = [], [], []
+    for name, array in arrays.items():
+        if array.ndim not in (1, 2) or len(array) != num_nodes or array.dtype.kind not in "fiub":
+            raise GraphError(
+                f"column {name!r} is {array.dtype} of shape {list(array.shape)}; a tensor of nodes has "
+                f"numbers of shape [{num_nodes}] or [{num_nodes}, d]"
+            )
+        width = array.shape[1] if array.ndim == 2 else 0
+        groups.append(ColumnGroup(name, width, array.dtype.kind in "iub"))
+        matrices.append(array.reshape(len(array), -1))
+        names += [f"{name}.{column}" for column in range(width)] or [name]
+    return NodeTable(np.concatenate(matrices, axis=1), num_nodes, ids, names, groups=groups)
 
 
 def _num_nodes(store: Any) -> int | None:

@@ -24,9 +24,27 @@ EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
 
 _MAX_NAME = 72
 #: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
-_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight")
+_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups")
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
+
+
+class ColumnGroup(msgspec.Struct, frozen=True):
+    """Neighbouring columns of the feature matrix that were one tensor of nodes.
+
+    Attributes:
+        name: of the tensor. width: its columns; 0 for a tensor [N], which is one column.
+        integral: it holds integers or booleans.
+    """
+
+    name: str
+    width: int = 0
+    integral: bool = False
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that it takes of the matrix."""
+        return self.width or 1
 
 
 class NodeTypeSchema(msgspec.Struct, frozen=True):
@@ -38,6 +56,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         feature_names: one for each column, or empty.
         id_kind: kind of the caller's ids: row numbers (`range`), 64-bit integers or strings.
         rounded: columns in which float32 may round large integers; see `columns.py`.
+        groups: the tensors of which the columns are, in their order; empty if they are of one.
     """
 
     feature_dim: int
@@ -45,6 +64,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
     feature_names: tuple[str, ...] = ()
     id_kind: IdKind = "range"
     rounded: tuple[int, ...] = ()
+    groups: tuple[ColumnGroup, ...] = ()
 
 
 class EdgeTypeSchema(msgspec.Struct, frozen=True):

@@ -129,6 +129,7 @@ class Graph:
         cls,
         data: Any,
         *,
+        columns: Sequence[str] = (),
         ids: Any = None,
         num_relations: int | None = None,
         time_unit: str | Mapping[EdgeType, str] = "",
@@ -140,18 +141,22 @@ class Graph:
         `x` (dense, sparse, any real dtype), `edge_index` or `adj_t`, `edge_attr`, `edge_weight` and
         `edge_time` (or a `time` of edges) are read. A homogeneous `edge_type` becomes one edge type
         for each relation: "node__r0__node", "node__r1__node", …. Other columns of nodes and edges
-        (`pos`, `pe`, labels, masks) are named in `left_out`, and logged by the logger "hopline.graph".
+        (labels, masks) are named in `left_out`, and logged by the logger "hopline.graph".
 
         Args:
+            columns: tensors of nodes [N] or [N, d] that are kept in addition to `x`: `pos`, codes. They
+                follow the columns of `x`, in this order; a model reads them by their names.
             ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
             time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: any error in the data, and how to correct it.
         """
-        nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations, time_unit=time_unit)
+        nodes, edges = pyg.tables_of(
+            data, columns=columns, ids=ids, num_relations=num_relations, time_unit=time_unit
+        )
         built = build(nodes, edges, feature_dtype=feature_dtype, progress=progress)
-        return cls(*built, left_out=pyg.left_out(data))
+        return cls(*built, left_out=pyg.left_out(data, columns))
 
     @classmethod
     def from_parquet(

@@ -38,6 +38,7 @@ def induced_tables(
             ids=part.ids.select(rows, what),
             feature_names=schema.node_types[name].feature_names,
             rounded=schema.node_types[name].rounded,
+            groups=schema.node_types[name].groups,
         )
     edge_tables = {}
     for key, adjacency in edges.items():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import GraphError
+from hopline.graph.schema import ColumnGroup
 from hopline.types import AnyArray
 
 #: Source type, relation, destination type.
@@ -27,6 +28,7 @@ class NodeTable:
         feature_names: d names, or empty.
         rounded: columns, by name or position, in which float32 may round large integers: here, in events
             and in the features of requests. Columns of fractions that exceed 2^24 are added.
+        groups: the tensors that `features` were joined from, in order; empty if they are one.
     """
 
     features: Any = None
@@ -34,6 +36,7 @@ class NodeTable:
     ids: Any = None
     feature_names: Sequence[str] = ()
     rounded: Sequence[str | int] = ()
+    groups: Sequence[ColumnGroup] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ a convolution over it also reads the edge weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
 from itertools import takewhile
@@ -21,6 +21,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
+from hopline.graph import ColumnGroup
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
@@ -50,6 +51,8 @@ class Binding:
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
         called: the call in words, for the user.
         left_out: node type, edge type key or "" -> names in the user's data that the graph does not have.
+        groups: node type -> the tensors of which its feature columns are; none for a type of one tensor.
+        columns: argument with the role "columns" -> the name of its group.
     """
 
     roles: dict[str, Role]
@@ -63,6 +66,8 @@ class Binding:
     flat: frozenset[str] = frozenset()
     called: str = ""
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[ColumnGroup]] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def relational(self) -> bool:
@@ -103,10 +108,14 @@ class Binding:
     def _value(self, name: str, role: Role, slots: Any, sparse: bool) -> Any:
         if role == "data":
             return self._data(slots, sparse)
-        if role in ("features", "batch"):
-            rows = {node_type: slots[f"features:{node_type}"] for node_type in self.node_types}
+        if role in ("features", "columns", "batch"):
+            group = self.columns.get(name, "x")
+            rows = {
+                key: each[group] for key in self.node_types if group in (each := self._tensors(slots, key))
+            }
             if role == "batch":
-                rows = {key: x.new_zeros(x.size(0), dtype=torch.int64) for key, x in rows.items()}
+                every = {key: slots[f"features:{key}"] for key in self.node_types}
+                rows = {key: x.new_zeros(x.size(0), dtype=torch.int64) for key, x in every.items()}
             return rows if self.hetero else rows[self.node_types[0]]
         keys = {
             "edge_index": self.relations,
@@ -126,6 +135,16 @@ class Binding:
             return {split_key(key): of(key) for key in keys}
         return of("*" if self.relational else self.relations[0])
 
+    def _tensors(self, slots: Any, node_type: str) -> dict[str, Any]:
+        """The tensors of a type's nodes by their names, as they were before they became one matrix."""
+        rows, found, start = slots[f"features:{node_type}"], {}, 0
+        for group in self.groups.get(node_type, ()):
+            end = start + group.num_columns
+            part = rows[:, start:end] if group.width else rows[:, start]
+            found[group.name] = part.long() if group.integral else part
+            start = end
+        return found or {"x": rows}
+
     def _adjacency(self, slots: Any, key: str, sparse: bool) -> Any:
         if not sparse:
             return slots[f"adj_t:{key}"]
@@ -140,7 +159,8 @@ class Binding:
         if self.hetero:
             graph = HeteroData()
             for node_type in self.node_types:
-                graph[node_type].x = slots[f"features:{node_type}"]
+                for name, rows in self._tensors(slots, node_type).items():
+                    graph[node_type][name] = rows
                 _guard(graph[node_type], self.left_out, node_type)
             for key in self.relations:
                 self._fill(graph[split_key(key)], slots, key, sparse)
@@ -148,7 +168,9 @@ class Binding:
             _guard(graph._global_store, self.left_out, "")
             return graph
         x = slots[f"features:{self.node_types[0]}"]
-        single = _Data(x=x, batch=x.new_zeros(x.size(0), dtype=torch.int64))
+        single = _Data(
+            batch=x.new_zeros(x.size(0), dtype=torch.int64), **self._tensors(slots, self.node_types[0])
+        )
         self._fill(single, slots, self.relations[0], sparse)
         _guard(single._store, self.left_out, *self.left_out)
         return single
@@ -234,6 +256,8 @@ def lost(name: str, owner: str) -> str:
     text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
     if name == "y" or name.endswith("mask"):
         return text + "labels and masks of the split are not known when a node is scored"
+    if whose == "nodes":
+        return text + f"keep it, Graph.from_pyg(data, columns=[{name!r}])"
     return text + (
         f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
         "pass a module whose forward takes its columns apart"

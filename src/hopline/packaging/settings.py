@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from hopline.errors import PackagingError
 
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from hopline.graph import GraphSchema
 
 #: What an argument of a model's forward receives; see `arguments.py`.
-Role = Literal["features", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"]
+Role = Literal[
+    "features", "columns", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"
+]
+#: Roles as users name them: "columns" is written as the name of a tensor of nodes.
+NAMED_ROLES = tuple(role for role in get_args(Role) if role != "columns")
 Sampling = Literal["uniform", "recent", "weighted"]
 #: Where attention is computed: by a kernel of the engine, or by the program of the GPU.
 Device = Literal["cpu", "cuda"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch_geometric.nn import MessagePassing
@@ -22,10 +22,10 @@ from hopline.errors import PackagingError
 from hopline.packaging.arguments import Binding, by_position, lost
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
 from hopline.packaging.relations import natural, numbered
-from hopline.packaging.settings import Role
+from hopline.packaging.settings import NAMED_ROLES, Role
 
 if TYPE_CHECKING:
-    from hopline.graph import GraphSchema
+    from hopline.graph import ColumnGroup, GraphSchema, NodeTypeSchema
 
 #: Usual names of each role, without the ending of x_dict and the like, which is removed first. Plural
 #: edge_types means the relation of each edge.
@@ -64,10 +64,7 @@ _LAYERS = (
     "it holds edges for each layer, as loaders make them: pass a module whose forward(x, edge_index) calls "
     "the same layers on edge_index, self.convs[i](x, edge_index)"
 )
-_COLUMNS = (
-    "a graph has one matrix of features for each node type, to which coordinates are appended, data.x = "
-    "torch.cat([data.x, data.pos], 1): pass a module whose forward takes its columns apart"
-)
+_KEPT = "coordinates are a further tensor of nodes: Graph.from_pyg(data, columns=['pos']) keeps them"
 _TRIPLES = (
     "a model of triples scores pairs of nodes, not nodes. An encoder with convolutions and head=, a module "
     "of (h_src, h_dst) for one relation, score pairs. Embeddings alone are served, with task='embedding' "
@@ -88,9 +85,9 @@ _INSTEAD = {
     "adjs": _LAYERS,
     "blocks": _LAYERS,
     "mfgs": _LAYERS,
-    "pos": _COLUMNS,
-    "coord": _COLUMNS,
-    "coords": _COLUMNS,
+    "pos": _KEPT,
+    "coord": _KEPT,
+    "coords": _KEPT,
     "hyperedge_index": "a graph has edges between two nodes: make hyperedges a node type of a HeteroData",
     "num_nodes": "the number of nodes is that of a neighbourhood: write x.size(0) in forward",
     "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
@@ -112,6 +109,7 @@ class _Call:
         given: the user's roles.
         attributed, weighted: edge types that have attributes, weights.
         left_out: as in `Binding`.
+        columns: argument -> tensor of nodes, by the user's choice.
     """
 
     shown: str
@@ -123,6 +121,7 @@ class _Call:
     attributed: tuple[str, ...]
     weighted: tuple[str, ...]
     left_out: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, str]
 
     @property
     def required(self) -> list[str]:
@@ -132,6 +131,26 @@ class _Call:
     def optional(self) -> list[str]:
         return [name for name, each in self.parameters.items() if each.default is not each.empty]
 
+    @property
+    def groups(self) -> dict[str, ColumnGroup]:
+        """Tensors of nodes other than x, by name."""
+        every = (group for each in self.schema.node_types.values() for group in each.groups)
+        return {group.name: group for group in every if group.name != "x"}
+
+    @property
+    def has_x(self) -> bool:
+        """True if a node type has a tensor x, or one matrix for all columns."""
+        every = [each.groups for each in self.schema.node_types.values()]
+        return any(not groups or groups[0].name == "x" for groups in every)
+
+    def role_of(self, name: str) -> Role | None:
+        """The role of an argument by its name."""
+        return "columns" if name.removesuffix(_ENDING) in self.groups else role_of(name)
+
+    def column(self, name: str) -> str:
+        """The tensor of nodes that an argument with the role "columns" receives."""
+        return self.columns.get(name, name.removesuffix(_ENDING))
+
     def has(self, role: Role) -> bool:
         """True if the graph has the data of a role."""
         if role == "edge_type":
@@ -140,12 +159,14 @@ class _Call:
 
     def unknown(self) -> list[str]:
         """Required arguments whose names are no usual ones."""
-        return [name for name in self.required if name not in self.given and role_of(name) is None]
+        return [name for name in self.required if name not in self.given and self.role_of(name) is None]
 
     def missing(self) -> list[Role]:
         """Features and edges, if no argument receives them by its name or by the user's choice."""
-        named = {self.given[name] if name in self.given else role_of(name) for name in self.parameters}
-        roles: tuple[tuple[frozenset[Role], Role], ...] = ((_FEATURES, "features"), (_EDGES, "edge_index"))
+        named = {self.given[name] if name in self.given else self.role_of(name) for name in self.parameters}
+        roles: tuple[tuple[frozenset[Role], Role], ...] = (
+            (_FEATURES | {"columns"}, "features"), (_EDGES, "edge_index"),
+        )  # fmt: skip
         return [role for family, role in roles if not family & named]
 
     def lost(self, name: str) -> str:
@@ -184,10 +205,11 @@ def bind(
             )
     _check_forward(module)
     parameters, positional = _signature(module)
+    given, columns = _columns(arguments or {}, schema)
     call = _Call(
-        f"{type(module).__name__}.forward", module, parameters, positional, dict(arguments or {}), schema,
+        f"{type(module).__name__}.forward", module, parameters, positional, given, schema,
         tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0),
-        tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out or {},
+        tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out or {}, columns,
     )  # fmt: skip
     _check_given(call)
     bound = {name: role for name, role in call.given.items() if role is not None}
@@ -207,7 +229,8 @@ def bind(
     binding = Binding(
         roles, hetero, tuple(schema.node_types), edge_keys, call.attributed, call.weighted,
         by_position(parameters, roles), _mentions(module, "adj_t"), flat, _shown(call, roles, flat),
-        call.left_out,
+        call.left_out, {name: each.groups for name, each in schema.node_types.items()},
+        {name: call.column(name) for name in roles if roles[name] == "columns"},
     )  # fmt: skip
     if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(
@@ -221,6 +244,15 @@ def bind(
             f"{list(edge_keys)}; name the one to use with relations=[...]"
         )
     return binding
+
+
+def _columns(
+    arguments: Mapping[str, Any], schema: GraphSchema
+) -> tuple[dict[str, Role | None], dict[str, str]]:
+    """The user's roles, and the tensors of nodes that arguments are to receive."""
+    names = {group.name for each in schema.node_types.values() for group in each.groups} - {*NAMED_ROLES}
+    columns = {name: value for name, value in arguments.items() if value in names}
+    return {**arguments, **dict.fromkeys(columns, "columns")}, columns
 
 
 def role_of(name: str) -> Role | None:
@@ -265,10 +297,10 @@ def _check_given(call: _Call) -> None:
             )
         if role is None and name in call.required:
             raise PackagingError(f"{call.shown} needs {name!r}, which arguments={{...}} leaves out")
-        if role is not None and role not in get_args(Role):
+        if role is not None and role not in NAMED_ROLES and name not in call.columns:
             raise PackagingError(
                 f"arguments[{name!r}] is {role!r}; an argument receives one of "
-                f"{', '.join(get_args(Role))}, or None to leave it out"
+                f"{', '.join((*NAMED_ROLES, *call.groups))}, or None to leave it out"
             )
         if role in ("edge_attr", "edge_weight") and not call.has(role):
             raise PackagingError(
@@ -278,12 +310,17 @@ def _check_given(call: _Call) -> None:
 
 def _required(call: _Call, name: str) -> Role:
     """The role of a required argument by its name."""
-    role = role_of(name)
+    role = call.role_of(name)
     unknown, missing = call.unknown(), call.missing()
     if role is None and len(unknown) == len(missing) == 1 and name not in _INSTEAD:
         return missing[0]
     if role is None:
         raise PackagingError(_unknown(call, name, unknown, missing))
+    if role == "features" and not call.has_x:
+        raise PackagingError(
+            f"{call.shown} needs {name!r}, and the graph has no x: its tensors of nodes are "
+            f"{', '.join(call.groups)}. Name the one that it receives, arguments={{{name!r}: ...}}"
+        )
     if role in ("edge_attr", "edge_weight") and not call.has(role):
         raise PackagingError(f"{call.shown} needs {name!r}, but the graph has no {_EDGE_DATA[role]}")
     return role
@@ -302,9 +339,8 @@ def _check_twice(call: _Call, bound: Mapping[str, Role]) -> None:
                 )
             elif family is _FEATURES:
                 advice = (
-                    "A graph has one matrix of features for each node type. A second one (coordinates, "
-                    "encodings) belongs into its columns: data.x = torch.cat([data.x, data.pos], 1), and a "
-                    "module whose forward splits x"
+                    "A second tensor of nodes (coordinates, encodings) is kept by its name, "
+                    "Graph.from_pyg(data, columns=[name])"
                 )
             else:
                 advice = "Give the others a default, or pass a module that calls this one"
@@ -324,7 +360,9 @@ def _optional(call: _Call, bound: Mapping[str, Role]) -> dict[str, Role]:
             found |= {name: role for name in free if (role := role_of(name)) in family}
     _check_twice(call, {**bound, **found})
     for name in free:
-        role = role_of(name)
+        role = call.role_of(name)
+        if role == "columns":
+            found[name] = role
         if name not in found and call.lost(name):
             raise PackagingError(
                 f"{name!r} of {call.shown} is optional, and {call.lost(name)}. If the model was "
@@ -383,7 +421,7 @@ def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str])
     """Check that some arguments receive the features and the edges, and that a weight is one number."""
     received = set(roles.values())
     for family, role in ((_FEATURES, "features"), (_EDGES, "edge_index")):
-        if family & received:
+        if family & received or (role == "features" and "columns" in received):
             continue
         text = f"no argument of {call.shown} receives the {role}; its arguments are {list(call.parameters)}"
         if "batch" in received:
@@ -418,11 +456,11 @@ def _unknown(call: _Call, name: str, unknown: list[str], missing: list[Role]) ->
     if 0 < len(unknown) == len(missing) and not set(unknown) & _INSTEAD.keys():
         pairs = ", ".join(f"{each!r}: {role!r}" for each, role in zip(unknown, missing, strict=False))
         text += f"If they are in PyG's order, pass arguments={{{pairs}}}. "
-    known = ", ".join(role for role in get_args(Role) if role != "data")
+    known = ", ".join((*(role for role in NAMED_ROLES if role != "data"), *call.groups))
     return text + (
-        f"arguments={{{name!r}: ...}} names what it receives, one of {known}. A further matrix of nodes is "
-        f"appended to their features, data.x = torch.cat([data.x, {name}], 1), and split in forward; any "
-        "other value needs a default, or a module that passes it"
+        f"arguments={{{name!r}: ...}} names what it receives, one of {known}. A further tensor of nodes is "
+        f"kept by Graph.from_pyg(data, columns=[{name!r}]); any other value needs a default, or a module "
+        "that passes it"
     )
 
 
@@ -430,7 +468,7 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     """The call, as "called as forward(x=features[17], edge_index=edge_index, h=default)"."""
     nodes, edges = call.schema.node_types, call.schema.edge_types
     widths = (
-        {key: each.feature_dim for key, each in nodes.items()},
+        {key: _x_width(each) for key, each in nodes.items() if _x_width(each) or not each.groups},
         {key: edges[key].attr_dim for key in call.attributed},
     )
 
@@ -441,12 +479,15 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
 
     def value(name: str) -> str:
         role = roles.get(name)
+        if role == "columns":
+            return call.column(name)
         if role == "features":
             return f"features{width(widths[0])}"
         if role == "edge_attr":
             return "edge_attr as weight" if name in flat else f"edge_attr{width(widths[1])}"
         if role == "data":
-            has = [f"x{width(widths[0])}", "edge_index"]
+            has = [f"x{width(widths[0])}"] if call.has_x else []
+            has += [*call.groups, "edge_index"]
             has += [f"edge_attr{width(widths[1])}"] if call.attributed else []
             has += ["edge_weight"] if call.weighted else []
             return f"{'Hetero' if _is_hetero(call, roles) else ''}Data({', '.join(has)})"
@@ -460,6 +501,7 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     guessed = [
         name for name in roles
         if name not in call.given and name.lower().removesuffix(_ENDING) not in (roles[name], "x")
+        and roles[name] != "columns"
     ]  # fmt: skip
     if guessed:
         one = len(guessed) == 1
@@ -474,6 +516,12 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     if idle:
         text += f"; the graph has {', '.join(idle)} too, which the model's layers do not read"
     return text
+
+
+def _x_width(node: NodeTypeSchema) -> int:
+    return next(
+        (g.num_columns for g in node.groups if g.name == "x"), 0 if node.groups else node.feature_dim
+    )
 
 
 def _mentions(module: nn.Module, word: str) -> bool:
