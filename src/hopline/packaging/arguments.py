@@ -22,6 +22,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup
+from hopline.packaging.advice import lost
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
@@ -238,27 +239,3 @@ def _guard(store: Any, left_out: Mapping[str, tuple[str, ...]], *keys: str) -> N
     """
     store._mapping = _Guarded(store._mapping)
     store._mapping.left_out = {name: lost(name, key) for key in keys for name in left_out.get(key, ())}
-
-
-def lost(name: str, owner: str) -> str:
-    """Why a graph does not have a column, and the remedy, in words.
-
-    Args:
-        owner: node type or edge type key, "" for data of neither.
-    """
-    if not owner:
-        return (
-            f"the graph does not have data.{name}, which Graph.from_pyg left out: a graph has nodes, edges "
-            "and a matrix of columns for each type. Other edges are a further edge type, in a HeteroData; "
-            "a constant belongs into the module, as a buffer"
-        )
-    whose, into = ("edges", "data.edge_attr") if "__" in owner else ("nodes", "data.x")
-    text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
-    if name == "y" or name.endswith("mask"):
-        return text + "labels and masks of the split are not known when a node is scored"
-    if whose == "nodes":
-        return text + f"keep it, Graph.from_pyg(data, columns=[{name!r}])"
-    return text + (
-        f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
-        "pass a module whose forward takes its columns apart"
-    )

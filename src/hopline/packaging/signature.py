@@ -19,7 +19,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hopline.errors import PackagingError
-from hopline.packaging.arguments import Binding, by_position, lost
+from hopline.packaging.advice import INSTEAD, NUMBER, lost
+from hopline.packaging.arguments import Binding, by_position
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
 from hopline.packaging.relations import natural, numbered
 from hopline.packaging.settings import NAMED_ROLES, Role
@@ -51,51 +52,6 @@ _ONE_OF: tuple[frozenset[Role], ...] = (
 _EDGE_DATA: dict[Role, str] = {
     "edge_attr": "edge attributes", "edge_weight": "edge weights", "edge_type": "several edge types",
 }  # fmt: skip
-
-_NUMBER = (
-    "a model that identifies nodes by number alone reads the number as a feature column: give the graph "
-    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
-)
-_ALL_ROWS = (
-    "a server answers for the nodes that requests name, without the bookkeeping of a loader: give it a "
-    "default, or pass a module whose forward(x, edge_index) answers a row for each node"
-)
-_LAYERS = (
-    "it holds edges for each layer, as loaders make them: pass a module whose forward(x, edge_index) calls "
-    "the same layers on edge_index, self.convs[i](x, edge_index)"
-)
-_KEPT = "coordinates are a further tensor of nodes: Graph.from_pyg(data, columns=['pos']) keeps them"
-_TRIPLES = (
-    "a model of triples scores pairs of nodes, not nodes. An encoder with convolutions and head=, a module "
-    "of (h_src, h_dst) for one relation, score pairs. Embeddings alone are served, with task='embedding' "
-    "and fanouts=[], by a module whose forward(x, edge_index) answers x, and x=model.node_emb.weight"
-)
-#: Arguments that belong to training, to loaders or to pairs, and the alternative.
-_INSTEAD = {
-    "edge_label_index": "requests name the pairs: pass the encoder as the module and the decoder as "
-    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type). A head reads "
-    "the states of both ends, not an edge's own columns (edge_label_attr)",
-    "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
-    "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
-    "root_n_id": _ALL_ROWS,
-    "batch_size": _ALL_ROWS,
-    "num_sampled_nodes": _ALL_ROWS,
-    "num_sampled_nodes_per_hop": _ALL_ROWS,
-    "num_sampled_nodes_dict": _ALL_ROWS,
-    "adjs": _LAYERS,
-    "blocks": _LAYERS,
-    "mfgs": _LAYERS,
-    "pos": _KEPT,
-    "coord": _KEPT,
-    "coords": _KEPT,
-    "hyperedge_index": "a graph has edges between two nodes: make hyperedges a node type of a HeteroData",
-    "num_nodes": "the number of nodes is that of a neighbourhood: write x.size(0) in forward",
-    "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
-    "needs them as a column of edge_attr as well",
-    "head_index": _TRIPLES,
-    "rel_type": _TRIPLES,
-    "tail_index": _TRIPLES,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +268,7 @@ def _required(call: _Call, name: str) -> Role:
     """The role of a required argument by its name."""
     role = call.role_of(name)
     unknown, missing = call.unknown(), call.missing()
-    if role is None and len(unknown) == len(missing) == 1 and name not in _INSTEAD:
+    if role is None and len(unknown) == len(missing) == 1 and name not in INSTEAD:
         return missing[0]
     if role is None:
         raise PackagingError(_unknown(call, name, unknown, missing))
@@ -428,7 +384,7 @@ def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str])
             name = next(name for name in roles if roles[name] == "batch")
             text += f". If {name!r} is a Data or HeteroData, pass arguments={{{name!r}: 'data'}}"
         elif role == "features":
-            text += f": name it with arguments={{...: 'features'}}. Else {_NUMBER}"
+            text += f": name it with arguments={{...: 'features'}}. Else {NUMBER}"
         else:
             text += (
                 ": name it with arguments={...: 'edge_index'}. A model without edges is served as a module "
@@ -446,14 +402,14 @@ def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str])
 
 def _unknown(call: _Call, name: str, unknown: list[str], missing: list[Role]) -> str:
     """Advice for a required argument of an unknown name."""
-    instead = _INSTEAD.get(name)
+    instead = INSTEAD.get(name)
     if instead:
         return f"{call.shown} needs {name!r}: {instead}"
     text = f"{call.shown} needs {name!r}, and nothing of the graph has this name. "
     if len(missing) == 2:
         first = next(each for each in call.required if each in unknown or role_of(each) == "batch")
         text += f"If {first!r} is a Data or HeteroData, pass arguments={{{first!r}: 'data'}}. "
-    if 0 < len(unknown) == len(missing) and not set(unknown) & _INSTEAD.keys():
+    if 0 < len(unknown) == len(missing) and not set(unknown) & INSTEAD.keys():
         pairs = ", ".join(f"{each!r}: {role!r}" for each, role in zip(unknown, missing, strict=False))
         text += f"If they are in PyG's order, pass arguments={{{pairs}}}. "
     known = ", ".join((*(role for role in NAMED_ROLES if role != "data"), *call.groups))

@@ -1,0 +1,72 @@
+"""Advice for arguments of forward whose data a graph does not have."""
+
+from __future__ import annotations
+
+NUMBER = (
+    "a model that identifies nodes by number alone reads the number as a feature column: give the graph "
+    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
+)
+_ALL_ROWS = (
+    "a server answers for the nodes that requests name, without the bookkeeping of a loader: give it a "
+    "default, or pass a module whose forward(x, edge_index) answers a row for each node"
+)
+_LAYERS = (
+    "it holds edges for each layer, as loaders make them: pass a module whose forward(x, edge_index) calls "
+    "the same layers on edge_index, self.convs[i](x, edge_index)"
+)
+_KEPT = "coordinates are a further tensor of nodes: Graph.from_pyg(data, columns=['pos']) keeps them"
+_TRIPLES = (
+    "a model of triples scores pairs of nodes, not nodes. An encoder with convolutions and head=, a module "
+    "of (h_src, h_dst) for one relation, score pairs. Embeddings alone are served, with task='embedding' "
+    "and fanouts=[], by a module whose forward(x, edge_index) answers x, and x=model.node_emb.weight"
+)
+#: Arguments that belong to training, to loaders or to pairs, and the alternative.
+INSTEAD = {
+    "edge_label_index": "requests name the pairs: pass the encoder as the module and the decoder as "
+    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type). A head reads "
+    "the states of both ends, not an edge's own columns (edge_label_attr)",
+    "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
+    "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
+    "root_n_id": _ALL_ROWS,
+    "batch_size": _ALL_ROWS,
+    "num_sampled_nodes": _ALL_ROWS,
+    "num_sampled_nodes_per_hop": _ALL_ROWS,
+    "num_sampled_nodes_dict": _ALL_ROWS,
+    "adjs": _LAYERS,
+    "blocks": _LAYERS,
+    "mfgs": _LAYERS,
+    "pos": _KEPT,
+    "coord": _KEPT,
+    "coords": _KEPT,
+    "hyperedge_index": "a graph has edges between two nodes: make hyperedges a node type of a HeteroData",
+    "num_nodes": "the number of nodes is that of a neighbourhood: write x.size(0) in forward",
+    "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
+    "needs them as a column of edge_attr as well",
+    "head_index": _TRIPLES,
+    "rel_type": _TRIPLES,
+    "tail_index": _TRIPLES,
+}
+
+
+def lost(name: str, owner: str) -> str:
+    """Why a graph does not have a column, and the remedy, in words.
+
+    Args:
+        owner: node type or edge type key, "" for data of neither.
+    """
+    if not owner:
+        return (
+            f"the graph does not have data.{name}, which Graph.from_pyg left out: a graph has nodes, edges "
+            "and a matrix of columns for each type. Other edges are a further edge type, in a HeteroData; "
+            "a constant belongs into the module, as a buffer"
+        )
+    whose, into = ("edges", "data.edge_attr") if "__" in owner else ("nodes", "data.x")
+    text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
+    if name == "y" or name.endswith("mask"):
+        return text + "labels and masks of the split are not known when a node is scored"
+    if whose == "nodes":
+        return text + f"keep it, Graph.from_pyg(data, columns=[{name!r}])"
+    return text + (
+        f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
+        "pass a module whose forward takes its columns apart"
+    )
