@@ -88,6 +88,8 @@ NAMES = {
     r"ask|asks|asked": "request, call, requested",
     r"doubts?|boarding|landed": "lagging, outbox, delivered",
 }
+#: Names of files that do not say what is in them.
+NAMELESS = re.compile(r"(?:contents|copies|counted|direct|held|judged|needed|settled|usual|watched)\.py")
 _NAMES = re.compile(r"(?:^|_)(?:" + "|".join(f"({words})" for words in NAMES) + r")(?=_|$)")
 _BETTER_NAMES = tuple(NAMES.values())
 _BETTER = tuple(WORDS.values())
@@ -145,6 +147,8 @@ def check_python(source: str) -> list[Finding]:
 def check_names(path: str, source: str) -> list[Finding]:
     """Words of `NAMES` in the names of tests, and of all that a source file defines."""
     found: list[Finding] = []
+    if NAMELESS.fullmatch(Path(path).name) and not path.startswith(UNNAMED):
+        found.append(Finding(1, f"the name {Path(path).name}", "a noun that says what is in the file"))
     for node in ast.walk(ast.parse(source)):
         name = getattr(node, "name", None) or getattr(node, "arg", None)
         is_test = isinstance(name, str) and name.startswith("test_")

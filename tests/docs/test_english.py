@@ -64,10 +64,11 @@ def test_names_and_plain_texts_are_not_found(english, source):
         ("src/hopline/a.py", "def f(asked):\n    pass\n", 1),
         ("src/hopline/a.py", "a = 1\nself.is_heard = a\n", 2),
         ("src/hopline/a.py", "a = 1\n_UNTOLD: int = a\n", 2),
+        ("src/hopline/a/held.py", "a = 1\n", 1),
         ("tests/a.py", "def test_a_loss_is_told():\n    pass\n", 1),
         ("src/hopline/testing/a.py", "def test_a_loss_is_told():\n    pass\n", 1),
     ],
-    ids=["function", "class", "argument", "attribute", "constant", "test", "suite"],
+    ids=["function", "class", "argument", "attribute", "constant", "file", "test", "suite"],
 )
 def test_a_planted_name_is_found(english, path, source, line):
     assert [finding.line for finding in english.check_names(path, source)] == [line]

@@ -15,7 +15,7 @@ from hopline.engine.model import Model, StateCachePlan
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.jobs.batch.changes import SnapshotChanges as Differences
-from hopline.jobs.batch.needed import needed_levels
+from hopline.jobs.batch.needed_rows import needed_levels
 from hopline.memory.arena import Arena
 from hopline.testing.graphs import power_law_graph
 from hopline.types import InlineNode, ScoreRequest

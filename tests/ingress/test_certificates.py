@@ -21,7 +21,7 @@ from hopline.ingress.certificates import TlsFiles
 from hopline.ingress.clients_file import parse_clients
 from hopline.ingress.exposure import check_exposure
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.ingress.watched import Watched
+from hopline.ingress.watched_file import Watched
 from tests.ingress.certificates import Authority
 from tests.ingress.clocks import Clock
 from turnserve.peers import Peer, peer_of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from hopline.answering.counted import CountedVersion
+from hopline.answering.counted_version import CountedVersion
 from hopline.answering.graph_computer import GraphComputer
 from hopline.answering.precomputed_files import replaced
 from hopline.answering.served import Ran, Recorder

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopline.answering.computer import Computer, Fetch
-from hopline.answering.counted import CountedVersion
+from hopline.answering.counted_version import CountedVersion
 from hopline.answering.limits import ModelLimits
 from hopline.answering.served import Recorder
 from hopline.config.schema import Config

@@ -10,7 +10,7 @@ from pathlib import Path
 from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
 from hopline.files import check_regular
-from hopline.ingress.watched import Watched
+from hopline.ingress.watched_file import Watched
 
 logger = logging.getLogger(__name__)
 

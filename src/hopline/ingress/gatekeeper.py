@@ -25,7 +25,7 @@ from hopline.ingress.clients_file import (
     TokenClaims,
     read_clients,
 )
-from hopline.ingress.watched import Watched
+from hopline.ingress.watched_file import Watched
 from hopline.scheduling.admission import open_limits
 from hopline.scheduling.limiter import Limits, Rate
 from turnserve.peers import Peer, normalized

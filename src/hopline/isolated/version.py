@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.answering.counted import CountedVersion
+from hopline.answering.counted_version import CountedVersion
 from hopline.answering.limits import ModelLimits
 from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.answering.queued import admission_of

@@ -15,7 +15,7 @@ from hopline.files import expanded
 from hopline.observe.metrics import Metrics
 from hopline.remote_address import is_address
 from hopline.snapshots.cache import SnapshotCache
-from hopline.snapshots.held import HeldSnapshot
+from hopline.snapshots.held_snapshot import HeldSnapshot
 from hopline.snapshots.manifest import Pointer, SnapshotAddress, SnapshotManifest
 from hopline.snapshots.store import SnapshotStore
 

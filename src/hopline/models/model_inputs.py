@@ -34,7 +34,7 @@ from hopline.models.host_snapshots import HostSnapshots, is_on
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
 from hopline.remote_address import is_address
-from hopline.snapshots.held import HeldSnapshot
+from hopline.snapshots.held_snapshot import HeldSnapshot
 
 if TYPE_CHECKING:
     from hopline.answering.sources import Sources

@@ -9,9 +9,9 @@ from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.answering.served import Compares, Recorder, Scorer, Version
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
-from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
 from hopline.rollout.gates import Verdict, verdict
 from hopline.rollout.monitor import RolloutMonitor, in_numbers, step_name
+from hopline.rollout.request_copies import LocalCopies, Outcome, ProcessCopies
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.split import Mirror, Split
 from hopline.rollout.store.fleet import Fleet
@@ -85,7 +85,7 @@ class RolloutJudge:
         def compare(request: ScoreRequest, wanted: Outcome, found: Outcome) -> None:
             (different if counting.compared(request, wanted, found) else same).inc()
 
-        dropped = self._dropped(name).inc
+        drop = self._dropped(name).inc
         if rollout.copies and isinstance(candidate, Compares):
 
             def on_counts(tally: OutcomeCounts) -> None:
@@ -93,11 +93,11 @@ class RolloutJudge:
                 same.inc(tally.compared - tally.differing - tally.refused)
                 counting.tallies[rollout.candidate].add(tally)
 
-            distant = DistantCopies(candidate, rollout.gates.tolerance, on_counts, dropped)
+            distant = ProcessCopies(candidate, rollout.gates.tolerance, on_counts, drop)
             return Mirror(current, rollout.share, distant)
         if rollout.copies:
-            return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped, watch.patience_s))
-        copies = NearCopies(current, compare, dropped, watch.patience_s)
+            return Mirror(current, rollout.share, LocalCopies(candidate, compare, drop, watch.patience_s))
+        copies = LocalCopies(current, compare, drop, watch.patience_s)
         return Split(
             current, candidate, rollout.percent, rollout.id, copies, is_confirmed=self._is_confirmed
         )

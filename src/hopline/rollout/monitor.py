@@ -18,8 +18,8 @@ from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.answering.pairs import Evidence
 from hopline.answering.row_keys import row_keys
 from hopline.answering.served import Ran
-from hopline.rollout.copies import Outcome
 from hopline.rollout.gates import Gates, weighed
+from hopline.rollout.request_copies import Outcome
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.store.fleet import Fleet
 from hopline.types import UNREADABLE, ScoreRequest

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from hopline.answering.served import Version
 from hopline.errors import HoplineError
-from hopline.rollout.copies import Copies
+from hopline.rollout.request_copies import Copies
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo
 

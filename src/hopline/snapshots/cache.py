@@ -45,7 +45,7 @@ from hopline.files import (
     sync,
     write_atomically,
 )
-from hopline.snapshots.held import HeldSnapshot, hold, is_used, lock_unused
+from hopline.snapshots.held_snapshot import HeldSnapshot, hold, is_used, lock_unused
 from hopline.snapshots.manifest import SnapshotAddress, SnapshotFile, SnapshotManifest
 from hopline.snapshots.store import DISK_FULL, SnapshotStore
 from hopline.types import UNREADABLE

@@ -9,7 +9,7 @@ from torch import nn
 from hopline.artifact import read_spec
 from hopline.engine.model import Model
 from hopline.graph import Graph
-from hopline.jobs.batch.needed import needed_levels
+from hopline.jobs.batch.needed_rows import needed_levels
 from hopline.jobs.batch.rows import Dense, RowComputer, compute_rows, with_all_neighbors
 from hopline.packaging import package
 from tests.engine import zoo

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from hopline.answering.counted import CountedVersion
+from hopline.answering.counted_version import CountedVersion
 from hopline.answering.limits import ModelLimits
 from hopline.answering.queued import admission_of
 from hopline.answering.served import Recorder

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.answering.counted import CountedVersion
+from hopline.answering.counted_version import CountedVersion
 from hopline.answering.limits import ModelLimits
 from hopline.answering.queued import admission_of
 from hopline.answering.served import Ran, Recorder

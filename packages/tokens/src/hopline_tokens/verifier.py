@@ -19,7 +19,7 @@ import msgspec
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.clients_file import Grant, TokenClaims
-from hopline.ingress.watched import Watched
+from hopline.ingress.watched_file import Watched
 from hopline_tokens.issuer import IssuerKeys
 from hopline_tokens.token_keys import TokenKey, read_keys
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.graph import Adjacency, Graph
 from hopline.graph.parts import Nodes
-from hopline.jobs.batch.needed import samplers_of
+from hopline.jobs.batch.needed_rows import samplers_of
 from hopline.kernels.jit import njit
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.sampling.keyed import frozen

@@ -14,7 +14,7 @@ import numpy as np
 from hopline.artifact import ModelSpec, sha256_of
 from hopline.errors import BadRequest, BatchError, GraphError, NodeNotFound, RunMismatch
 from hopline.graph import Graph
-from hopline.jobs.batch import needed as needs
+from hopline.jobs.batch import needed_rows as needs
 from hopline.jobs.batch.changes import Matched, SnapshotChanges
 from hopline.jobs.batch.journal import RunIdentity, RunManifest, read_manifest, read_marks
 from hopline.jobs.batch.rows import with_all_neighbors

@@ -21,7 +21,7 @@ from hopline.files import publish_file
 from hopline.graph import Graph
 from hopline.graph.narrow import name_of
 from hopline.graph.schema import quoted
-from hopline.jobs.batch import needed as needs
+from hopline.jobs.batch import needed_rows as needs
 from hopline.jobs.batch.goal import BatchOptions, Goal
 from hopline.jobs.batch.journal import Mark, RunManifest, WorkFolder
 from hopline.jobs.batch.local import LocalEngine

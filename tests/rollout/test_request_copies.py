@@ -2,8 +2,8 @@
 
 import asyncio
 
-from hopline.rollout import copies as copies_module
-from hopline.rollout.copies import DistantCopies
+from hopline.rollout import request_copies as copies_module
+from hopline.rollout.request_copies import ProcessCopies
 from hopline.types import ScoreRequest, ScoreResult
 
 
@@ -16,7 +16,7 @@ async def test_what_cannot_be_sent_is_dropped_and_does_not_hold_up_the_rest(monk
         def compare(self, copies, tolerance, told):
             sent.append(len(copies))
 
-    copies = DistantCopies(Target(), 0.1, lambda tally: None, lambda: dropped.append(1))
+    copies = ProcessCopies(Target(), 0.1, lambda tally: None, lambda: dropped.append(1))
     good = ScoreResult("m", "1", "g", {})
     for turn in range(6):
         copies.offer(ScoreRequest("m", attributes={"what": object()}), good)

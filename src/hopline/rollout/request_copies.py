@@ -84,7 +84,7 @@ class Copies:
         raise NotImplementedError  # abstract
 
 
-class NearCopies(Copies):
+class LocalCopies(Copies):
     """To a version in this process.
 
     Args:
@@ -134,7 +134,7 @@ class NearCopies(Copies):
             deliver(error)
 
 
-class DistantCopies(Copies):
+class ProcessCopies(Copies):
     """Copies to a version in a separate process, which compares there.
 
     Copies go over rarely and many together: each time that the process awakes it takes something from those
