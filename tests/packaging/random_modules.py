@@ -21,11 +21,9 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -145,27 +143,6 @@ def _rounding(case: Case, module: nn.Module, place: Place, expected: Tensor) -> 
     return float((exact - expected).abs().max())
 
 
-@contextmanager
-def quick_exporter() -> Iterator[None]:
-    """Halve the time of an export, for those who make thousands.
-
-    torch.export lists its operators twice for each file, always the same, and makes so many objects that
-    collecting garbage among all those of torch takes a third of the time.
-    """
-    from torch._export import utils
-    from torch.export import decomp_utils, exported_program
-
-    name = "_collect_all_valid_cia_ops"
-    listed = functools.cache(utils._collect_all_valid_cia_ops)
-    with ExitStack() as patches:
-        for owner in (utils, decomp_utils, exported_program):
-            if hasattr(owner, name):
-                patches.enter_context(mock.patch.object(owner, name, side_effect=lambda: set(listed())))
-        gc.collect()
-        gc.freeze()
-        yield
-
-
 def main() -> int:
     """Returns: 1 where an answer was wrong in silence or something crashed."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -183,7 +160,10 @@ def main() -> int:
     counts: Counter[str] = Counter()
     by_kind: dict[str, Counter[str]] = defaultdict(Counter)
     found: list[tuple[Case, Verdict]] = []
-    with tempfile.TemporaryDirectory(prefix="random-modules-") as folder, quick_exporter():
+    with tempfile.TemporaryDirectory(prefix="random-modules-") as folder:
+        # collecting garbage among all objects of torch would take a third of the time
+        gc.collect()
+        gc.freeze()
         bench = Bench(Path(folder))
         if args.each:
             cases = list(each_trick(args.only))

@@ -23,6 +23,11 @@ KEPT = [
 ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _kept():
+    _keep_tables()
+
+
 def written(module, path):
     export(module.eval(), [torch.zeros(7, 6)], [{0: torch.export.Dim("n", min=1)}], ["x"], "h", path)
     return path.read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.zoo_phases.verdict import ask_module
 from tests.packaging.module_source import ALL_TRICKS, write_case, write_single
 from tests.packaging.random_graphs import make_places
-from tests.packaging.random_modules import Bench, quick_exporter, report_of
+from tests.packaging.random_modules import Bench, report_of
 
 PLAIN_SEEDS = range(100_000, 100_006)
 RELEASE_PLAIN_SEEDS = range(100_006, 100_024)
@@ -21,8 +21,7 @@ RELEASE_SEEDS = range(12, 60)
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    with quick_exporter():
-        yield Bench(tmp_path_factory.mktemp("random_modules"))
+    return Bench(tmp_path_factory.mktemp("random_modules"))
 
 
 @pytest.mark.parametrize(
