@@ -96,6 +96,7 @@ _BETTER = tuple(WORDS.values())
 _WORDS = re.compile(rf"\b(?:{'|'.join(f'({words})' for words in WORDS)})\b".replace(" ", r"\s+"))
 _SECTION = re.compile(r"\s*(?:Args|Returns|Raises|Yields|Attributes|Examples?|Notes?):")
 _CLAUSE = re.compile(r"(?:Whether|What|Which|Whose?|Where|When|How)\b")
+_WHETHER = re.compile(r"(?m)^ +(?:\w+(?:, \w+)*|Returns): whether |\b[Rr]eturns? whether ")
 _GENERATED = re.compile(r"<!-- ([\w-]+):start -->.*?<!-- \1:end -->", re.DOTALL)
 _FENCE = re.compile(r"^ *```.*?^ *```\s*?$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
@@ -142,6 +143,15 @@ def check_python(source: str) -> list[Finding]:
                 better = "begin with a noun or a verb that says what it is"
                 found.append(Finding(node.body[0].lineno, begin[0], better))
     return sorted(found)
+
+
+def check_entries(source: str) -> list[Finding]:
+    """Descriptions of truth values that begin with "whether", in docstrings and comments."""
+    texts = _texts(source)
+    return [
+        Finding(texts.count("\n", 0, match.end()) + 1, "whether", "True if …")
+        for match in _WHETHER.finditer(texts)
+    ]
 
 
 def check_names(path: str, source: str) -> list[Finding]:
@@ -217,6 +227,8 @@ def check(path: str, text: str) -> list[Finding]:
     if path.endswith(".md"):
         return check_page(text)
     words = [] if path.startswith(TESTS) else check_python(text)
+    if not path.startswith((*UNNAMED, *TESTS)):
+        words += check_entries(text)
     return sorted([*words, *check_names(path, text)])
 
 

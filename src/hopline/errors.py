@@ -111,7 +111,7 @@ class HoplineError(Exception):
 
     Attributes:
         code: stable and machine-readable.
-        may_pass: whether the same call may succeed later although nothing was changed.
+        may_pass: True if the same call may succeed later although nothing was changed.
     """
 
     code = "internal"

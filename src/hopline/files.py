@@ -117,7 +117,7 @@ def draft_of(path: Path) -> Path:
 
 
 def is_draft(path: Path) -> bool:
-    """Return whether the name was created by `draft_of`."""
+    """Return True if the name was created by `draft_of`."""
     return path.name.startswith(".") and path.name.endswith(_DRAFT)
 
 

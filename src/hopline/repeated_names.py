@@ -27,7 +27,7 @@ _BEFORE_COLON = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 
 
 def may_repeat(text: bytes, num_names: int) -> bool:
-    """Return whether decoded JSON may repeat a name in an object, by counting colons.
+    """Return True if decoded JSON may repeat a name in an object, by counting colons.
 
     True may be wrong if strings contain colons.
 

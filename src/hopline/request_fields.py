@@ -40,9 +40,9 @@ class RequestField:
         name: field name, in JSON and as a parameter.
         sent_as: type in JSON.
         kept_as: type in a `ScoreRequest` and in the prediction log.
-        changes_answer: whether the value may change the answer of a version.
-        is_logged: whether the prediction log stores it with the inputs.
-        is_parameter: whether it may be an Open Inference Protocol parameter; there, lists and mappings are
+        changes_answer: True if the value may change the answer of a version.
+        is_logged: True if the prediction log stores it with the inputs.
+        is_parameter: True if it may be an Open Inference Protocol parameter; there, lists and mappings are
             JSON in a string.
     """
 

@@ -74,6 +74,20 @@ def test_a_planted_name_is_found(english, path, source, line):
     assert [finding.line for finding in english.check_names(path, source)] == [line]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Attributes:\n    a, b: whether it works.",
+        "Returns: whether it works.",
+        "It returns whether it works.",
+    ],
+)
+def test_a_truth_value_says_when_it_is_true(english, text):
+    source = f'def f():\n    """One.\n\n    {text}\n    """\n'
+    assert [finding.what for finding in english.check_entries(source)] == ["whether"]
+    assert english.check_entries(source.replace("whether", "True if")) == []
+
+
 def test_names_of_helpers_of_tests_and_parts_of_words_are_not_found(english):
     assert english.check_names("tests/a.py", "def tell(asked):\n    heard = 1\n") == []
     assert english.check_names("src/hopline/a.py", "def tasks(masked, teller):\n    task = 1\n") == []

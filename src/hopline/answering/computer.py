@@ -51,8 +51,8 @@ class Computer:
 
     Attributes:
         rows_per_seed: predicted rows that one requested row reads.
-        predicts: whether `predict` knows more than the number of requested rows.
-        fetches: whether requests may lack rows that have to be fetched: their outcome is None then.
+        predicts: True if `predict` knows more than the number of requested rows.
+        fetches: True if requests may lack rows that have to be fetched: their outcome is None then.
     """
 
     fetches = False

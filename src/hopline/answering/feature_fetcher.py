@@ -84,7 +84,7 @@ class FeatureFetcher:
             until: time.monotonic() at which it continues with the present rows; 0 where it has not waited
                 yet.
             wanted: describes what the request is about; None where that does not describe what it lacks.
-            is_over: whether the request has ended, or is too late; checked before each part.
+            is_over: True if the request has ended, or is too late; checked before each part.
         """
         now = time.monotonic()
         about, hold = None, bool(until)

@@ -145,7 +145,7 @@ class _Side(NamedTuple):
     Attributes:
         scores: float64 [n]; NaN for a null row, 0 where the answer has no score.
         decisions: codes of the labels, [n]; empty where there are none.
-        is_ordered: whether the scores order the rows; those of several classes do not.
+        is_ordered: True if the scores order the rows; those of several classes do not.
     """
 
     scores: NDArray[np.float64]

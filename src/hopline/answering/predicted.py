@@ -67,7 +67,7 @@ class PredictedRows:
         direct, below: for a node of which nothing is known.
         share: see the module.
         large: the only node (or pair) of requests that were large -> rows that they read.
-        differs: whether nodes differ, so that `of` knows more than a product with the number of nodes.
+        differs: True if nodes differ, so that `of` knows more than a product with the number of nodes.
     """
 
     def __init__(self, spec: ModelSpec, graph: Graph | LiveView, num_hops: int) -> None:

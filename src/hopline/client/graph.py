@@ -71,7 +71,7 @@ class GraphState(msgspec.Struct, frozen=True):
 
 
 def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Raw, bool]:
-    """Encode the body of a request; also return whether it may be repeated (all events have ids).
+    """Encode the body of a request; also return True if it may be repeated (all events have ids).
 
     Args:
         events: objects; or bytes, which are sent unchanged and must not be repeated.

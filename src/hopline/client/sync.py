@@ -114,7 +114,7 @@ class Client:
         return wire.read_models(self.send("GET", "/v1/models"))
 
     def ready(self) -> bool:
-        """Return whether the server accepts requests; False also if it cannot be reached."""
+        """Return True if the server accepts requests; False also if it cannot be reached."""
         try:
             self.send("GET", "/readyz", timeout=PROBE_S, retries=0)
         except HoplineError:

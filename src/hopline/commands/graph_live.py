@@ -40,7 +40,7 @@ class _Part(NamedTuple):
     Attributes:
         body: request body.
         num_events: number of events in it.
-        have_ids: whether all events have ids, so that sending them again is safe.
+        have_ids: True if all events have ids, so that sending them again is safe.
     """
 
     body: bytes

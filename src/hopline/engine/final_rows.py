@@ -175,7 +175,7 @@ class FinalRows(PrecomputedRows):
             num_bytes: memory for the rows.
             hot: the rows to copy, most requested first; None locks the whole file.
 
-        Returns: whether the rows are pinned; the kernel may forbid locking.
+        Returns: True if the rows are pinned; the kernel may forbid locking.
         """
         if hot is not None:
             self._hot = HotRows(self.file, hot, num_bytes)

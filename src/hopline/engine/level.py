@@ -225,12 +225,12 @@ class Level:
             lie in the process.
         port: the source of rows for a `features` input, or None.
         relations: edge type key -> relation.
-        reads_self: whether the destinations' own previous states are read.
+        reads_self: True if the destinations' own previous states are read.
         own_below: the level that computes those states; None means raw features.
         own_slots: maps ids to rows of raw features on a live graph; None on a snapshot, where a
             node's id is its row.
         structure: of the node type, where the stage reads it.
-        is_simple: whether the level reads one edge type, of bounded fanout, and reads its own rows (if any)
+        is_simple: True if the level reads one edge type, of bounded fanout, and reads its own rows (if any)
             from the level that computes that type's sources.
         links: for each relation, where its sources' states come from; None means raw features.
         state: float32 [n, d], rows of the present batch while it is executed. stamps: as in `LevelPlan`.

@@ -157,7 +157,7 @@ class RowRead:
         self.stamps: StampArray = stamps if isinstance(stamps, np.ndarray) else np.full(len(ids), stamps)
 
     def take(self, fetched_rows: Sequence[FetchedRows], *, stale: bool = False) -> bool:
-        """Fill in fetched rows, those that are too old only if `stale`; returns whether there were any."""
+        """Fill in fetched rows, those that are too old only if `stale`; returns True if there were any."""
         before = int(self.missing.shape[0])
         for fetched in reversed(fetched_rows):  # the newest first
             if stale or self.source.age_s(fetched.oldest) < self.source.ttl_s:
@@ -165,7 +165,7 @@ class RowRead:
         return int(self.missing.shape[0]) < before
 
     def take_stale(self, fetched_rows: Sequence[FetchedRows]) -> bool:
-        """Fill in rows that are too old, and the mean row for the others; returns whether there were any.
+        """Fill in rows that are too old, and the mean row for the others; returns True if there were any.
 
         The others stay in `missing`.
         """

@@ -49,7 +49,7 @@ class ClientRows:
 
     Attributes:
         reasons: uint8 [n], a `Reason` for each row.
-        complete: whether all rows are present.
+        complete: True if all rows are present.
         oldest: when the origin had these values at the latest, for the oldest of them; inf for no rows.
     """
 

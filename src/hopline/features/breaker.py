@@ -76,7 +76,7 @@ class CircuitBreaker:
         self._counts_from = float("-inf")
 
     def allow(self, now: float) -> bool:
-        """Return whether a call is permitted; if open, the first call after the pause is the probe."""
+        """Return True if a call is permitted; if open, the first call after the pause is the probe."""
         if self.state == "closed":
             return True
         if now < self._until:
@@ -90,7 +90,7 @@ class CircuitBreaker:
         """Record the result of a call.
 
         Args:
-            ok: whether the store answered in time.
+            ok: True if the store answered in time.
             now: current time.
             began: time of `allow`; None for the current state.
         """
@@ -116,7 +116,7 @@ class CircuitBreaker:
             self._until = now
 
     def _trips(self) -> bool:
-        """Count a failure; return whether the limit is reached."""
+        """Count a failure; return True if the limit is reached."""
         policy = self._policy
         self._in_a_row += 1
         if self._in_a_row >= policy.max_in_a_row:

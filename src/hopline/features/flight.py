@@ -145,7 +145,7 @@ class Waiter:
         return self._open > 0
 
     def awaits(self, flight: Flight) -> bool:
-        """Return whether any of its rows of this flight is undecided."""
+        """Return True if any of its rows of this flight is undecided."""
         reasons = flight.reasons
         if reasons is None:
             return not flight.complete

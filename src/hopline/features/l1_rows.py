@@ -37,7 +37,7 @@ class FetchResult:
 
     Attributes:
         ids: int64 [n], found and fetched by this process. values: float32 [n, dim].
-        is_complete: whether all requested rows are in this result or in the L1 feature cache.
+        is_complete: True if all requested rows are in this result or in the L1 feature cache.
         why: number of missing rows by reason.
         oldest: when the origin had the oldest of the values at the latest; inf for rows without an age.
     """
@@ -64,7 +64,7 @@ class L1Rows:
         external: converts global ids int64 [n] to the store's ids.
         mean: computes the replacement of a missing row, float32 [dim]; called once.
         ages: metric of ages; None for no measurement.
-        shared: whether other processes map the cache.
+        shared: True if other processes map the cache.
         clock: seconds, monotonic; that of the client, and of all processes that map the cache.
     """
 

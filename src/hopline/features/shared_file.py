@@ -140,7 +140,7 @@ def _differences(found: _Header, wanted: _Header) -> str:
 
 
 def _lock(fd: int, writer: int) -> bool:
-    """Lock a writer's byte until `fd` is closed; return whether it was free."""
+    """Lock a writer's byte until `fd` is closed; return True if it was free."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, writer, 1, 0))
     except (BlockingIOError, PermissionError):
@@ -149,7 +149,7 @@ def _lock(fd: int, writer: int) -> bool:
 
 
 def _is_used(fd: int) -> bool:
-    """Return whether any writer is alive."""
+    """Return True if any writer is alive."""
     request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))[0]
     return kind != fcntl.F_UNLCK

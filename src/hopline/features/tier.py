@@ -292,7 +292,7 @@ class Verdict:
 
     Attributes:
         began: when the call was sent.
-        given: whether the breaker has the result.
+        given: True if the breaker has the result.
     """
 
     __slots__ = ("_tier", "began", "given")
@@ -323,7 +323,7 @@ class Verdict:
 
 
 def _fits(rows: FetchedRows, num_rows: int, dim: int) -> bool:
-    """Return whether arrays have the promised form, so that rows are never shifted."""
+    """Return True if arrays have the promised form, so that rows are never shifted."""
     values, found = rows.values, rows.found
     return (
         values.shape == (num_rows, dim)

@@ -33,7 +33,7 @@ def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> 
 
     Args:
         max_share: of the available memory; a larger graph is left to be read on demand.
-        features: whether requests read the graph's own features.
+        features: True if requests read the graph's own features.
 
     Returns: bytes mapped; 0 where the graph is too large or the kernel too old.
     """
@@ -63,7 +63,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
 
     Args:
         max_share: of the available memory; a larger graph is returned unchanged.
-        features: whether requests read the graph's own features.
+        features: True if requests read the graph's own features.
     """
     if sum(array.nbytes for array in _hot(graph, features)) > max_share * available_bytes():
         return graph

@@ -50,7 +50,7 @@ class Client:
         self._allowed: dict[tuple[Permission, str], bool] = {}
 
     def may(self, permission: Permission, model: str) -> bool:
-        """Return whether the client has this permission for a model, or for the server (`SERVER`)."""
+        """Return True if the client has this permission for a model, or for the server (`SERVER`)."""
         key = (permission, model)
         known = self._allowed.get(key)
         if known is None:

@@ -41,7 +41,7 @@ def check_exposure(config: Config) -> None:
 
 
 def is_loopback(host: str, setting: str = "server.host") -> bool:
-    """Return whether only this machine reaches an address or name.
+    """Return True if only this machine reaches an address or name.
 
     Args:
         host: address or name.

@@ -30,7 +30,7 @@ class Permissions:
     admin: tuple[str, ...] = ()
 
     def allow(self, permission: Permission, model: str) -> bool:
-        """Return whether an action on a model, or on the server (`SERVER`), is permitted.
+        """Return True if an action on a model, or on the server (`SERVER`), is permitted.
 
         `admin` and `score` include `read`: clients read a model's inputs before they send requests.
         """
@@ -40,7 +40,7 @@ class Permissions:
         return any(fnmatchcase(model, glob) for glob in globs)
 
     def has(self, permission: Permission) -> bool:
-        """Return whether the permission may cover any model."""
+        """Return True if the permission may cover any model."""
         return bool(getattr(self, permission)) or (permission == "read" and bool(self.admin or self.score))
 
 

@@ -20,7 +20,7 @@ class Watched:
         self._stamp = self._look()
 
     def changed(self) -> bool:
-        """Return whether the file was written, replaced or removed since the last call."""
+        """Return True if the file was written, replaced or removed since the last call."""
         stamp = self._look()
         if stamp == self._stamp:
             return False

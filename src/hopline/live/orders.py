@@ -25,7 +25,7 @@ def writer_orders(
 
     Args:
         run_by: the command of this process, for the message of processes that find the folder in use.
-        yields: whether it gives up the folder to a server's writer.
+        yields: True if it gives up the folder to a server's writer.
         memory_fd: of the memory that workers read, -1 for private memory.
     """
     live = config.live

@@ -74,7 +74,7 @@ async def _take_over(
 
     Args:
         attempt: opens the folder; Conflict if another process has it.
-        yields: whether this writer gives up the folder on request.
+        yields: True if this writer gives up the folder on request.
         stand_by_s: seconds to wait for an owner that does not yield; 0 means for ever.
         clock: monotonic seconds.
     Raises:

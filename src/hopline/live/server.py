@@ -138,7 +138,7 @@ class WriterServer:
             never.
         snapshot_s: and when the last one is this old, if anything changed; 0 means never.
         clock: monotonic seconds.
-        yields: whether it gives up the folder when another writer asks.
+        yields: True if it gives up the folder when another writer asks.
         publish: called in a thread with each snapshot that was written; None for nothing.
 
     Attributes:

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 
 def wants_open_metrics(accept: bytes | None) -> bool:
-    """Return whether a scraper prefers OpenMetrics, by its header Accept (RFC 9110, 12.5.1).
+    """Return True if a scraper prefers OpenMetrics, by its header Accept (RFC 9110, 12.5.1).
 
     A scraper that accepts anything gets Prometheus' text format, and so does one with a header above 1 KiB.
     """

@@ -49,7 +49,7 @@ def restore_cpus(allowed: Collection[int]) -> None:
 def leave_cpu() -> bool:
     """Move this thread off the background CPUs, now; it may come back later.
 
-    Returns: whether the thread was on one of them.
+    Returns: True if the thread was on one of them.
     """
     if not _AVAILABLE:
         return False

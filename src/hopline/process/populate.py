@@ -65,7 +65,7 @@ def _populate(address, num_bytes, shared):  # type: ignore[no-untyped-def]
         address: a multiple of the page size.
         shared: int64 [3], see `_DONE`.
 
-    Returns: whether the kernel could do it; one before Linux 5.14 cannot.
+    Returns: True if the kernel could do it; one before Linux 5.14 cannot.
     """
     spec = np.zeros(2, np.int64)
     while shared[_DONE] < num_bytes and shared[_STOP] == 0:

@@ -40,7 +40,7 @@ class Slot:
     Attributes:
         name: for logs.
         start: starts its child.
-        is_replaced: whether `Supervisor.replace_all` replaces it.
+        is_replaced: True if `Supervisor.replace_all` replaces it.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Supervisor:
         self._rolling: asyncio.Task[None] | None = None
 
     async def run(self) -> bool:
-        """Until `stop`, and until all children have ended; returns whether they could be started."""
+        """Until `stop`, and until all children have ended; returns True if they could be started."""
         await asyncio.gather(*(self._keep(slot) for slot in self._slots))
         return not self._failed
 

@@ -39,7 +39,7 @@ def want_slices(seconds: float) -> bool:
     Args:
         seconds: 0 means the system's usual ones.
 
-    Returns: whether the system takes such a wish; an older one ignores it.
+    Returns: True if the system takes such a wish; an older one ignores it.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:

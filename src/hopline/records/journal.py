@@ -230,7 +230,7 @@ class Journal:
             self._finish()
 
     def close(self, timeout_s: float) -> bool:
-        """Finish the file and wait for conversions; return whether they ended in time."""
+        """Finish the file and wait for conversions; return True if they ended in time."""
         if self._fd >= 0:
             self._finish()
         return self._finisher.close(timeout_s)

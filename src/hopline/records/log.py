@@ -41,7 +41,7 @@ class _Identity(NamedTuple):
     """The identity of one version; see `entry.Entry`. Has no reference to the version itself.
 
     Attributes:
-        shows_tensors: whether the version is a `Preprocessing`.
+        shows_tensors: True if the version is a `Preprocessing`.
     """
 
     model: str

@@ -25,7 +25,7 @@ class RolloutJudge:
         metrics: of the server.
         recorders: the list that versions report their answers to; it holds a monitor during a rollout.
         fleet: of the members; open.
-        is_confirmed: whether the state that is followed holds now; without it no caller gets a candidate.
+        is_confirmed: True if the state that is followed holds now; without it no caller gets a candidate.
     """
 
     def __init__(

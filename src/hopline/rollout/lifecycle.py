@@ -163,7 +163,7 @@ class Lifecycle:
             model: name.
             version: folder in the repository; None is the newest.
             graph, groups: see `Unit`.
-            serve: whether it gets the requests that name no version.
+            serve: True if it gets the requests that name no version.
             force: let it serve though it refuses requests that callers send now.
 
         Returns: the unit's id.
@@ -442,7 +442,7 @@ class Lifecycle:
 
         Args:
             check: is called once this worker has loaded it, and may refuse it.
-            serves: whether callers that name no version come to it by that.
+            serves: True if callers that name no version come to it by that.
 
         Raises: HoplineError: one cannot load it, or the change is refused; nothing changed.
         """

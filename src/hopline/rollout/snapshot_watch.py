@@ -43,7 +43,7 @@ class SnapshotWatch:
         config: `snapshots`.
         models: the state of each model. begin, unload: as in `Lifecycle`.
         snapshots: of the server's own address.
-        leads: whether this worker decides for all.
+        leads: True if this worker decides for all.
         metrics: of the server.
         clock: seconds.
 

@@ -36,7 +36,7 @@ class WholeModel:
             "edge_index:<edge type>", "edge_attr:<edge type>", "edge_weight:<edge type>", and for
             relational models "edge_index:*" and "edge_type:*".
         output_dim: columns of the logits.
-        compiled: whether machine code runs.
+        compiled: True if machine code runs.
         why_eager: why existing machine code does not run; else empty.
     """
 

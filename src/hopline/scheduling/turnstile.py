@@ -64,7 +64,7 @@ class Turn:
         return any(other.used < used for other in waiting)
 
     def begin(self, now: float) -> bool:
-        """Take the turn; returns whether others share the loop, so that a slice must do."""
+        """Take the turn; returns True if others share the loop, so that a slice must do."""
         gate = self._gate
         gate.waiting.discard(self)
         gate.floor = self.used

@@ -129,7 +129,7 @@ class FakeService:
         self._draining = True
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for pending requests; return whether all were answered in time."""
+        """Wait for pending requests; return True if all were answered in time."""
         end = time.monotonic() + timeout_s
         while self.num_waiting and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.005)

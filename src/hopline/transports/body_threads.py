@@ -35,7 +35,7 @@ class LoopShare:
         self._used = 0
 
     def fits(self, result: ScoreResult) -> bool:
-        """Return whether the loop may encode an answer now; if so, it counts."""
+        """Return True if the loop may encode an answer now; if so, it counts."""
         wanted = num_values(result)
         if wanted <= _FEW_VALUES:
             return True

@@ -76,7 +76,7 @@ class GrpcApp:
     Args:
         service: answers the requests.
         gate: authenticates clients; None without authentication.
-        traces: whether requests join the trace of their call's metadata.
+        traces: True if requests join the trace of their call's metadata.
         max_nodes: limit of nodes, pairs or rows of one request.
     """
 

@@ -378,7 +378,7 @@ class HttpApp:
         raise BadRequest("this server does not monitor drift; set drift.enabled and drift.path")
 
     def _shows(self, request: Request, model: str) -> bool:
-        """Return whether a list shows this model to the client of the request."""
+        """Return True if a list shows this model to the client of the request."""
         return self._guard is None or client_of(request).may("read", model)
 
     # Routing

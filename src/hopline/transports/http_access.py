@@ -166,7 +166,7 @@ class Access(NamedTuple):
             the client may read.
         change: permission for every other method.
         model: the model that the path is about; `SERVER` for the whole server.
-        open: whether no authentication is needed.
+        open: True if no authentication is needed.
     """
 
     view: Permission | None = "read"

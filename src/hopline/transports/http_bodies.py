@@ -83,7 +83,7 @@ def check_score(max_nodes: int) -> Check:
 
 
 def is_small(request: Request) -> bool:
-    """Return whether a body can be decoded on the loop; a small compressed body is decompressed here.
+    """Return True if a body can be decoded on the loop; a small compressed body is decompressed here.
 
     Raises: BadRequest, UnsupportedEncoding: it cannot be decompressed.
     """

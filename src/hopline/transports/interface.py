@@ -48,11 +48,11 @@ class ScoringService(Protocol):
         ...
 
     def live(self) -> bool:
-        """Return whether the process works at all."""
+        """Return True if the process works at all."""
         ...
 
     def ready(self) -> bool:
-        """Return whether requests are accepted."""
+        """Return True if requests are accepted."""
         ...
 
     def model_names(self) -> tuple[str, ...]:

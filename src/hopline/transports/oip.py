@@ -242,7 +242,7 @@ def repository_index(service: ScoringService, *, ready_only: bool = False) -> li
 
 
 def model_is_ready(service: ScoringService, name: str, version: str | None) -> bool:
-    """Return whether requests for this version would be accepted.
+    """Return True if requests for this version would be accepted.
 
     Raises: ModelNotFound.
     """

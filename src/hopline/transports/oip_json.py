@@ -80,7 +80,7 @@ def decode_infer(
     Args:
         body: the whole body.
         json_length: value of Inference-Header-Content-Length, None without it.
-        is_counted: whether the body was already checked for repeated names.
+        is_counted: True if the body was already checked for repeated names.
 
     Raises:
         BadRequest: malformed JSON, unknown fields, lengths that do not fit, unsupported parameters.

@@ -85,7 +85,7 @@ class Description:
 
     Args:
         operations: its routes.
-        config: whether clients authenticate.
+        config: names the settings of authentication.
     """
 
     def __init__(self, operations: Sequence[Operation], config: Config) -> None:

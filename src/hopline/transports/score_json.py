@@ -87,7 +87,7 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> InputsBody:
     """Decode a body.
 
     Args:
-        is_counted: whether the body was already checked for repeated names.
+        is_counted: True if the body was already checked for repeated names.
 
     Raises:
         BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path), or a
@@ -121,7 +121,7 @@ def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
 
 
 def may_name_version(body: bytes) -> bool:
-    """Return whether a body may select a version, without decoding it; True may be wrong."""
+    """Return True if a body may select a version, without decoding it; True may be wrong."""
     # Searching a large body needs as long as decoding it.
     return len(body) > PIECE_BYTES or b"version" in body or b"\\u" in body
 

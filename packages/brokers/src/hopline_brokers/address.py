@@ -51,7 +51,7 @@ class Address:
 
     Attributes:
         scheme: in lower case, without the "s" of TLS.
-        encrypted: whether over TLS.
+        encrypted: True if over TLS.
         servers: (host, port), one or more.
         path: what follows the servers, without slashes around it.
         options: name -> value, from the query, the file and the login.

@@ -91,7 +91,7 @@ class Retries:
             message, request: what was refused.
             error: why.
             left_s: until the message may not be retried any more.
-            is_first: whether the message was not retried yet.
+            is_first: True if the message was not retried yet.
         """
         if isinstance(error, RateLimited):
             return is_first and 0 < error.per_s * left_s <= self._of_rate[request.model]
@@ -202,7 +202,7 @@ class QueueServer:
             task.add_done_callback(self._ended)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop reading and finish the messages that were read; return whether all were settled in time."""
+        """Stop reading and finish the messages that were read; return True if all were settled in time."""
         self._stopping = True
         self._free.set()
         if not self._tasks:

@@ -75,7 +75,7 @@ def _command() -> str:
 
 
 def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:
-    """Run the demo on a free port and check the answers; return whether all checks passed.
+    """Run the demo on a free port and check the answers; return True if all checks passed.
 
     Args:
         folder: None uses a temporary folder.

@@ -36,7 +36,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         top_p, top_k, min_p: the tokens that may be drawn; 1, 0 and 0 allow all.
         seed: of the draws.
         stop: strings before which the text ends.
-        logprobs: whether the log probability of each chosen token is wanted.
+        logprobs: True if the log probability of each chosen token is wanted.
         ignore_eos: continue after the model's own end; for measurements.
         repeatable: the text depends on nothing but the prompt and these. An engine draws the tokens of a
             batch together, and its sums depend on the batch, so such a text runs alone.

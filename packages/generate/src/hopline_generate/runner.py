@@ -71,7 +71,7 @@ class StopStrings:
     """Cuts a text before the first of its stop strings.
 
     Attributes:
-        found: whether a stop string came; no text follows.
+        found: True if a stop string came; no text follows.
     """
 
     __slots__ = ("_held", "_longest", "_stops", "found")

@@ -25,7 +25,7 @@ class GenerativeSpec(msgspec.Struct, frozen=True):
         architecture, quantisation: as the file says; "" if it does not.
         parameters: weights of all tensors; 0 if unknown.
         chat_template: of the file, which the engine reads itself; "" if it has none.
-        sets_template: whether `chat_template` is another one, which replaces that of the file.
+        sets_template: True if `chat_template` is another one, which replaces that of the file.
         licence: its text or name; "" if there is none.
         url: of the upstream, up to and including /v1.
         upstream_model: as the upstream calls the model.

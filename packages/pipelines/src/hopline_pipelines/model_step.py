@@ -55,8 +55,8 @@ class Question:
         pairs: True for the request's own pairs, or what gives both sides.
         columns: of a tabular model.
         fill, timeout_s: see `ModelStepSpec`.
-        takes_time: whether the model takes `as_of`.
-        is_pipeline: whether it is one itself, and reads attributes.
+        takes_time: True if the model takes `as_of`.
+        is_pipeline: True if it is one itself, and reads attributes.
     """
 
     nodes: bool | Expression = False

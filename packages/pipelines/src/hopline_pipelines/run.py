@@ -105,7 +105,7 @@ class Plan:
         default_outputs: for requests that name none.
         inputs: description of its inputs for transports.
         id_kind: of the node ids that requests name.
-        takes_time: whether some step takes `as_of`.
+        takes_time: True if some step takes `as_of`.
         graph_version: snapshots that its models answered about when it was loaded.
         models: names of all models below it, those of pipelines inside it included.
     """
@@ -303,7 +303,7 @@ class Run:
     ) -> None:
         """Request a model's answer for a step; `take` gets it.
 
-        `otherwise` gets an error that comes instead, and returns whether the step has an answer anyway.
+        `otherwise` gets an error that comes instead, and returns True if the step has an answer anyway.
 
         Raises: HoplineError: it refused immediately.
         """

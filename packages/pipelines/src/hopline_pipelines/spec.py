@@ -62,7 +62,7 @@ class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Inputs of a request.
 
     Attributes:
-        nodes, pairs: whether it names nodes (and inline nodes) or pairs.
+        nodes, pairs: True if the step names nodes (and inline nodes) or pairs.
         columns, attributes: name -> what it is; a string is short for its type.
     """
 

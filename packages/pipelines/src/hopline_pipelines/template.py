@@ -52,7 +52,7 @@ class Template:
         expression: checks and compiles an expression.
 
     Attributes:
-        reads_nodes: whether it has the ids of nodes.
+        reads_nodes: True if it has the ids of nodes.
 
     Raises: PipelineInvalid: what does not fit.
     """

@@ -405,7 +405,7 @@ def _keys(group: str, ids: ExternalIds) -> list[str]:
 
 
 def _is_possible(key: str) -> bool:
-    """Return whether DynamoDB accepts the key: an invalid one would make the other 99 of its call fail."""
+    """Return True if DynamoDB accepts the key: an invalid one would make the other 99 of its call fail."""
     try:
         return len(key) <= _KEY_BYTES and len(key.encode()) <= _KEY_BYTES
     except UnicodeEncodeError:  # half of a surrogate pair

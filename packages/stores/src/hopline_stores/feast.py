@@ -308,7 +308,7 @@ def _part_names(column: _Column) -> list[str]:
 
 
 def _is_possible(id: ExternalId, id_range: range | None) -> bool:
-    """Return whether a join key can have the value; Feast refuses a whole read for an impossible one."""
+    """Return True if a join key can have the value; Feast refuses a whole read for an impossible one."""
     if id_range is not None:
         return isinstance(id, int | np.integer) and id in id_range
     try:

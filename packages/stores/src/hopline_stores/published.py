@@ -44,7 +44,7 @@ class PublishingStore(FeatureStore):
 
     @abstractmethod
     async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
-        """Replace a note (None: remove it) if it has the expected content; return whether it had."""
+        """Replace a note (None: remove it) if it has the expected content; return True if it had."""
 
     @abstractmethod
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:

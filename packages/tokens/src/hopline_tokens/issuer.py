@@ -87,7 +87,7 @@ class IssuerKeys:
         self.tick()
 
     def tick(self) -> bool:
-        """Take fetched keys, and fetch them again if that is due; return whether there are new ones."""
+        """Take fetched keys, and fetch them again if that is due; return True if there are new ones."""
         changed = self._take()
         age_s = self._clock() - self._started
         wanted_s = MIN_INTERVAL_S if self._error or not self.keys else self._config.jwt_refresh_s

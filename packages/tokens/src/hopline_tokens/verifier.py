@@ -41,7 +41,7 @@ class Keys(Protocol):
         ...
 
     def tick(self) -> bool:
-        """Take up changed keys; called once a second. Return whether there are new ones."""
+        """Take up changed keys; called once a second. Return True if there are new ones."""
         ...
 
     def missing(self, name: object) -> TokenKey | None:
@@ -98,7 +98,7 @@ class TokenVerifier:
         self._keys: Keys = keys or (IssuerKeys(config) if config.is_remote else FileKeys(config))
 
     def tick(self) -> bool:
-        """Take up changed keys; return whether there are new ones."""
+        """Take up changed keys; return True if there are new ones."""
         return self._keys.tick()
 
     def verify(self, token: str) -> TokenClaims:

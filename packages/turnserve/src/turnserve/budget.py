@@ -35,7 +35,7 @@ class Budget:
         return cls(max_body_bytes + cls.ROOM_FOR_OTHERS)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `take` would reserve this many bytes now."""
+        """Return True if `take` would reserve this many bytes now."""
         return self.used + num_bytes <= self.limit
 
     def take(self, num_bytes: int) -> bool:

@@ -42,7 +42,7 @@ class DecompressedTooLarge(CompressionError):
     """More bytes than are allowed.
 
     Attributes:
-        is_limit: whether that is the limit of all bodies, and not a too high ratio.
+        is_limit: True if the bound is the limit of all bodies, and not a too high ratio.
     """
 
     def __init__(self, text: str, *, is_limit: bool) -> None:

@@ -48,7 +48,7 @@ class Progress:
         self._num_taken, self._since = num_taken, now
 
     def has_stopped(self, num_taken: int, now: float, limit_s: float) -> bool:
-        """Return whether less than `LEAST_TAKEN_BYTES` were taken within the limit."""
+        """Return True if less than `LEAST_TAKEN_BYTES` were taken within the limit."""
         if num_taken - self._num_taken >= LEAST_TAKEN_BYTES:
             self.begin(num_taken, now)
         return now - self._since > limit_s
@@ -118,7 +118,7 @@ class Outbox:
         self._parts += parts
 
     def pump(self) -> bool:
-        """Give the transport what it accepts in this turn; return whether the client has to take it first.
+        """Give the transport what it accepts in this turn; return True if the client has to take it first.
 
         If more can be sent in a later turn, `has_parts` is true, and the result is False.
         """
@@ -148,7 +148,7 @@ class Outbox:
         self._is_paused = False
 
     def has_stopped(self, now: float, limit_s: float) -> bool:
-        """Return whether the client takes too little, or nothing."""
+        """Return True if the client takes too little, or nothing."""
         return self._is_paused and self._progress.has_stopped(-self.num_unsent(), now, limit_s)
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class LowPriorityReads:
     delayed by one turn for each two connections before it, some tenths of a millisecond each.
 
     Args:
-        is_pressed: returns whether other work waits for this loop.
+        is_pressed: returns True if other work waits for this loop.
     """
 
     def __init__(self, is_pressed: Callable[[], bool] = lambda: False) -> None:

@@ -86,7 +86,7 @@ class PrecomputedFile:
         _libc.madvise(*self._extent(), _POPULATE_READ)
 
     def lock(self) -> bool:
-        """Read and lock the whole map in memory; returns whether the kernel allows it (RLIMIT_MEMLOCK)."""
+        """Read and lock the whole map in memory; returns True if the kernel allows it (RLIMIT_MEMLOCK)."""
         return bool(_libc.mlock(*self._extent()) == 0)
 
     def _extent(self) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
         pid, host: of the process; 0 and "" if the file does not say.
         run_by: the command that started it, and its process.
         socket: where it accepts requests.
-        yields: whether it releases the lock on request.
+        yields: True if it releases the lock on request.
     """
 
     pid: int = 0

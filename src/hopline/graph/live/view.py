@@ -100,8 +100,8 @@ class LiveAdjacency:
     Attributes:
         indptr: int64 [capacity], the newest record of each destination. records: see `extent.py`.
         clock: the reader's version.
-        has_self_loops: whether there may be self-loops.
-        signed_weight: whether weights may be negative, now or later.
+        has_self_loops: True if there may be self-loops.
+        signed_weight: True if weights may be negative, now or later.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class Prepared:
         changes: the batch.
         skip: bool [num_events], events that change nothing; with it, the batch has the same outcome
             again.
-        is_version: whether it makes a new version of the graph.
+        is_version: True if it makes a new version of the graph.
         lists: edge type key -> destinations whose lists changed.
         rows: node type -> nodes whose features were set.
     """

@@ -98,7 +98,7 @@ class WorkFolder:
         restart: discard the work of another run.
 
     Attributes:
-        resumed: whether marks existed.
+        resumed: True if marks existed.
 
     Raises:
         RunMismatch: the folder of another run; each difference is named.

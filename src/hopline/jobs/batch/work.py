@@ -185,7 +185,7 @@ class Shaper:
     Attributes:
         shape: called with the first row and the states float32 [n, dim]; returns what is passed on, maybe
             views.
-        saves: whether the states are also written to the level's file; called for each span.
+        saves: True if the states are also written to the level's file; called for each span.
     """
 
     shape: Callable[[int, FloatArray], Any]

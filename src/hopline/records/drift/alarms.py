@@ -50,7 +50,7 @@ class AlarmRule(msgspec.Struct, frozen=True):
     consecutive_windows: int
 
     def step(self, alarm: Alarm, comparison: Comparison, now: float) -> bool:
-        """Update an alarm with one more window; return whether its level changed."""
+        """Update an alarm with one more window; return True if its level changed."""
         if min(comparison.num_reference, comparison.num_current) < MIN_VALUES:
             return False
         is_watch, is_alert = comparison.above(self.watch), comparison.above(self.alert)

@@ -68,8 +68,8 @@ class StateStore(ABC):
         address: for messages; without a password.
         where: the state is, and `remedy`: what to do if it is damaged, for messages.
         member: the name of this process among the members; no other process ever has it.
-        has_others: whether there may be other members.
-        spans_hosts: whether members are on several hosts: they miss each other when they are silent.
+        has_others: True if there may be other members.
+        spans_hosts: True if members are on several hosts: they miss each other when they are silent.
         beat_s: seconds between exchanges.
     """
 

@@ -114,7 +114,7 @@ class Fleet:
         names: models that this server serves, where the settings name them; () for all.
 
     Attributes:
-        wants_lead: whether this member also leads while no rollout is judged, if no other one does.
+        wants_lead: True if this member also leads while no rollout is judged, if no other one does.
     """
 
     def __init__(self, store: StateStore, names: tuple[str, ...] = ()) -> None:
@@ -185,7 +185,7 @@ class Fleet:
 
         Args:
             change: gets the newest state, and may raise to leave it. May be called several times.
-            adds: whether the change adds something, which is refused where the state has grown too large.
+            adds: True if the change adds something, which is refused where the state has grown too large.
 
         Raises:
             Conflict: the state would be too large; nothing changed.

@@ -21,7 +21,7 @@ class BrokerServer:
 
     Attributes:
         scheme: URL scheme of its addresses.
-        keeps: whether acknowledged messages survive a kill.
+        keeps: True if acknowledged messages survive a kill.
         max_bytes: largest message that it accepts in this configuration; None without a limit.
         quick: options with which a queue soon redelivers messages of a dead reader.
         port: port on 127.0.0.1.

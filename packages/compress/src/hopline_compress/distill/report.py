@@ -200,9 +200,9 @@ class DistillReport(msgspec.Struct, frozen=True):
         structure: columns of structure features that the student reads, 0 for none.
         fallback_agreement: of the fallback student next to the teacher, which reads features alone.
         settings: of the training.
-        within: whether the student passes the gate; see `gate`.
+        within: True if the student passes the gate; see `gate`.
         why: the reason of the gate.
-        written: whether the student is in the repository.
+        written: True if the student is in the repository.
         path, fallback: of the student, and of its teacher's student.onnx; "" if not written.
         seconds: by step.
     """

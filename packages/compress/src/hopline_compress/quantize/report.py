@@ -59,9 +59,9 @@ class QuantizeReport(msgspec.Struct, frozen=True):
         latency_model: the ONNX files alone, one row and 1,024 rows of each stage.
         latency_request: whole requests through the engine, without state caches.
         calibration_nodes, judged_nodes: numbers of nodes.
-        labels: whether accuracy was measured against labels.
+        labels: True if accuracy was measured against labels.
         weight_bits: of int8 weights; None if there are none.
-        vnni: whether this processor multiplies int8 in one instruction; int8 latency depends on it.
+        vnni: True if this processor multiplies int8 in one instruction; int8 latency depends on it.
         seconds: duration.
     """
 

@@ -39,8 +39,8 @@ class OpenAiRoutes:
     Args:
         app: makes responses of errors, and counts.
         service: generates.
-        guarded: whether clients are authenticated.
-        traces: whether requests join the caller's trace.
+        guarded: True if clients are authenticated.
+        traces: True if requests join the caller's trace.
     """
 
     def __init__(self, app: Application, service: ScoringService, *, guarded: bool, traces: bool) -> None:

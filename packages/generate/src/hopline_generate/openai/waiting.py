@@ -134,7 +134,7 @@ class Events(BodyStream):
     """The body of a stream.
 
     Attributes:
-        is_open: whether the head was sent.
+        is_open: True if the head was sent.
         has_usage: see `Streaming`.
     """
 

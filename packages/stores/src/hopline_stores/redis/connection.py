@@ -135,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         where: the server, for errors.
 
     Attributes:
-        closed: whether it can no longer be used.
+        closed: True if it can no longer be used.
     """
 
     def __init__(self, where: str) -> None:
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._loop.time() - self._received_at if self._waiting else 0.0
 
     async def speaks(self, silence_s: float, looks: int) -> bool:
-        """Return whether data arrive within this silence, or within this number of event loop turns."""
+        """Return True if data arrive within this silence, or within this number of event loop turns."""
         for _ in range(looks):
             if self.closed or self.silent_s() <= silence_s:
                 break

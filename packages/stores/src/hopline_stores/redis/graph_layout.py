@@ -69,7 +69,7 @@ class StoreManifest(msgspec.Struct, frozen=True):
         graph: of the graph that was pushed, with its version, schema, counts and digests.
         host: part -> array that a host reads whole.
         edges: edge type -> column -> its part.
-        has_features: whether host parts include features; else a feature store has them.
+        has_features: True if host parts include features; else a feature store has them.
         means: node type -> mean feature row, where features are left out.
         chunk_entries: entries of a chunk of an edge part.
     """

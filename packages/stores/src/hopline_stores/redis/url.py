@@ -31,9 +31,9 @@ class RedisUrl:
         database: database number.
         prefix: prefix of all keys.
         ttl_s: rows expire this many seconds after they were written; None for never.
-        encrypted: whether to use TLS.
+        encrypted: True to use TLS.
         ca_file: certificate authorities; None for those of the system.
-        verify: whether the server's certificate is verified.
+        verify: True if the server's certificate is verified.
         cert_file, key_file: the client's certificate.
     """
 

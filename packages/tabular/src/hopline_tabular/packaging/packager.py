@@ -94,7 +94,7 @@ def package_tabular(
         columns: overrides for some columns: type, whether values may be absent, a default if requests
             leave the column out. All columns are needed if the sample is an array.
         overwrite: replace an existing version.
-        progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
+        progress: True if steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
 
     Returns: where the artifact is and how well it agrees.

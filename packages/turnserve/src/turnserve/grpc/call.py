@@ -52,7 +52,7 @@ class Method:
     Attributes:
         name: without the service name.
         begin: called with the call and, unless the client streams, its message.
-        streams: whether the client sends any number of messages, to `Call.listener`, which `begin` sets.
+        streams: True if the client sends any number of messages, to `Call.listener`, which `begin` sets.
         admit: called with the call after its head; raises an error to refuse it. None admits all.
         max_bytes: limit of a message, if less than the endpoint's limit.
     """
@@ -92,7 +92,7 @@ class Call:
         head: the request head with the metadata.
 
     Attributes:
-        begun: whether one of several answers was sent.
+        begun: True if one of several answers was sent.
         client: the caller, if `Method.admit` set it.
         deadline: on the monotonic clock, in seconds; None without one.
         listener: receives the messages of a client that streams.
@@ -216,7 +216,7 @@ class Call:
         return self._stream.output.peer
 
     def may_begin(self) -> bool:
-        """Return whether a request may begin; if not, `Listener.sent` is called once it may."""
+        """Return True if a request may begin; if not, `Listener.sent` is called once it may."""
         return self._stream.may_begin()
 
     def keep(self, num_bytes: int) -> bool:

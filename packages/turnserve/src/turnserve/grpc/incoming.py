@@ -115,7 +115,7 @@ class Incoming:
         name: of the method, for error texts.
 
     Attributes:
-        has_ended: whether a client that streams has sent its last message.
+        has_ended: True if a client that streams has sent its last message.
         max_bytes: limit of a message.
     """
 
@@ -270,7 +270,7 @@ class Incoming:
     # Time and memory
 
     def check_time(self, now: float) -> bool:
-        """Return whether a message that has begun is late; `next` raises then."""
+        """Return True if a message that has begun is late; `next` raises then."""
         if not self._kept or self._has_whole(self._kept) or self._stream.holds:
             self._since = now
             return False

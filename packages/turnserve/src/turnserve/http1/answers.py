@@ -56,7 +56,7 @@ class Backlog:
         return request
 
     def is_full(self, num_arriving: int) -> bool:
-        """Return whether no more may be read behind a request that is being answered.
+        """Return True if no more may be read behind a request that is being answered.
 
         Args:
             num_arriving: bytes of an incomplete body.

@@ -29,7 +29,7 @@ class Spinner:
         spin_s: how long to wait awake, seconds; 0 never waits.
 
     Attributes:
-        is_on: whether it ever waits awake.
+        is_on: True if it ever waits awake.
         num_pending: requests that other threads work on. Those threads need the interpreter more.
     """
 

@@ -25,7 +25,7 @@ class Request:
         connection: the header line for its answer: none, keep-alive (requested by HTTP/1.0) or close.
         reserved_bytes: bytes reserved in the listener's budget until the answer.
         client: the authenticated client; not set without authentication, which costs nothing.
-        is_counted: whether its JSON was counted and has no repeated names.
+        is_counted: True if its JSON was counted and has no repeated names.
         peer: holder of the connection's client certificate; None without one.
     """
 
@@ -94,7 +94,7 @@ class Sink(Protocol):
     """Receiver of a body that comes in pieces; one for each protocol.
 
     Attributes:
-        is_blocked: whether the client does not read now: what is written is stored, so write later.
+        is_blocked: True if the client does not read now: what is written is stored, so write later.
     """
 
     @property

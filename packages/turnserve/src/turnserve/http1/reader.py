@@ -161,7 +161,7 @@ class RequestReader:
         return method
 
     def is_slow(self, now: float) -> bool:
-        """Return whether the request that is being read takes too long; called once a second."""
+        """Return True if the request that is being read takes too long; called once a second."""
         self._slow_since = self._slow_since or now
         return now - self._slow_since > self._listener.timeouts.read_s
 
@@ -285,7 +285,7 @@ class RequestReader:
             self._taker.proceed()
 
     def _lacks_room(self, num_bytes: int) -> bool:
-        """Return whether a body of this length is refused before it is sent.
+        """Return True if a body of this length is refused before it is sent.
 
         Behind requests of this connection, which may hold the room until they are answered, the body is
         refused only if there is still no room when it comes.

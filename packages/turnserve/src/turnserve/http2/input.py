@@ -93,7 +93,7 @@ class Input:
 
     Attributes:
         closed: the stream ids that were used.
-        is_final: whether the client knows that no further stream is accepted.
+        is_final: True if the client knows that no further stream is accepted.
         streams: the open ones, by id.
     """
 

@@ -53,7 +53,7 @@ class Http2Listener:
         turns: schedules postponed work; None creates it.
 
     Attributes:
-        closing: whether new connections are closed immediately.
+        closing: True if new connections are closed immediately.
         connections: the open connections.
         lane: low-priority reads of connections whose last answer was a refusal.
         not_http2: answer to a client of HTTP/1.

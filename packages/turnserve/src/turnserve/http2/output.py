@@ -106,7 +106,7 @@ class Unsent:
         return self.num_bytes > SHARE_BYTES
 
     def may_begin(self, stream: Sender) -> bool:
-        """Return whether a request of this stream may begin; if not, its receiver is called later."""
+        """Return True if a request of this stream may begin; if not, its receiver is called later."""
         if not self.is_full:
             return True
         self._due[stream] = None
@@ -154,18 +154,18 @@ class Unsent:
         self._turns.leave(self)
 
     def is_due(self, stream: Sender) -> bool:
-        """Return whether a request of this stream waits until the client has taken earlier answers."""
+        """Return True if a request of this stream waits until the client has taken earlier answers."""
         return stream in self._due
 
     def takes_none(self, now: float, limit_s: float) -> bool:
-        """Return whether the client took no answer to its end within the limit."""
+        """Return True if the client took no answer to its end within the limit."""
         return now > self._last_taken[1] + limit_s
 
     def has_stopped(self, now: float, limit_s: float, transport: Any, *, is_blocked: bool) -> bool:
-        """Return whether the connection, not one stream alone, takes too little.
+        """Return True if the connection, not one stream alone, takes too little.
 
         Args:
-            is_blocked: whether the transport accepts no more.
+            is_blocked: True if the transport accepts no more.
         """
         if self.num_taken != self._last_taken[0]:
             self._last_taken = self.num_taken, now
@@ -189,8 +189,8 @@ class Output:
 
     Attributes:
         held: memory of the connection's requests, and of answers that wait.
-        is_blocked: whether the client does not read.
-        is_late: whether the last answer was a refusal: the next input has low priority.
+        is_blocked: True if the client does not read.
+        is_late: True if the last answer was a refusal: the next input has low priority.
         num_resets: streams that were reset within this second.
         peer: holder of the client's certificate.
         resize: prefix of the next head, if the client reduced its header table, which we do not use.

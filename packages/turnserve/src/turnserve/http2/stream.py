@@ -33,7 +33,7 @@ class Receiver(Protocol):
     """The handler of a stream's data.
 
     Attributes:
-        begun: whether one of several answers was sent.
+        begun: True if one of several answers was sent.
     """
 
     begun: bool
@@ -69,12 +69,12 @@ class Stream:
 
     Attributes:
         receiver: the handler; None until the request is checked, and if it was refused.
-        has_ended: whether the client has sent its last byte.
-        lasts: whether the client may send for any time.
+        has_ended: True if the client has sent its last byte.
+        lasts: True if the client may send for any time.
         num_held: stored bytes, reserved in the connection's `held`.
         num_arriving: part of them for requests that have not begun.
         content_left: announced bytes that have not arrived; None without a content length.
-        is_open: whether data may still be sent: not all was sent, and the stream was not reset.
+        is_open: True if data may still be sent: not all was sent, and the stream was not reset.
         num_pending: bytes that wait until the client accepts more.
         num_sent: bytes of them that were sent.
     """
@@ -154,7 +154,7 @@ class Stream:
                 self._widen()
 
     def takes_content(self, num_bytes: int) -> bool:
-        """Count content against the announced length; return whether it fits."""
+        """Count content against the announced length; return True if it fits."""
         assert self.content_left is not None
         self.content_left -= num_bytes
         return self.content_left == 0 if self.has_ended else self.content_left >= 0
@@ -200,7 +200,7 @@ class Stream:
     # Output to the client
 
     def may_begin(self) -> bool:
-        """Return whether a request may begin; if not, `Receiver.sent` is called once it may."""
+        """Return True if a request may begin; if not, `Receiver.sent` is called once it may."""
         return self._output.unsent.may_begin(self)
 
     def send(self, headers: bytes, data: bytes, trailers: bytes) -> bool:
@@ -276,7 +276,7 @@ class Stream:
         return bool(self._pending)
 
     def pump(self) -> bool:
-        """Send waiting data as far as the client accepts them; return whether all were sent."""
+        """Send waiting data as far as the client accepts them; return True if all were sent."""
         output = self._output
         pending = self._pending
         while pending and self.is_open:
@@ -324,7 +324,7 @@ class Stream:
         return True
 
     def has_stopped(self, now: float, limit_s: float) -> bool:
-        """Return whether the client takes too little of this stream; not if the connection is the cause."""
+        """Return True if the client takes too little of this stream; not if the connection is the cause."""
         if not self._pending or self.send_window > 0:
             self._progress = None
             return False
