@@ -40,7 +40,6 @@ class Plan:
         reads: raw rows that come from sources; see `complete`.
         fetched_edges: edges that were fetched from a graph store for this batch.
         since: rows with this stamp or an older one have expired; -inf where rows do not age.
-        num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
     """
 
@@ -48,7 +47,6 @@ class Plan:
     as_of: int
     guard: Guard
     since: float = -np.inf
-    num_computed: int = 0
     num_edges: int = 0
     reads: list[RawRead] = field(default_factory=list)
     fetched_edges: FetchedEdgesByType = field(default_factory=dict)
@@ -129,7 +127,6 @@ def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
         num_rows = need.compute.shape[0]
         if num_rows == 0:
             continue
-        plan.num_computed += num_rows
         guard.rows += num_rows
         level = need.level
         if level.own_below is not None:

@@ -31,7 +31,7 @@ from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.breaker import BreakerPolicy
 from hopline.features.flight import Absences, Flight, Waiter, picked
 from hopline.features.inflight import MAX_FLIGHT_ROWS, InFlight
-from hopline.features.metrics import ClientMetrics, NoMetrics
+from hopline.features.metrics import ClientMetrics
 from hopline.features.overdue import Overdue
 from hopline.features.retry import RetryPolicy
 from hopline.features.skew import SchemaWatch
@@ -136,7 +136,7 @@ class FeatureClient:
         self._origin = tier("origin", origin)
         self._l2 = None if l2 is None else tier("l2", l2)
         self._limits = limits or ClientLimits()
-        self._metrics = metrics or NoMetrics()
+        self._metrics = metrics or ClientMetrics()
         self._clock = clock
         self.wall_clock: Callable[[], float] = time.time
         self._copies = stamped_group(group)

@@ -40,8 +40,8 @@ class Registry(Protocol):
         ...
 
 
-class ClientMetrics(Protocol):
-    """Receives the events of the feature client; must be cheap."""
+class ClientMetrics:
+    """Receives the events of the feature client, and ignores them. Methods of subclasses must be cheap."""
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
         """Count a finished call to a store: "ok", "timeout", "unavailable", "refused" or "cancelled"."""
@@ -56,26 +56,10 @@ class ClientMetrics(Protocol):
         """Count a breaker that opened (1), closed (-1) or is new (0)."""
 
 
-class NoMetrics:
-    """A `ClientMetrics` that ignores all events."""
-
-    def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
-        """See `ClientMetrics.called`."""
-
-    def rows(self, tier: str, result: str, count: int) -> None:
-        """See `ClientMetrics.rows`."""
-
-    def retried(self, tier: str) -> None:
-        """See `ClientMetrics.retried`."""
-
-    def breaker(self, tier: str, change: int) -> None:
-        """See `ClientMetrics.breaker`."""
-
-
 ChildT = TypeVar("ChildT")
 
 
-class FeatureMetrics:
+class FeatureMetrics(ClientMetrics):
     """The metric families of feature fetching; a `ClientMetrics`.
 
     Args:

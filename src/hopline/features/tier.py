@@ -17,7 +17,7 @@ from hopline.features.answer import Reason
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.breaker import BreakerPolicy, CircuitBreaker
 from hopline.features.flight import joined
-from hopline.features.metrics import ClientMetrics, NoMetrics
+from hopline.features.metrics import ClientMetrics
 from hopline.features.overdue import Overdue
 from hopline.features.retry import RetryBudget, RetryPolicy
 from hopline.features.rows import not_finite
@@ -150,7 +150,7 @@ class Tier:
         self.store = store
         self.breaker = CircuitBreaker(breaker)
         self.retries = RetryBudget(retry)
-        self._metrics = metrics or NoMetrics()
+        self._metrics = metrics or ClientMetrics()
         self._clock = clock
         self._was_closed = True
         self._silent_until = float("-inf")

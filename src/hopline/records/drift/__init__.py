@@ -1,4 +1,4 @@
-"""Drift: if requests, answers and neighbourhoods still match those that the model was built for.
+"""Drift: compares requests, answers and neighbourhoods with those that the model was built for.
 
 Read `monitor.py` first: the recorder of a server. `version.py` has the state of one model version.
 """
