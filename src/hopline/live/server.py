@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hopline.errors import (
     BadRequest,
@@ -28,11 +28,14 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.graph.live import codec
-from hopline.graph.live.changes import Applied, Changes, Ids
+from hopline.graph.live.changes import Applied, Changes
 from hopline.graph.schema import GraphSchema
 from hopline.live import wire
 from hopline.process.listeners import listen_at
 from hopline.process.wire import Refusal, WireError
+
+if TYPE_CHECKING:
+    from hopline.graph.live.keeper import GraphKeeper
 
 log = logging.getLogger(__name__)
 
@@ -43,64 +46,6 @@ _MAX_WAITING_BYTES = 64 * 2**20
 #: Prefix of the names of clients that follow a stream.
 FOLLOWS = "hopline stream"
 ResultT = TypeVar("ResultT")
-
-
-class AppliesChanges(Protocol):
-    """`graph.live.keeper.GraphKeeper`, or a fake. One thread calls all methods except `write_snapshot`."""
-
-    @property
-    def sequence(self) -> int:
-        """The newest durable version."""
-        ...
-
-    @property
-    def positions(self) -> Mapping[str, Any]:
-        """Source -> the position that follows its last event."""
-        ...
-
-    @property
-    def follows(self) -> bool:
-        """True if only a stream changes the graph; then its reader alone knows that it is up to date."""
-        ...
-
-    @property
-    def filled(self) -> float:
-        """Share of the memory that is in use, 0 to 1."""
-        ...
-
-    @property
-    def bytes_since_snapshot(self) -> int:
-        """Bytes of changes that a start would have to read again."""
-        ...
-
-    @property
-    def snapshot_sequence(self) -> int:
-        """Version of the newest snapshot."""
-        ...
-
-    def apply(self, batches: Sequence[Changes]) -> list[Applied]:
-        """Make batches durable and visible; one outcome each. Raises: HoplineError: nothing was applied."""
-        ...
-
-    def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
-        """The present version, and nodes whose answers changed after one."""
-        ...
-
-    def caught_up(self) -> None:
-        """Record that the graph has everything that its stream has."""
-        ...
-
-    def confirm(self) -> None:
-        """Record that the present version contains all events until now."""
-        ...
-
-    def begin_snapshot(self) -> Any:
-        """Hold the present version; None if it has a snapshot."""
-        ...
-
-    def write_snapshot(self, draft: Any) -> object:
-        """Write what `begin_snapshot` holds. Raises: GraphError: the snapshot cannot be written."""
-        ...
 
 
 @dataclass(slots=True)
@@ -132,7 +77,7 @@ class WriterServer:
     """Serves the writer's socket: applies batches, answers queries and writes snapshots.
 
     Args:
-        keeper: recovered already.
+        keeper: recovered already. One thread calls all of its methods except `write_snapshot`.
         lineage, schema: of the graph.
         snapshot_bytes: a snapshot is written when this many bytes would have to be read again; 0 means
             never.
@@ -149,7 +94,7 @@ class WriterServer:
 
     def __init__(
         self,
-        keeper: AppliesChanges,
+        keeper: GraphKeeper,
         lineage: str,
         schema: GraphSchema,
         *,
