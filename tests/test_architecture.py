@@ -120,7 +120,7 @@ BUDGET: dict[str, int] = {
     "isolated": 1741,
     "jobs": 3839,
     "kernels": 651,
-    "live": 2132,
+    "live": 2077,
     "memory": 407,
     "models": 2376,
     "observe": 1151,
