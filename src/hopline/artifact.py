@@ -237,6 +237,25 @@ ANY_TYPE = "*"
 REPEATED, LOOPS, ONE_WAY = "repeated edges", "self-loops", "one-way edges"
 
 
+#: Row of a node that a table has none of: its graph is refused, or it gets zeros.
+Later = Literal["refuse", "zero"]
+
+
+class LearnedRows(msgspec.Struct, frozen=True):
+    """Learned rows of the nodes of one type; see `engine/embeddings.py`.
+
+    Attributes:
+        tables: path in the module -> columns, in their order in the file.
+        num_rows: of the file. id_kind: of the ids of its rows; `range` are row numbers.
+        later: see `Later`.
+    """
+
+    tables: dict[str, int]
+    num_rows: int
+    id_kind: Literal["range", "int", "string"]
+    later: Later = "refuse"
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """The content of model.json.
 
@@ -263,6 +282,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         types_without: keys of edge types that the module reads if a graph has them, and that the graph of
             packaging lacked; `ANY_TYPE`: all that it lacked.
         types_nonempty: keys of edge types without whose edges the module takes another branch.
+        embeddings: node type -> learned rows of its nodes.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.
         producer: library -> version of it that wrote the artifact.
@@ -289,6 +309,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     edges_without: dict[str, tuple[str, ...]] = msgspec.field(name="matrix_without", default_factory=dict)
     types_without: tuple[str, ...] = ()
     types_nonempty: tuple[str, ...] = ()
+    embeddings: dict[str, LearnedRows] = {}
     files: dict[str, str] = {}
     parity: dict[str, object] = {}
     producer: dict[str, str] = {}
@@ -304,9 +325,25 @@ class ModelSpec(msgspec.Struct, frozen=True):
         named |= {stage.query or None for stage in stages}
         if self.runtime == "torch":
             named |= {"whole.json", *(path.name for path in folder.glob("compiled.*"))}
+        if self.embeddings:
+            named |= {path.relative_to(folder).as_posix() for path in folder.glob("embeddings/*")}
         for structure in {stage.structure for stage in stages if stage.structure}:
             named |= {path.relative_to(folder).as_posix() for path in folder.glob(f"{structure}/*")}
         return {name for name in named if name is not None}
+
+    def check_no_embeddings(self, what: str) -> None:
+        """Check that the model has no learned rows of nodes.
+
+        Args:
+            what: what does not read them, such as "a batch run".
+
+        Raises: ArtifactError: it has.
+        """
+        if self.embeddings:
+            raise ArtifactError(
+                f"{self.name}/{self.version} has learned rows of {', '.join(self.embeddings)} "
+                f"(embeddings=), which {what} does not read; a server of a graph snapshot does"
+            )
 
     @property
     def reach(self) -> int:

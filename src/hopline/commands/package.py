@@ -133,6 +133,16 @@ def package(
             show_default=False,
         ),
     ] = None,
+    embedding: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=TYPE: a table of the module that has a row for each node of a type (repeatable).",
+            show_default=False,
+        ),
+    ] = None,
+    later_nodes: Annotated[
+        str, typer.Option(help="A later graph's nodes without a row of such a table: refuse, or zero.")
+    ] = "refuse",
     output: Annotated[
         str, typer.Option(help="Kind of the model's output: logits, probabilities, or auto to detect it.")
     ] = "auto",
@@ -211,6 +221,8 @@ def package(
             target=cast(Any, tuple(target.split(",")) if target and "," in target else target),
             classes=classes.split(",") if classes else (),
             arguments=parse_arguments(argument or ()),
+            embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
+            later_nodes=cast(Any, later_nodes),
             relations=relation,
             output=cast(Any, output),
             runtime=cast(Any, runtime),
@@ -247,12 +259,18 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     Raises:
         PackagingError: not NAME=ROLE.
     """
-    found: dict[str, Any] = {}
+    pairs = _pairs(texts, "--argument", "edge_weight=edge_attr")
+    return {name: None if role == "none" else role for name, role in pairs.items()}
+
+
+def _pairs(texts: Sequence[str], option: str, example: str) -> dict[str, str]:
+    """Values NAME=VALUE by name. Raises: PackagingError: another form."""
+    found = {}
     for text in texts:
-        name, equals, role = text.partition("=")
+        name, equals, value = text.partition("=")
         if not equals or not name:
-            raise PackagingError(f"--argument {text!r}: write NAME=ROLE, such as edge_weight=edge_attr")
-        found[name] = None if role == "none" else role
+            raise PackagingError(f"{option} {text!r}: write NAME=VALUE, such as {example}")
+        found[name] = value
     return found
 
 

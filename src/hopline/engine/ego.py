@@ -17,7 +17,7 @@ from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.inline_features import InlineNodes
 from hopline.engine.interner import Interner
 from hopline.engine.lap import LapWatch
-from hopline.engine.schema import check_schema
+from hopline.engine.schema import fitted
 from hopline.engine.source import Ages
 from hopline.engine.state_cache import StateCache
 from hopline.errors import BadRequest
@@ -50,7 +50,7 @@ class EgoModel:
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
         from hopline.runtimes.torch import WholeModel
 
-        check_schema(spec, graph)
+        graph = fitted(folder, spec, graph)
         self.spec = spec
         self.graph = graph
         self.watch = LapWatch()

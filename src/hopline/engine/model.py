@@ -26,7 +26,7 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import Plan, complete, do_without, make_plan, share_there
-from hopline.engine.schema import check_edges, check_schema
+from hopline.engine.schema import check_edges, fitted
 from hopline.engine.source import (
     Ages,
     FetchedEdgesByType,
@@ -201,7 +201,7 @@ class Model:
         threads: int = 1,
         sources: Mapping[str, RowSource] | None = None,
     ) -> None:
-        check_schema(spec, graph)
+        graph = fitted(folder, spec, graph)
         self.spec = spec
         self.graph = graph
         self.state_caches = dict(state_caches or {})
@@ -308,7 +308,7 @@ class Model:
         Raises:
             RowsAbsent: a source lacks rows, and `supply` did not allow computing without them.
         """
-        if self._flat is not None:
+        if self._flat is not None and wanted.keys() == {self.spec.head.node_type}:
             node_type, ids = next(iter(wanted.items()))
             self.watch.sampled()
             found = self._flat.run(ids)
@@ -420,6 +420,8 @@ def load_model(
         SchemaMismatch: see `check_schema` and `check_edges`.
     """
     check_edges(spec, graph)
+    if sources and sources.keys() & spec.embeddings.keys():
+        spec.check_no_embeddings("a server with a feature store")
     if spec.runtime == "torch":
         if any(is_in_store(edge) for edge in graph.edges.values()):
             raise ArtifactError(

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import msgspec
 
 from hopline.artifact import ANY_TYPE, LOOPS, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.declared import check_declared
+from hopline.engine.embeddings import widened, with_tables
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
+
+
+def fitted(folder: Path, spec: ModelSpec, graph: Graph | LiveView) -> Graph | LiveView:
+    """The graph as a model reads it: with the model's learned rows of nodes.
+
+    Raises:
+        SchemaMismatch, ArtifactError: as `check_schema` and `with_tables`.
+    """
+    check_schema(spec, graph)
+    return with_tables(folder, spec, graph)
 
 
 def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
@@ -26,7 +38,10 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
         raise ArtifactError(
             f"model {spec.name}/{spec.version}: graph_schema in model.json cannot be read: {error}"
         ) from None
-    check_declared(spec, expected)
+    tables = {name: learned.tables for name, learned in spec.embeddings.items()}
+    for name in tables.keys() - expected.node_types.keys():
+        raise ArtifactError(f"model {spec.name}/{spec.version}: learned rows of {name!r}, not a node type")
+    check_declared(spec, widened(expected, tables))
     differences = expected.differences(graph.schema) + _edge_types(spec, expected, graph)
     if spec.sampling == "weighted":
         differences += graph.schema.signed(spec.fanouts)

@@ -24,6 +24,7 @@ from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup
 from hopline.packaging.advice import lost
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.learned import place
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
 
@@ -54,6 +55,7 @@ class Binding:
         left_out: node type, edge type key or "" -> names in the user's data that the graph does not have.
         groups: node type -> the tensors of which its feature columns are; none for a type of one tensor.
         columns: argument with the role "columns" -> the name of its group.
+        tables: path of a learned table in the module -> the node type of its rows.
     """
 
     roles: dict[str, Role]
@@ -69,6 +71,7 @@ class Binding:
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     groups: Mapping[str, Sequence[ColumnGroup]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def relational(self) -> bool:
@@ -102,6 +105,8 @@ class Binding:
         Args:
             sparse: pass `adj_t` as the sparse tensor that `ToSparseTensor` builds; else as the edge index.
         """
+        for path, node_type in self.tables.items():
+            place(module, path, self._tensors(slots, node_type)[path])
         values = {name: self._value(name, role, slots, sparse) for name, role in self.roles.items()}
         first = [values.pop(name) for name in list(values)[: self.positional]]
         return module(*first, **values)

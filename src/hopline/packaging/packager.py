@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
 
-from hopline.artifact import Head, ModelSpec, check_choice, write_spec
+from hopline.artifact import Head, Later, ModelSpec, check_choice, write_spec
+from hopline.engine.embeddings import joined, write_tables
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
 from hopline.packaging.activation import Output, Task
@@ -26,7 +27,8 @@ from hopline.packaging.folder import new_version
 from hopline.packaging.head import head_call, is_link
 from hopline.packaging.job import Job
 from hopline.packaging.later_types import with_edge_types
-from hopline.packaging.reference import Reference, originals_in_eval, precision_notes
+from hopline.packaging.learned import Tables, take_out
+from hopline.packaging.reference import Reference, eval_copy, originals_in_eval, precision_notes
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import (
     Device,
@@ -134,6 +136,8 @@ def package(
     target: str | tuple[str, str] | None = None,
     classes: Sequence[str] = (),
     arguments: Mapping[str, Role | None] | None = None,
+    embeddings: Mapping[str, str] | None = None,
+    later_nodes: Later = "refuse",
     relations: Sequence[str] | None = None,
     output: Output = "auto",
     runtime: Runtime = "auto",
@@ -163,6 +167,11 @@ def package(
         arguments: argument name of forward -> "features", "edge_index", "edge_attr", "edge_weight",
             "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), if names are
             not the usual ones.
+        embeddings: name of an `nn.Embedding` or parameter of the module -> the node type of whose nodes it
+            has a row each, in the order of the graph. It leaves the weights and becomes columns of the
+            artifact, which are found by the nodes' ids.
+        later_nodes: what a node of a later graph gets that has no such row: "refuse" (the graph is not
+            served) or "zero".
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
         output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
@@ -198,6 +207,7 @@ def package(
         ("output", output, Output),
         ("runtime", runtime, Runtime),
         ("device", device, Device),
+        ("later_nodes", later_nodes, Later),
     ):
         check_choice(named, value, get_args(hint))
     check_sampling(sampling, schema)
@@ -213,7 +223,15 @@ def package(
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
-    binding = bind(module, schema, arguments=arguments, relations=relations, left_out=graph.left_out)
+    whole, tables = graph, Tables()
+    if embeddings:
+        module = eval_copy(module)
+        tables = take_out(module, embeddings, graph)
+        graph = joined(graph, tables)
+    schema = graph.schema
+    binding = bind(
+        module, schema, arguments=arguments, relations=relations, left_out=graph.left_out, tables=embeddings
+    )
     targets = _targets(target, binding, head)
     called = binding.called + head_call(head, targets)
     job = Job(
@@ -269,6 +287,10 @@ def package(
             written = job.write_whole(place.folder, spec, reason)
         if compile:
             job.compile(place.folder, written)
+        if tables:
+            plain = msgspec.json.decode(msgspec.json.encode(whole.schema))
+            learned = write_tables(place.folder, whole, tables, later_nodes)
+            written = msgspec.structs.replace(written, graph_schema=plain, embeddings=learned)
         spec = write_spec(place.folder, written)
         stages = stage_figures(place.folder, spec, job.figures)
     return PackageReport(place.path, spec, stages, (*job.notes, *later), time.perf_counter() - started)

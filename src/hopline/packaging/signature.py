@@ -66,6 +66,7 @@ class _Call:
         attributed, weighted: edge types that have attributes, weights.
         left_out: as in `Binding`.
         columns: argument -> tensor of nodes, by the user's choice.
+        tables: as in `Binding`.
     """
 
     shown: str
@@ -78,6 +79,7 @@ class _Call:
     weighted: tuple[str, ...]
     left_out: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, str]
+    tables: Mapping[str, str]
 
     @property
     def required(self) -> list[str]:
@@ -123,7 +125,8 @@ class _Call:
         roles: tuple[tuple[frozenset[Role], Role], ...] = (
             (_FEATURES | {"columns"}, "features"), (_EDGES, "edge_index"),
         )  # fmt: skip
-        return [role for family, role in roles if not family & named]
+        known = {"features"} if self.tables else set()
+        return [role for family, role in roles if not family & named and role not in known]
 
     def lost(self, name: str) -> str:
         """Why the graph does not have the user's data of this name, in words; "" if there was none."""
@@ -140,6 +143,7 @@ def bind(
     arguments: Mapping[str, Role | None] | None = None,
     relations: tuple[str, ...] | None = None,
     left_out: Mapping[str, tuple[str, ...]] | None = None,
+    tables: Mapping[str, str] | None = None,
 ) -> Binding:
     """Decide what each argument of `module.forward` receives.
 
@@ -147,7 +151,7 @@ def bind(
         arguments: argument name -> what it receives, for names that are not the usual ones; None
             leaves an optional argument out.
         relations: edge type keys in the order of an `edge_type` argument's numbers.
-        left_out: as in `Binding`.
+        left_out, tables: as in `Binding`; features are not needed by a module with tables.
 
     Raises:
         PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks; the message
@@ -166,6 +170,7 @@ def bind(
         f"{type(module).__name__}.forward", module, parameters, positional, given, schema,
         tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0),
         tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out or {}, columns,
+        dict(tables or {}),
     )  # fmt: skip
     _check_given(call)
     bound = {name: role for name, role in call.given.items() if role is not None}
@@ -186,7 +191,7 @@ def bind(
         roles, hetero, tuple(schema.node_types), edge_keys, call.attributed, call.weighted,
         by_position(parameters, roles), _mentions(module, "adj_t"), flat, _shown(call, roles, flat),
         call.left_out, {name: each.groups for name, each in schema.node_types.items()},
-        {name: call.column(name) for name in roles if roles[name] == "columns"},
+        {name: call.column(name) for name in roles if roles[name] == "columns"}, call.tables,
     )  # fmt: skip
     if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(
@@ -377,7 +382,7 @@ def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str])
     """Check that some arguments receive the features and the edges, and that a weight is one number."""
     received = set(roles.values())
     for family, role in ((_FEATURES, "features"), (_EDGES, "edge_index")):
-        if family & received or (role == "features" and "columns" in received):
+        if family & received or (role == "features" and ("columns" in received or call.tables)):
             continue
         text = f"no argument of {call.shown} receives the {role}; its arguments are {list(call.parameters)}"
         if "batch" in received:

@@ -74,8 +74,6 @@ class Splitter:
         self.traced = traced
         self.convs = convs
         self.num_layers = max(traced.levels[node] for node in finals.values())
-        if self.num_layers == 0:
-            raise NotSplittable("the model has no message-passing layer on the way to its output")
         self._states: dict[Place, _State] = {}
         for node_type, node in finals.items():
             self._state(self.num_layers, node_type).values.append(node)

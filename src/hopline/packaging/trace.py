@@ -23,6 +23,7 @@ from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, Messag
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS, unknown_class
+from hopline.packaging.learned import Rows
 from hopline.packaging.proxy import (
     CHANGED,
     VALUE,
@@ -200,7 +201,7 @@ class _Tracer(RunningTracer):
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
         if isinstance(m, MessagePassing | Aggregation):
             return True
-        if is_container(m):
+        if is_container(m) or isinstance(m, Rows):
             return False
         return not any(isinstance(part, MessagePassing) for part in m.modules())
 
@@ -249,8 +250,6 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
         NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
             its output is not one tensor of the target type.
     """
-    if not any(isinstance(part, MessagePassing) for part in model.modules()):
-        raise NotSplittable(f"{type(model).__name__} has no message-passing layer")
     root = _Root(model, binding)
     tracer = _Tracer({name: value.clone() for name, value in slots.items()})
     try:

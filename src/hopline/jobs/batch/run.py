@@ -109,6 +109,7 @@ class BatchRun:
         self._clock = clock
         self._began = self._synced = clock()
         spec = read_spec(model_folder)
+        spec.check_no_embeddings("a batch run")
         warn_of_overflow(spec)
         self._spec = spec
         # An interrupted run resumes with the snapshot that it began with, if that is still the newest.

@@ -297,6 +297,7 @@ def quantize(
 
 def _graph_model(folder: Path) -> ModelSpec:
     spec = read_spec(folder)
+    spec.check_no_embeddings("quantisation")
     if spec.runtime != "onnx":
         raise PackagingError(
             f"{spec.name}/{spec.version} is served whole by the {spec.runtime} runtime ({spec.why_whole}); "

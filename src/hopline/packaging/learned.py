@@ -1,0 +1,123 @@
+"""Learned rows of nodes: takes embedding tables out of a module, so that they are columns of the graph.
+
+A table has a row for each node of a type: `nn.Embedding(num_nodes, d)` or a parameter [num_nodes, d]. The
+module reads it whole (`self.emb.weight`) or by the nodes' numbers. In its place the module gets the rows of
+the nodes that it is called with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hopline.errors import PackagingError
+from hopline.graph import Graph
+from hopline.types import FloatArray
+
+#: Node type -> path of a table in the module -> float32 [N, d].
+Tables = dict[str, dict[str, FloatArray]]
+
+
+class Rows(nn.Module):
+    """In place of an `nn.Embedding` over nodes: the rows of those that the module is called with.
+
+    Attributes:
+        weight: [n, d].
+    """
+
+    def __init__(self, embedding_dim: int) -> None:
+        super().__init__()
+        self.embedding_dim = embedding_dim
+        self.weight: Any = None
+
+    @property
+    def num_embeddings(self) -> Any:
+        """Number of rows."""
+        return self.weight.size(0)
+
+    def forward(self, numbers: Any) -> Any:
+        """All rows: `numbers` are those of all nodes in order, as `torch.arange(n)`.
+
+        Raises: PackagingError: they are others. Only a run on tensors shows it, which is before each trace.
+        """
+        is_known = type(numbers) is Tensor and not torch.compiler.is_exporting()
+        if is_known and not torch.equal(numbers, torch.arange(len(self.weight))):
+            raise PackagingError(
+                "a table of embeddings={...} is read by something else than the numbers of all nodes. If it has "
+                "a row for each code of a category, it stays in the module: leave it out of embeddings"
+            )
+        return self.weight
+
+
+def take_out(module: nn.Module, embeddings: Mapping[str, str], graph: Graph) -> Tables:
+    """Make a module read rows which it is given; returns its tables.
+
+    Args:
+        module: is changed.
+        embeddings: path of a table in the module -> the node type of its rows.
+
+    Raises:
+        PackagingError: there is no such table, or it has not a row for each node; names those that have.
+    """
+    found: Tables = {}
+    for path, node_type in embeddings.items():
+        if node_type not in graph.nodes:
+            raise PackagingError(
+                f"embeddings[{path!r}] is {node_type!r}; the node types are {', '.join(graph.nodes)}"
+            )
+        owner, _, leaf = path.rpartition(".")
+        try:
+            part = getattr(module.get_submodule(owner), leaf)
+        except AttributeError:
+            part = None
+        table = part.weight if isinstance(part, nn.Embedding) else part
+        num_nodes = graph.nodes[node_type].num_nodes
+        if not isinstance(table, Tensor) or table.dim() != 2 or len(table) != num_nodes:
+            tables = [
+                name
+                for name, each in module.named_parameters()
+                if each.dim() == 2 and len(each) == num_nodes
+            ]
+            listed = ", ".join(name.removesuffix(".weight") for name in tables) or "none"
+            what = "no table" if not isinstance(table, Tensor) else f"{list(table.shape)}"
+            raise PackagingError(
+                f"embeddings[{path!r}] is {what}; a table has a row for each of the {num_nodes} nodes of "
+                f"type {node_type!r}. Of the module these have: {listed}"
+            )
+        if isinstance(part, nn.Embedding) and part.max_norm is not None:
+            raise PackagingError(
+                f"embeddings[{path!r}] has max_norm, which changes its rows when they are read"
+            )
+        found.setdefault(node_type, {})[path] = np.ascontiguousarray(table.detach().float().numpy())
+        _replace(module, part)
+    return found
+
+
+def _replace(module: nn.Module, part: nn.Module | Tensor) -> None:
+    """Put `Rows` into each place of an embedding; take a parameter out of each of its places."""
+    rows = Rows(part.embedding_dim) if isinstance(part, nn.Embedding) else None
+    for owner in module.modules():
+        for name, each in [*owner._modules.items(), *owner._parameters.items()]:
+            if each is not part:
+                continue
+            delattr(owner, name)
+            setattr(owner, name, rows)
+
+
+def place(module: nn.Module, path: str, rows: Any) -> None:
+    """Give a module the rows of one of its tables.
+
+    Args:
+        rows: [n, d], a tensor or an fx proxy.
+    """
+    owner, _, leaf = path.rpartition(".")
+    holder = module.get_submodule(owner)
+    part = getattr(holder, leaf)
+    if isinstance(part, Rows):
+        part.weight = rows
+    else:
+        setattr(holder, leaf, rows)

@@ -1,0 +1,253 @@
+"""Tables with a row for each node, taken out of a module: served answers are the module's."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data, HeteroData
+
+import hopline
+from hopline.artifact import read_spec
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
+from hopline.errors import ArtifactError, BadRequest, PackagingError, SchemaMismatch
+from hopline.graph import Graph
+from hopline.types import InlineNode, ScoreRequest
+from tests.packaging.live_graph import live_view
+
+N = 60
+
+
+def edges(seed=0, num_nodes=N):
+    rng = torch.Generator().manual_seed(seed)
+    one = torch.randint(0, num_nodes, (2, 2 * num_nodes), generator=rng)
+    return torch.cat([one, one.flip(0)], 1)
+
+
+class ByNumber(nn.Module):
+    """Features, a table that is read by number, and a parameter."""
+
+    def __init__(self, num_nodes=N):
+        super().__init__()
+        self.parts = nn.ModuleDict({"emb": nn.Embedding(num_nodes, 6)})
+        self.bias = nn.Parameter(torch.randn(num_nodes, 3))
+        self.first, self.second = pyg.SAGEConv(10, 8), pyg.SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        h = torch.cat([x, self.parts["emb"](torch.arange(x.size(0)))], 1)
+        return self.second(self.first(h, edge_index).relu(), edge_index) + self.bias
+
+
+BY_NUMBER = {"parts.emb": "node", "bias": "node"}
+
+
+class Whole(pyg.LightGCN):
+    """LightGCN as PyG has it: no features, all rows."""
+
+    def forward(self, edge_index):
+        return self.get_embedding(edge_index)
+
+
+class Towers(nn.Module):
+    """No edges: two tables and a tower above each."""
+
+    def __init__(self):
+        super().__init__()
+        self.user_emb, self.item_emb = nn.Embedding(20, 8), nn.Embedding(30, 8)
+        self.user, self.item = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, edge_index_dict):
+        return {"user": self.user(self.user_emb.weight).relu(), "item": self.item(self.item_emb.weight)}
+
+
+def package(model, graph, repository, **options):
+    options = {"fanouts": [-1, -1], "task": "multiclass", "embeddings": BY_NUMBER} | options
+    return hopline.package(model, graph, repository, name="m", **options)
+
+
+def answer(report, graph, output="logits", **request):
+    answerer = Answerer(load_model(report.path, report.spec, graph), (output,), 999)
+    (found,) = answerer.answer([ScoreRequest("m", **request)])
+    return found if isinstance(found, Exception) else found.outputs[output]
+
+
+def with_features(ids=None, order=None):
+    """The same graph with its nodes in another order."""
+    x, e = torch.randn(N, 4, generator=torch.Generator().manual_seed(1)), edges()
+    if order is not None:
+        place = np.argsort(order)
+        x, e = x[torch.from_numpy(order)], torch.from_numpy(place)[e]
+        ids = None if ids is None else [ids[at] for at in order]
+    return Data(x=x, edge_index=e), Graph.from_pyg(Data(x=x, edge_index=e), ids=ids)
+
+
+def expected(model, data):
+    with torch.no_grad():
+        return model.eval()(data.x, data.edge_index)
+
+
+KINDS = {"range": None, "int": [7 * at + 3 for at in range(N)], "string": [f"u{at}" for at in range(N)]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("runtime", ["auto", "torch"])
+def test_rows_are_those_of_the_nodes(kind, runtime, tmp_path):
+    data, graph = with_features(KINDS[kind])
+    model = ByNumber()
+    report = package(model, graph, tmp_path, runtime=runtime)
+    assert report.spec.runtime == ("onnx" if runtime == "auto" else "torch")
+    ids = KINDS[kind] or list(range(N))
+    np.testing.assert_allclose(answer(report, graph, nodes=ids), expected(model, data), atol=1e-5)
+    spec = read_spec(report.path)
+    assert spec.embeddings["node"].tables == {"parts.emb": 6, "bias": 3}
+    assert spec.graph_schema["node_types"]["node"]["feature_dim"] == 4
+
+
+@pytest.mark.parametrize("kind", ["int", "string"])
+def test_a_later_graph_in_another_order_finds_its_rows_by_their_ids(kind, tmp_path):
+    ids = KINDS[kind]
+    data, graph = with_features(ids)
+    model = ByNumber()
+    report = package(model, graph, tmp_path)
+    _, later = with_features(ids, np.random.default_rng(0).permutation(N))
+    later = later.save(tmp_path / "later")
+    np.testing.assert_allclose(answer(report, later, nodes=ids), expected(model, data), atol=1e-5)
+
+
+def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):
+    ids = KINDS["string"]
+    data, graph = with_features(ids)
+    more = Data(x=torch.cat([data.x, torch.ones(2, 4)]), edge_index=torch.cat(
+        [data.edge_index, torch.tensor([[N, 3], [5, N + 1]])], 1))  # fmt: skip
+    later = Graph.from_pyg(more, ids=[*ids, "new", "newer"])
+    model = ByNumber()
+    report = package(model, graph, tmp_path)
+    with pytest.raises(SchemaMismatch, match=r"no learned row of 2 nodes .*\('new', 'newer'\)"):
+        load_model(report.path, report.spec, later)
+    report = package(model, graph, tmp_path / "zero", later_nodes="zero")
+    larger = ByNumber(N + 2)
+    state = {name: torch.cat([rows, torch.zeros(2, rows.shape[1])]) if len(rows) == N else rows
+             for name, rows in model.state_dict().items()}  # fmt: skip
+    larger.load_state_dict(state)
+    found = answer(report, later, nodes=[*ids, "new", "newer"])
+    np.testing.assert_allclose(found, expected(larger, more), atol=1e-5)
+
+
+def test_a_model_of_pyg_without_features_is_served(tmp_path):
+    data = Data(edge_index=edges(), num_nodes=N)
+    model, graph = Whole(N, 16, 2).eval(), Graph.from_pyg(data)
+    options = {"task": "embedding", "fanouts": [-1] * 3, "embeddings": {"embedding": "node"}}
+    report = package(model, graph, tmp_path, **options)
+    with torch.no_grad():
+        wanted = model(data.edge_index)
+    np.testing.assert_allclose(answer(report, graph, "embedding", nodes=list(range(N))), wanted, atol=1e-5)
+
+
+def test_two_towers_without_edges_score_pairs(tmp_path):
+    data = HeteroData()
+    data["user"].num_nodes, data["item"].num_nodes = 20, 30
+    data["user", "buys", "item"].edge_index = torch.tensor([[0, 1], [2, 3]])
+    graph, model = Graph.from_pyg(data), Towers().eval()
+    tables = {"user_emb": "user", "item_emb": "item"}
+    options = {"task": "binary", "fanouts": [], "head": "dot", "target": ("user", "item")}
+    report = package(model, graph, tmp_path, embeddings=tables, **options)
+    assert report.spec.runtime == "onnx"
+    users, items = list(range(20)), list(range(10, 30))
+    with torch.no_grad():
+        rows = model(None)
+        wanted = (rows["user"] * rows["item"][10:]).sum(1)
+    found = answer(report, graph, pairs=(users, items))
+    np.testing.assert_allclose(found[:, 0], wanted, atol=1e-5)
+
+
+def test_the_user_s_module_keeps_its_tables(tmp_path):
+    _, graph = with_features()
+    model = ByNumber()
+    package(model, graph, tmp_path)
+    assert isinstance(model.parts["emb"], nn.Embedding)
+    assert model.bias.shape == (N, 3)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"emb": "node"}, r"is no table; .* have: bias, parts\.emb"),
+        ({"parts.emb": "user"}, "is 'user'; the node types are node"),
+        ({"first.lin_l.weight": "node"}, r"is \[8, 10\]; a table has a row for each of the 60 nodes"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_those_that_there_are(tables, message, tmp_path):
+    with pytest.raises(PackagingError, match=message):
+        package(ByNumber(), with_features()[1], tmp_path, embeddings=tables)
+
+
+def test_a_table_that_changes_when_it_is_read_is_refused(tmp_path):
+    model = ByNumber()
+    model.parts["emb"] = nn.Embedding(N, 6, max_norm=1.0)
+    with pytest.raises(PackagingError, match="max_norm"):
+        package(model, with_features()[1], tmp_path)
+
+
+class Codes(ByNumber):
+    """Reads the table by something else than the nodes' numbers."""
+
+    def forward(self, x, edge_index):
+        codes = (x[:, 0].abs() * 20).long() % N
+        return super().forward(x, edge_index) + self.parts["emb"](codes)[:, :3]
+
+
+def test_a_table_of_something_else_is_refused(tmp_path):
+    with pytest.raises(PackagingError, match="read by something else than the numbers of all nodes"):
+        package(Codes(), with_features()[1], tmp_path)
+
+
+def test_what_does_not_hold_the_rows_is_refused(tmp_path):
+    _, graph = with_features()
+    report = package(ByNumber(), graph, tmp_path)
+    with pytest.raises(ArtifactError, match="a live graph does not read"):
+        load_model(report.path, report.spec, live_view(graph))
+    refusal = answer(report, graph, inline=[InlineNode([0.0] * 4)])
+    assert isinstance(refusal, BadRequest)
+    assert "learned rows of nodes of type 'node'" in str(refusal)
+
+
+def _cut(folder):
+    table = np.load(folder / "embeddings" / "node.npy")
+    np.save(folder / "embeddings" / "node.npy", table[:-1])
+
+
+def _fewer(folder):
+    (folder / "embeddings" / "node.ids.json").write_text(json.dumps(KINDS["string"][:-1]))
+
+
+def _other(folder):
+    (folder / "embeddings" / "node.ids.json").write_text("[1, 2]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, r"float32 of shape \[59, 9\]; model\.json says float32 of \[60, 9\]"),
+        (_fewer, "59 ids of 60 rows"),
+        (_other, "cannot be read"),
+        (lambda folder: (folder / "embeddings" / "node.npy").write_bytes(b"x"), "cannot be read"),
+    ],
+)
+def test_a_damaged_table_is_refused(damage, message, tmp_path):
+    _, graph = with_features(KINDS["string"])
+    report = package(ByNumber(), graph, tmp_path)
+    damage(report.path)
+    with pytest.raises(ArtifactError, match=message):
+        load_model(report.path, report.spec, graph)
+
+
+def test_learned_rows_of_an_unknown_type_are_refused(tmp_path):
+    _, graph = with_features()
+    report = package(ByNumber(), graph, tmp_path)
+    wrong = msgspec.structs.replace(report.spec, embeddings={"user": report.spec.embeddings["node"]})
+    with pytest.raises(ArtifactError, match="learned rows of 'user', not a node type"):
+        load_model(report.path, wrong, graph)
