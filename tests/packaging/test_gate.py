@@ -101,7 +101,7 @@ class BySize(Two):
         (Centred(), 2, "normalises over all nodes.*BatchNorm"),
         (models.GraphSAGE(6, 8, 2, 3, norm="GraphNorm"), 2, "normalises over all nodes"),
         (PerNode(), 2, "depend on how many nodes"),
-        (Numbered(), 2, r"(one number of nodes only|depend on how many).*self\.emb\(x\[:, 0\]\.long\(\)\)"),
+        (Numbered(), 2, r"(one number of nodes only|depend on how many).*embeddings=\{'emb': node type\}"),
         (OfAllNodes(), 2, "one number of nodes only"),
         (Reversed(), 2, "outgoing edges.*add the reverse edges"),
         (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),

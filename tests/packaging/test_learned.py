@@ -164,6 +164,47 @@ def test_two_towers_without_edges_score_pairs(tmp_path):
     np.testing.assert_allclose(found[:, 0], wanted, atol=1e-5)
 
 
+def test_factors_of_users_and_items_score_pairs(tmp_path):
+    class Factors(Towers):
+        def forward(self, edge_index_dict):
+            return {"user": self.user_emb.weight, "item": self.item_emb.weight}
+
+    data = HeteroData()
+    data["user"].num_nodes, data["item"].num_nodes = 20, 30
+    data["user", "buys", "item"].edge_index = torch.tensor([[0, 1], [2, 3]])
+    graph, model = Graph.from_pyg(data), Factors().eval()
+    tables = {"user_emb": "user", "item_emb": "item"}
+    options = {"task": "regression", "fanouts": [], "head": "dot", "target": ("user", "item")}
+    report = package(model, graph, tmp_path, embeddings=tables, runtime="onnx", **options)
+    with torch.no_grad():
+        wanted = (model.user_emb.weight * model.item_emb.weight[:20]).sum(1)
+    found = answer(report, graph, pairs=(list(range(20)), list(range(20))))
+    np.testing.assert_allclose(found[:, 0], wanted, atol=1e-5)
+
+
+def test_a_table_is_read_by_the_numbers_of_a_loader(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.conv = nn.Embedding(20, 6), pyg.SAGEConv((8, 6), 3)
+
+        def forward(self, data):
+            users = self.emb(data["user"].node_id)
+            return self.conv((data["item"].x, users), data["item", "by", "user"].edge_index)
+
+    data = HeteroData()
+    data["user"].num_nodes, data["item"].x = 20, torch.randn(30, 8)
+    data["item", "by", "user"].edge_index = torch.stack([torch.arange(30), torch.arange(30) % 20])
+    model, graph = Net().eval(), Graph.from_pyg(data)
+    report = package(
+        model, graph, tmp_path, embeddings={"emb": "user"}, target="user", fanouts=[-1], runtime="onnx"
+    )
+    data["user"].node_id = torch.arange(20)
+    with torch.no_grad():
+        wanted = model(data)
+    np.testing.assert_allclose(answer(report, graph, nodes=list(range(20))), wanted, atol=1e-5)
+
+
 def test_the_user_s_module_keeps_its_tables(tmp_path):
     _, graph = with_features()
     model = ByNumber()

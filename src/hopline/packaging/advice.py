@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 NUMBER = (
-    "a model that identifies nodes by number alone reads the number as a feature column: give the graph "
-    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
+    "a model without features has a table with a row for each node: declare it, "
+    "embeddings={'emb': node type}"
 )
 _ALL_ROWS = (
     "a server answers for the nodes that requests name, without the bookkeeping of a loader: give it a "

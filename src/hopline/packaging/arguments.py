@@ -167,6 +167,9 @@ class Binding:
             for node_type in self.node_types:
                 for name, rows in self._tensors(slots, node_type).items():
                     graph[node_type][name] = rows
+                if node_type in self.tables.values():  # loaders number the nodes
+                    count = slots[f"features:{node_type}"].size(0)
+                    graph[node_type].node_id = graph[node_type].n_id = torch.arange(count)
                 _guard(graph[node_type], self.left_out, node_type)
             for key in self.relations:
                 self._fill(graph[split_key(key)], slots, key, sparse)

@@ -125,8 +125,8 @@ class Job:
             if works_on_all(self.reference, self.graph, self.check):
                 raise NotServable(
                     f"the model works on the whole graph and not on a part of it ({error}). It identifies "
-                    "nodes by their row: give each node its number as a feature column, and look its "
-                    "embedding up by that column, self.emb(x[:, 0].long())"
+                    "nodes by their row: declare a table with a row for each node, embeddings={'emb': node "
+                    "type}"
                 ) from error
             raise
         try:

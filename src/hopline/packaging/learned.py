@@ -1,4 +1,4 @@
-"""Learned rows of nodes: takes embedding tables out of a module, so that they are columns of the graph.
+"""Learned rows of nodes: takes them out of a module, so that they are columns of the graph.
 
 A table has a row for each node of a type: `nn.Embedding(num_nodes, d)` or a parameter [num_nodes, d]. The
 module reads it whole (`self.emb.weight`) or by the nodes' numbers. In its place the module gets the rows of
@@ -47,8 +47,8 @@ class Rows(nn.Module):
         is_known = type(numbers) is Tensor and not torch.compiler.is_exporting()
         if is_known and not torch.equal(numbers, torch.arange(len(self.weight))):
             raise PackagingError(
-                "a table of embeddings={...} is read by something else than the numbers of all nodes. If it has "
-                "a row for each code of a category, it stays in the module: leave it out of embeddings"
+                "a table of embeddings={...} is read by something else than the numbers of all nodes. If "
+                "it has a row for each code of a category, leave it out of embeddings"
             )
         return self.weight
 

@@ -224,9 +224,8 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         return decided + (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
             "sum or softmax over all nodes, h @ h.T): the answer for a node changes when nodes that no "
-            "edge joins to it are added or change places. For an embedding of each node give the node's "
-            "number as a feature column, self.emb(x[:, 0].long()); replace sums over all nodes by a "
-            "function of the node alone"
+            "edge joins to it are added or change places. Declare a table with a row for each node, "
+            "embeddings={'emb': node type}; replace sums over all nodes by a function of the node alone"
         )
     return decided + (
         "it attends to or normalises over all nodes: the answer for a node changes with nodes that no edge "
@@ -265,9 +264,8 @@ def _one_size(error: PackagingError) -> str:
             "num_classes: give the number"
         )
     return (
-        f"the model works for one number of nodes only ({error}). It identifies nodes by their row: give "
-        "each node its number as a feature column and look its embedding up by that column, self.emb(x[:, "
-        "0].long())"
+        f"the model works for one number of nodes only ({error}). It identifies nodes by their row: "
+        "declare a table with a row for each node, embeddings={'emb': node type}"
     )
 
 

@@ -346,8 +346,8 @@ def hint(error: Exception) -> str:
     text = str(error)
     if isinstance(error, AttributeError) and any(f"'{name}'" in text for name in ("node_id", "n_id")):
         return (
-            "; the graph has features and edges only: make the node's number a feature column, and look "
-            "its embedding up by that column, self.emb(x[:, 0].long())"
+            "; a table with a row for each node is declared, embeddings={'emb': node type}, and forward "
+            "reads it whole, self.emb.weight"
         )
     if "Long" in text and "Float" in text:
         return "; features are float32: look codes up by x[:, 0].long()"

@@ -154,7 +154,9 @@ class Splitter:
     def _build(self, place: Place) -> StagePlan:
         state = self._states[place]
         plan = StagePlan(*place, values=state.values, state_dim=sum(map(self._width, state.values)))
-        if place[0] == 0 and [slot_of(value) for value in state.values] == [f"features:{place[1]}"]:
+        if place[0] == 0 < self.num_layers and [slot_of(value) for value in state.values] == [
+            f"features:{place[1]}"
+        ]:
             return plan
         queries = self.queries(place)
         if queries:

@@ -201,7 +201,7 @@ class _Tracer(RunningTracer):
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
         if isinstance(m, MessagePassing | Aggregation):
             return True
-        if is_container(m) or isinstance(m, Rows):
+        if is_container(m) or isinstance(m, Rows) or m is self.root.model:
             return False
         return not any(isinstance(part, MessagePassing) for part in m.modules())
 
