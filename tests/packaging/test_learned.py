@@ -116,6 +116,7 @@ def test_a_later_graph_in_another_order_finds_its_rows_by_their_ids(kind, tmp_pa
     _, later = with_features(ids, np.random.default_rng(0).permutation(N))
     later = later.save(tmp_path / "later")
     np.testing.assert_allclose(answer(report, later, nodes=ids), expected(model, data), atol=1e-5)
+    assert load_model(report.path, report.spec, later).graph.version == later.version
 
 
 def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):

@@ -59,10 +59,7 @@ def joined(graph: Graph, tables: Mapping[str, Mapping[str, FloatArray]]) -> Grap
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         nodes[name] = Nodes(np.ascontiguousarray(rows, np.float32), graph.nodes[name].ids)
     widths = {name: {key: each.shape[1] for key, each in given.items()} for name, given in tables.items()}
-    found = Graph(widened(graph.schema, widths), nodes, graph.edges, left_out=graph.left_out)
-    if "digests" in graph.__dict__:  # messages name the version of the graph as it is stored
-        found.__dict__["digests"] = graph.__dict__["digests"]
-    return found
+    return Graph(widened(graph.schema, widths), nodes, graph.edges, left_out=graph.left_out)
 
 
 def write_tables(
@@ -107,7 +104,9 @@ def with_tables(folder: Path, spec: ModelSpec, graph: Graph | LiveView) -> Graph
         )
         ends = np.cumsum(list(learned.tables.values()))[:-1]
         found[name] = dict(zip(learned.tables, np.split(table, ends, axis=1), strict=True))
-    return joined(graph, found)
+    served = joined(graph, found)
+    served.__dict__["version"] = graph.version  # answers name the graph as it is stored
+    return served
 
 
 def _file(folder: Path, node_type: str, ending: str) -> Path:
