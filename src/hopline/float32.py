@@ -20,15 +20,26 @@ _CODES = 2.0**64
 
 
 def changed(
-    values: AnyArray, stored: FloatArray, rounded: Collection[int] = ()
+    values: AnyArray, stored: FloatArray, rounded: Collection[int] = (), whole: Sequence[int] = ()
 ) -> NDArray[np.bool_] | None:
-    """Integers that float32 would change, bool [n, d]; None if there are none.
+    """Integers that float32 would change and fractions among integers, bool [n, d]; None if there are none.
 
     Args:
         values: [n, d], as they came.
         stored: float32 [n, d], the same numbers.
         rounded: columns that may be rounded.
+        whole: columns of whole numbers.
     """
+    lost = _changed(values, stored, rounded)
+    if not whole:
+        return lost
+    at = list(whole)
+    fractions = np.zeros(stored.shape, np.bool_) if lost is None else lost
+    fractions[:, at] |= stored[:, at] != np.rint(stored[:, at])
+    return fractions if fractions.any() else None
+
+
+def _changed(values: AnyArray, stored: FloatArray, rounded: Collection[int]) -> NDArray[np.bool_] | None:
     if values.dtype.kind == "f" and values.dtype.itemsize <= 4:
         return None
     size = np.abs(stored)
@@ -58,6 +69,8 @@ def refusal(value: Any, column: int | None, names: Sequence[str] = ()) -> str:
     """
     named = names[column] if column is not None and column < len(names) else None
     where = "" if column is None else f"column {column if named is None else repr(named)}: "
+    if float(value) != np.rint(float(value)):
+        return f"{where}{value} is a fraction, and the graph has integers there"
     return (
         f"{where}{loss(value)}. Number codes from 0 on or split them into several columns, or subtract a "
         "reference from times; if rounding is harmless, send float32 numbers, or build the graph with "

@@ -1,5 +1,7 @@
 """Several tensors of nodes in one graph: each argument of forward receives the tensor of its name."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -10,14 +12,15 @@ from torch_geometric.data import Data, HeteroData
 import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.errors import GraphError, PackagingError
+from hopline.errors import BadRequest, GraphError, PackagingError, SchemaMismatch
+from hopline.events.decode import Decoder
 from hopline.graph import ColumnGroup, Graph
 from hopline.types import InlineNode, ScoreRequest
 
 COLUMNS = ("country", "pos", "flag")
 GROUPS = (
-    ColumnGroup("x", 4), ColumnGroup("country", 0, integral=True), ColumnGroup("pos", 3),
-    ColumnGroup("flag", 0, integral=True),
+    ColumnGroup("x", 4), ColumnGroup("country", 0, "uint8"), ColumnGroup("pos", 3),
+    ColumnGroup("flag", 0, "bool"),
 )  # fmt: skip
 
 
@@ -26,7 +29,7 @@ def data_of(num_nodes=60, seed=0):
     return Data(
         x=torch.randn(num_nodes, 4, generator=rng),
         edge_index=torch.randint(0, num_nodes, (2, 4 * num_nodes), generator=rng),
-        country=torch.randint(0, 9, (num_nodes,), generator=rng),
+        country=torch.randint(0, 9, (num_nodes,), generator=rng).to(torch.uint8),
         pos=torch.randn(num_nodes, 3, generator=rng),
         flag=torch.rand(num_nodes, generator=rng) > 0.5,
     )
@@ -39,7 +42,9 @@ class Typed(nn.Module):
         self.first, self.second = pyg.SAGEConv(12, 8), pyg.SAGEConv(8, 3)
 
     def embedded(self, x, country, pos, flag):
-        return torch.cat([x, self.emb(country), pos], 1) * torch.where(flag > 0, 2.0, 1.0)[:, None]
+        wraps = (country - 5)[:, None] / 256  # of uint8: 251 for 0
+        scale = torch.where(~flag & (x[:, 0] > 0), 2.0, 1.0)[:, None]
+        return torch.cat([x, self.emb(country.long()), pos], 1) * scale + wraps
 
     def forward(self, x, country, edge_index, pos=None, flag=None):
         h = self.first(self.embedded(x, country, pos, flag), edge_index)
@@ -169,7 +174,7 @@ def test_the_tensors_are_known_to_copies_of_the_graph(tmp_path):
     saved = graph.save(tmp_path / "graph")
     for copy in (
         graph, saved, Graph.open(tmp_path / "graph"), saved.compressed(), saved.subgraph([0, 1, 2]),
-        saved.with_features_as("float16"),
+        saved.with_features_as("float16"), saved.with_features_as("float32"),
     ):  # fmt: skip
         assert copy.schema.node_types["node"].groups == GROUPS
     plain = Graph.from_pyg(data_of())
@@ -199,3 +204,50 @@ def test_an_unknown_name_of_a_tensor_is_refused_with_those_that_there_are(tmp_pa
     for name in ("columns", "mcc"):
         with pytest.raises(PackagingError, match=r"receives one of features, .*data, country, pos, flag"):
             package(OtherNames(), graph, tmp_path, arguments=OTHERS | {"codes": name})
+
+
+def later(**columns):
+    """The same graph with other tensors."""
+    data = data_of()
+    for name, value in columns.items():
+        data[name] = value
+    return Graph.from_pyg(data, columns=COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"country": torch.full((60,), 2.7)}, r"tensors .*country \(float32, 1\).*country \(uint8, 1\)"),
+        ({"flag": torch.ones(60, dtype=torch.int64)}, r"flag \(int64, 1\).*flag \(bool, 1\)"),
+        ({"pos": torch.zeros(60, 3, dtype=torch.int32)}, r"pos \(int32, 3\).*pos \(float32, 3\)"),
+    ],
+)
+def test_a_later_graph_with_tensors_of_other_dtypes_is_refused(columns, message, tmp_path):
+    report = package(Typed(), Graph.from_pyg(data_of(), columns=COLUMNS), tmp_path)
+    with pytest.raises(SchemaMismatch, match=message):
+        load_model(report.path, report.spec, later(**columns))
+
+
+def test_a_fraction_among_integers_is_refused(tmp_path):
+    graph = Graph.from_pyg(data_of(), columns=COLUMNS)
+    report = package(Typed(), graph, tmp_path)
+    row = np.asarray(graph.nodes["node"].features)[7].tolist()
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 999)
+    for at, name in ((4, "country"), (8, "flag")):
+        wrong = [*row[:at], 2.7, *row[at + 1 :]]
+        (found,) = answerer.answer([ScoreRequest("m", inline=[InlineNode(wrong)])])
+        assert isinstance(found, BadRequest)
+        assert f"column {name!r}: 2.7 is a fraction, and the graph has integers there" in str(found)
+    event = {"op": "set_features", "node": 3, "features": [*row[:4], 2.7, *row[5:]]}
+    (refused,) = Decoder(graph.schema).decode([json.dumps([event]).encode()]).refused
+    assert "2.7 is a fraction" in refused.reason
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float16"])
+def test_a_narrow_dtype_that_changes_codes_is_refused(dtype, tmp_path):
+    data = data_of()
+    data.country = 4001 + torch.arange(60) % 9
+    with pytest.raises(GraphError, match=rf"{dtype} does not hold the integers of 'country'"):
+        Graph.from_pyg(data, columns=COLUMNS, feature_dtype=dtype)
+    with pytest.raises(GraphError, match=rf"{dtype} does not hold the integers of 'country'"):
+        Graph.from_pyg(data, columns=COLUMNS).with_features_as(dtype)

@@ -287,7 +287,28 @@ def comprehension(_, h):
     return h * next(len(text) for text in {text.upper() for text in TEXTS})
 
 
-@pytest.mark.parametrize("middle", [literal, named, attribute, comprehension])
+KINDS = {"alpha", "beta", "gamma"}
+
+
+def of_the_module(_, h):
+    return h * next(len(kind) for kind in KINDS)
+
+
+def by_length(_, h):
+    return h * ord(sorted(KINDS, key=len)[-1][0])
+
+
+def longest(_, h):
+    return h * ord(max(KINDS, key=len)[0])
+
+
+def as_text(_, h):
+    return h * str(KINDS).index("beta")
+
+
+@pytest.mark.parametrize(
+    "middle", [literal, named, attribute, comprehension, of_the_module, by_length, longest, as_text]
+)
 def test_the_order_of_a_set_of_texts_is_that_of_one_process(middle, tmp_path):
     model = Model(middle)
     model.texts = frozenset(TEXTS)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hopline_brokers.testing.servers import BrokerServer
-
-_KAFKA_MOCK = Path(__file__).with_name("kafka_mock.py")
 
 
 class KafkaServer(BrokerServer):
@@ -27,7 +24,7 @@ class KafkaServer(BrokerServer):
 
     def command(self) -> list[str]:
         """See `BrokerServer.command`."""
-        return [sys.executable, str(_KAFKA_MOCK), "--port", str(self.port)]
+        return [sys.executable, "-m", "hopline.testing.kafka_mock", "--port", str(self.port)]
 
     async def make(self, topic: str) -> None:
         """Nothing: the mock creates topics for producers."""

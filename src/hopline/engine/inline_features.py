@@ -58,10 +58,12 @@ def feature_rows(nodes: Sequence[InlineNode], node_type: str, schema: NodeTypeSc
     try:
         with np.errstate(over="ignore"):
             rows: FloatArray = np.asarray(features, np.float32)
-        if rows.shape == shape and (not rows.size or np.abs(rows).max() < EXACT):
+        whole = schema.whole if schema.groups else ()
+        if rows.shape == shape and not whole and (not rows.size or np.abs(rows).max() < EXACT):
             return rows  # NaN and infinity are not below
         given, rows = as_float32(features)
-        if rows.shape == shape and np.isfinite(rows).all() and changed(given, rows, schema.rounded) is None:
+        fits = rows.shape == shape and np.isfinite(rows).all()
+        if fits and changed(given, rows, schema.rounded, whole) is None:
             return rows
     except (TypeError, ValueError, OverflowError):
         pass
@@ -93,7 +95,7 @@ def _check(where: str, node: InlineNode, node_type: str, schema: NodeTypeSchema)
     if not np.isfinite(row).all():
         column = int(np.flatnonzero(~np.isfinite(row))[0])
         raise BadRequest(f"{where}[{column}] is {row[column]} as float32; it must be finite")
-    lost = changed(given.reshape(1, dim), row.reshape(1, dim), schema.rounded)
+    lost = changed(given.reshape(1, dim), row.reshape(1, dim), schema.rounded, schema.whole)
     if lost is not None:
         column = int(lost[0].argmax())
         raise BadRequest(f"{where}: {refusal(given[column], column, schema.feature_names)}")

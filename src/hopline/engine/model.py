@@ -26,7 +26,7 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import Plan, complete, do_without, make_plan, share_there
-from hopline.engine.schema import check_edges, fitted
+from hopline.engine.schema import fitted
 from hopline.engine.source import (
     Ages,
     FetchedEdgesByType,
@@ -417,9 +417,8 @@ def load_model(
 
     Raises:
         ArtifactError: a model that is served whole reads features that are not in the graph.
-        SchemaMismatch: see `check_schema` and `check_edges`.
+        SchemaMismatch: see `check_schema`.
     """
-    check_edges(spec, graph)
     if sources and sources.keys() & spec.embeddings.keys():
         spec.check_no_embeddings("a server with a feature store")
     if spec.runtime == "torch":

@@ -26,7 +26,7 @@ def fitted(folder: Path, spec: ModelSpec, graph: Graph | LiveView) -> Graph | Li
 
 
 def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
-    """Check that a model fits a graph.
+    """Check that a model fits a graph, also that it has no edges on whose absence the answers rely.
 
     Raises:
         SchemaMismatch: each difference named.
@@ -50,9 +50,10 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
         raise SchemaMismatch(
             f"model {spec.name}/{spec.version} does not fit graph {graph.version}: {listed}", differences
         )
+    _check_edges(spec, graph)
 
 
-def check_edges(spec: ModelSpec, graph: Graph | LiveView) -> None:
+def _check_edges(spec: ModelSpec, graph: Graph | LiveView) -> None:
     """Check that a graph has no edges of the kinds on whose absence a model's answers rely.
 
     Raises:

@@ -62,7 +62,9 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
     """Changes of one node type; as `edge_changes`."""
     what = f"node type {name!r}"
     numbers = rows.numbers
-    columns = _Columns(f"{what}: features", schema.feature_dim, schema.feature_names, schema.rounded)
+    columns = _Columns(
+        f"{what}: features", schema.feature_dim, schema.feature_names, schema.rounded, schema.whole
+    )
     features = _vectors(rows.features, np.ones(len(numbers), np.bool_), numbers, columns, refusals)
     if schema.feature_dim:
         lacks = np.ones(len(numbers), np.bool_) if rows.features is None else rows.features.absent()
@@ -184,6 +186,7 @@ class _Columns:
     dim: int
     names: Sequence[str] | None
     rounded: Sequence[int]
+    whole: Sequence[int] = ()
 
 
 def _vectors(
@@ -198,7 +201,7 @@ def _vectors(
     if not finite.all():
         reason = f"{columns.what} is NaN, infinite or too large for a 32-bit float"
         refusals.add_all(numbers[about & ~finite.all(axis=1)], "not_finite", reason)
-    lost = changed(column.values, stored, columns.rounded)
+    lost = changed(column.values, stored, columns.rounded, columns.whole)
     if lost is None:
         return stored
     for row in np.flatnonzero(about & lost.any(axis=1)).tolist():

@@ -238,6 +238,7 @@ def _nodes(
         features, rounded = features_of(
             table.features, what, feature_dtype, names, rounded=table.rounded, progress=progress
         )
+        check_whole(features, table, feature_dtype, what)
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -254,6 +255,21 @@ def _nodes(
     if features is None:
         features, _ = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes)), rounded
+
+
+def check_whole(features: Features, table: NodeTable, dtype: str, what: str) -> None:
+    """Check that a narrow dtype holds the integers of `table.groups` as they are."""
+    if dtype == "float32" or not any(group.dtype != "float32" for group in table.groups):
+        return
+    given, at = np.asarray(table.features, np.float32), 0
+    for group in table.groups:
+        end = at + group.num_columns
+        part, at = slice(at, end), end
+        if group.dtype != "float32" and (np.asarray(features, np.float32)[:, part] != given[:, part]).any():
+            raise GraphError(
+                f"{what}: {dtype} does not hold the integers of {group.name!r} as they are; store the "
+                "features as float32"
+            )
 
 
 def _feature_names(table: NodeTable) -> Sequence[str]:

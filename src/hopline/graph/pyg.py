@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -149,10 +149,18 @@ def _node_table(store: Any, ids: Any, columns: Sequence[str]) -> NodeTable:
                 f"numbers of shape [{num_nodes}] or [{num_nodes}, d]"
             )
         width = array.shape[1] if array.ndim == 2 else 0
-        groups.append(ColumnGroup(name, width, array.dtype.kind in "iub"))
+        groups.append(ColumnGroup(name, width, _dtype(array)))
         matrices.append(array.reshape(len(array), -1))
         names += [f"{name}.{column}" for column in range(width)] or [name]
     return NodeTable(np.concatenate(matrices, axis=1), num_nodes, ids, names, groups=groups)
+
+
+def _dtype(array: AnyArray) -> Any:
+    """The dtype of a tensor as `ColumnGroup` names it."""
+    if array.dtype.kind not in "iub":
+        return "float32"
+    name = array.dtype.name
+    return name if name in get_args(get_type_hints(ColumnGroup)["dtype"]) else "int64"
 
 
 def _num_nodes(store: Any) -> int | None:

@@ -34,12 +34,12 @@ class ColumnGroup(msgspec.Struct, frozen=True):
 
     Attributes:
         name: of the tensor. width: its columns; 0 for a tensor [N], which is one column.
-        integral: it holds integers or booleans.
+        dtype: of the tensor; the matrix holds float32.
     """
 
     name: str
     width: int = 0
-    integral: bool = False
+    dtype: Literal["float32", "bool", "uint8", "int8", "int16", "int32", "int64"] = "float32"
 
     @property
     def num_columns(self) -> int:
@@ -65,6 +65,12 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
     id_kind: IdKind = "range"
     rounded: tuple[int, ...] = ()
     groups: tuple[ColumnGroup, ...] = ()
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Columns of tensors of integers or booleans: they hold whole numbers only."""
+        dtypes = [group.dtype for group in self.groups for _ in range(group.num_columns)]
+        return tuple(at for at, dtype in enumerate(dtypes) if dtype != "float32")
 
 
 class EdgeTypeSchema(msgspec.Struct, frozen=True):
@@ -156,6 +162,11 @@ class GraphSchema(msgspec.Struct, frozen=True):
                     (want.feature_dim, want.feature_names),
                     (have.feature_dim, have.feature_names),
                 )
+                if want.groups and want.groups != have.groups:
+                    found.append(
+                        f"node type {name!r} has the tensors {_tensors(have)}; the model was packaged for "
+                        f"{_tensors(want)}"
+                    )
         for key, edge in self.edge_types.items():
             there = other.edge_types.get(key)
             if there is None:
@@ -245,6 +256,11 @@ def _columns(
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         return [f"{where} has other {what}: {', '.join(wrong[:3])}{more}"]
     return []
+
+
+def _tensors(node: NodeTypeSchema) -> str:
+    shown = [f"{group.name} ({group.dtype}, {group.num_columns})" for group in node.groups]
+    return ", ".join(shown) or f"x (float32, {node.feature_dim})"
 
 
 def _listed(names: dict[str, NodeTypeSchema] | dict[str, EdgeTypeSchema]) -> str:

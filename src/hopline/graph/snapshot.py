@@ -13,7 +13,7 @@ import msgspec
 
 from hopline.errors import GraphError
 from hopline.graph import codec, digest, files, pyg, storage, subgraph
-from hopline.graph.build import build, features_of
+from hopline.graph.build import build, check_whole, features_of
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
@@ -330,6 +330,8 @@ class Graph:
         for name, part in self.nodes.items():
             what = f"features of node type {name!r}"
             features, _ = features_of(part.features, what, feature_dtype)
+            groups = self.schema.node_types[name].groups
+            check_whole(features, NodeTable(part.features, groups=groups), feature_dtype, what)
             nodes[name] = Nodes(features, part.ids)
             types[name] = msgspec.structs.replace(self.schema.node_types[name], feature_dtype=feature_dtype)
         schema = GraphSchema(types, self.schema.edge_types)

@@ -147,7 +147,7 @@ class Binding:
         for group in self.groups.get(node_type, ()):
             end = start + group.num_columns
             part = rows[:, start:end] if group.width else rows[:, start]
-            found[group.name] = part.long() if group.integral else part
+            found[group.name] = part if group.dtype == "float32" else part.to(getattr(torch, group.dtype))
             start = end
         return found or {"x": rows}
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -171,6 +172,13 @@ def judge(
 
 def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model | EgoModel:
     """The artifact as a server loads it, with or without a state cache that holds all rows."""
+    schema = spec.graph_schema
+    node_types: Any = schema["node_types"]
+    one_matrix = {  # the graph of the probe does not list of which tensors its columns are
+        name: {key: value for key, value in node.items() if key != "groups"}
+        for name, node in node_types.items()
+    }
+    spec = msgspec.structs.replace(spec, graph_schema={**schema, "node_types": one_matrix})
     if not is_cached:
         return load_model(folder, spec, graph)
     plan = StateCachePlan(spec, graph, _CACHE_BYTES)

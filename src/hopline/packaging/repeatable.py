@@ -39,6 +39,8 @@ _REMEDIES = {
     "the clock": "give ages and times as feature columns",
     "random bytes": "draw in __init__ and keep a buffer",
 }
+_READ_ONCE = "whose content of the time of packaging is in the package"
+_NO_EFFECT = "without an effect on the answers compared: a package has the values of its packaging"
 _SAME = "a server must answer the same question the same way"
 
 
@@ -80,6 +82,11 @@ def may_be_random(draws: list[str]) -> NotServable:
         f"in eval mode forward draws random numbers ({'; '.join(draws)}): the answers compared do not show "
         f"it, others may. Draw while self.training only, or in __init__; {_SAME}"
     )
+
+
+def _has_order(value: object) -> bool:
+    """True for a set whose order may be another in each process."""
+    return isinstance(value, set | frozenset) and not all(isinstance(each, int) for each in value)
 
 
 class _Kept(Reference):
@@ -148,9 +155,13 @@ class _Check:
             for part in parts
             for module in part.modules()
             for name, value in vars(module).items()
-            if isinstance(value, set | frozenset) and not all(isinstance(each, int) for each in value)
+            if _has_order(value)
         }
-        lines = [line for code in self.seen.codes for line in iterated_sets(code, attributes)]
+        lines = [
+            line
+            for code, names in self.seen.codes.items()
+            for line in iterated_sets(code, attributes, [name for name in names if _has_order(names[name])])
+        ]
         if lines:
             raise NotServable(
                 f"forward reads the order of a set ({'; '.join(dict.fromkeys(lines))}), which in each "
@@ -176,8 +187,7 @@ class _Check:
             world = functools.partial(moved_process, seen.codes.values(), salt)
             self._in(world, seen.of("the environment"))
         seen.notes += [
-            f"forward reads {kind} ({reading}), without an effect on the answers compared: a package has "
-            "the values of its packaging"
+            f"forward reads {kind} ({reading}), {_READ_ONCE if kind == 'a file' else _NO_EFFECT}"
             for reading, kind in seen.readings.items()
         ]
 

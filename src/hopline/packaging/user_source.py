@@ -23,7 +23,19 @@ LIBRARIES = (
 #: Characters of a line that messages show.
 _LONGEST = 160
 #: Functions whose answers depend on the order of what they are given, and that do not.
-_IN_ORDER = {"enumerate", "list", "tuple", "zip", "iter", "map", "filter", "join", "fromkeys"}
+_IN_ORDER = {
+    "enumerate",
+    "list",
+    "tuple",
+    "zip",
+    "iter",
+    "map",
+    "filter",
+    "join",
+    "fromkeys",
+    "str",
+    "repr",
+}
 _IN_NO_ORDER = {"sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len"}
 _OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -56,19 +68,21 @@ def _shown(filename: str, number: int, line: str) -> str:
     return f"{Path(filename).name}:{number}: {shown}"
 
 
-def iterated_sets(code: CodeType, attributes: Collection[str] = ()) -> list[str]:
+def iterated_sets(
+    code: CodeType, attributes: Collection[str] = (), known: Collection[str] = ()
+) -> list[str]:
     """Lines of a function that read the order of a set, as "file.py:7: source".
 
     Sets of numbers written in the source have one order in all processes, and are left out.
 
     Args:
-        attributes: names of attributes that are sets.
+        attributes, known: names of attributes, and of variables of its module, that are sets.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError):  # typed into an interpreter, or a part of an expression
         return []
-    names: set[str] = set()
+    names = set(known)
 
     def is_set(node: ast.AST) -> bool:
         match node:
@@ -94,9 +108,11 @@ def iterated_sets(code: CodeType, attributes: Collection[str] = ()) -> list[str]
                 names |= {name} if is_set(value) else set()
             case ast.Call(ast.Attribute(value, "pop"), []):
                 found.append(value)
-            case ast.Call(ast.Name(name) | ast.Attribute(_, name), args):
-                harmless |= set(args) if name in _IN_NO_ORDER else set()
-                found += [arg for arg in args if name in _IN_ORDER and node not in harmless]
+            case ast.Call(ast.Name(name) | ast.Attribute(_, name), args, keywords):
+                # sorted(key=len) leaves equal ones in the set's order
+                is_ordered = name in _IN_ORDER or (name in _IN_NO_ORDER and bool(keywords))
+                harmless |= set() if is_ordered or name not in _IN_NO_ORDER else set(args)
+                found += [arg for arg in args if is_ordered and node not in harmless]
             case ast.ListComp(_, parts) | ast.GeneratorExp(_, parts) | ast.DictComp(_, _, parts):
                 found += [part.iter for part in parts if node not in harmless]
             case ast.For(_, value) | ast.Starred(value):

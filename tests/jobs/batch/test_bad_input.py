@@ -1,13 +1,14 @@
 """What cannot be run is refused before anything is written, with what would be right."""
 
 import importlib.metadata
+import shutil
 import signal
 
 import msgspec
 import numpy as np
 import pytest
 
-from hopline.artifact import sha256_of
+from hopline.artifact import ONE_WAY, read_spec, sha256_of, write_spec
 from hopline.errors import ArtifactError, BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
 from hopline.graph import Graph
 from hopline.jobs.batch.nodes_file import read_nodes
@@ -36,6 +37,16 @@ def test_a_graph_of_another_schema_is_refused(cases, tmp_path):
     graph = Graph.from_edges([[0], [1]], np.ones((3, 4), np.float32)).save(tmp_path / "graph")
     with pytest.raises(SchemaMismatch):
         score(cases["sage"].folder, graph, tmp_path / "out")
+
+
+def test_edges_on_whose_absence_answers_rely_are_refused(cases, tmp_path):
+    case = cases["sage"]
+    folder = shutil.copytree(case.folder, tmp_path / "sage" / "1")
+    spec = read_spec(folder)
+    relied_on = {key: (ONE_WAY,) for key in spec.fanouts}
+    write_spec(folder, msgspec.structs.replace(spec, edges_without=relied_on))
+    with pytest.raises(SchemaMismatch, match="has no one-way edges, and its answers rely on that"):
+        score(folder, case.graph, tmp_path / "out")
 
 
 def test_unknown_nodes_are_all_named(cases, tmp_path):
