@@ -258,7 +258,7 @@ def _nodes(
 
 
 def check_whole(features: Features, table: NodeTable, dtype: str, what: str) -> None:
-    """Check that a narrow dtype holds the integers of `table.groups` as they are."""
+    """Check that a narrow dtype leaves the integers of `table.groups` unchanged."""
     if dtype == "float32" or not any(group.dtype != "float32" for group in table.groups):
         return
     given, at = np.asarray(table.features, np.float32), 0
@@ -267,7 +267,7 @@ def check_whole(features: Features, table: NodeTable, dtype: str, what: str) -> 
         part, at = slice(at, end), end
         if group.dtype != "float32" and (np.asarray(features, np.float32)[:, part] != given[:, part]).any():
             raise GraphError(
-                f"{what}: {dtype} does not hold the integers of {group.name!r} as they are; store the "
+                f"{what}: {dtype} does not leave the integers of {group.name!r} unchanged; store the "
                 "features as float32"
             )
 

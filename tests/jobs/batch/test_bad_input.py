@@ -43,7 +43,7 @@ def test_edges_on_whose_absence_answers_rely_are_refused(cases, tmp_path):
     case = cases["sage"]
     folder = shutil.copytree(case.folder, tmp_path / "sage" / "1")
     spec = read_spec(folder)
-    relied_on = {key: (ONE_WAY,) for key in spec.fanouts}
+    relied_on = dict.fromkeys(spec.fanouts, (ONE_WAY,))
     write_spec(folder, msgspec.structs.replace(spec, edges_without=relied_on))
     with pytest.raises(SchemaMismatch, match="has no one-way edges, and its answers rely on that"):
         score(folder, case.graph, tmp_path / "out")
