@@ -17,6 +17,7 @@ from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import (
+    ColumnGroup,
     EdgeTypeSchema,
     GraphSchema,
     NodeTypeSchema,
@@ -74,6 +75,8 @@ def _same_rows(first: Sequence[AnyArray], second: Sequence[AnyArray]) -> bool:
 
 MAX_NODES = 2**31 - 1
 _LOG = logging.getLogger("hopline.graph")
+#: Rows that are compared at once.
+_CHUNK = 65_536
 # Row numbers that are above this, and above this multiple of the number of edge ends, are assumed to be
 # ids.
 _SPARSE_NODES, _SPARSE_FACTOR = 1000, 20
@@ -238,7 +241,7 @@ def _nodes(
         features, rounded = features_of(
             table.features, what, feature_dtype, names, rounded=table.rounded, progress=progress
         )
-        check_whole(features, table, feature_dtype, what)
+        check_whole(features, table.features, table.groups, feature_dtype, what)
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -257,18 +260,25 @@ def _nodes(
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes)), rounded
 
 
-def check_whole(features: Features, table: NodeTable, dtype: str, what: str) -> None:
-    """Check that a narrow dtype leaves the integers of `table.groups` unchanged."""
-    if dtype == "float32" or not any(group.dtype != "float32" for group in table.groups):
+def check_whole(stored: Features, given: Any, groups: Sequence[ColumnGroup], dtype: str, what: str) -> None:
+    """Check that a narrow dtype leaves the integers of some columns unchanged.
+
+    Args:
+        stored: [N, d], of `dtype`. given: the same numbers as they came.
+        groups: of the columns; empty if they are of one tensor.
+    """
+    names = [group.name for group in groups for _ in range(group.num_columns)]
+    columns = list(NodeTypeSchema(len(names), groups=tuple(groups)).whole)
+    if not columns or dtype == "float32":
         return
-    given, at = np.asarray(table.features, np.float32), 0
-    for group in table.groups:
-        end = at + group.num_columns
-        part, at = slice(at, end), end
-        if group.dtype != "float32" and (np.asarray(features, np.float32)[:, part] != given[:, part]).any():
+    for start in range(0, len(stored), _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        one, other = (np.asarray(rows[piece], np.float32)[:, columns] for rows in (stored, given))
+        if (one != other).any():
+            name = names[columns[int((one != other).any(axis=0).argmax())]]
             raise GraphError(
-                f"{what}: {dtype} does not leave the integers of {group.name!r} unchanged; store the "
-                "features as float32"
+                f"{what}: {dtype} does not leave the integers of {name!r} unchanged; store the features as "
+                "float32"
             )
 
 

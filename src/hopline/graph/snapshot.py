@@ -331,7 +331,7 @@ class Graph:
             what = f"features of node type {name!r}"
             features, _ = features_of(part.features, what, feature_dtype)
             groups = self.schema.node_types[name].groups
-            check_whole(features, NodeTable(part.features, groups=groups), feature_dtype, what)
+            check_whole(features, part.features, groups, feature_dtype, what)
             nodes[name] = Nodes(features, part.ids)
             types[name] = msgspec.structs.replace(self.schema.node_types[name], feature_dtype=feature_dtype)
         schema = GraphSchema(types, self.schema.edge_types)
