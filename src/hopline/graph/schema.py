@@ -67,6 +67,12 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
     groups: tuple[ColumnGroup, ...] = ()
 
     @property
+    def x_dim(self) -> int:
+        """Columns of the tensor `x`, which are all columns if they are of one tensor."""
+        own = [group.num_columns for group in self.groups if group.name == "x"]
+        return sum(own) if self.groups else self.feature_dim
+
+    @property
     def whole(self) -> tuple[int, ...]:
         """Columns of tensors of integers or booleans: they hold whole numbers only."""
         dtypes = [group.dtype for group in self.groups for _ in range(group.num_columns)]

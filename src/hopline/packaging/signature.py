@@ -26,7 +26,7 @@ from hopline.packaging.relations import natural, numbered
 from hopline.packaging.settings import NAMED_ROLES, Role
 
 if TYPE_CHECKING:
-    from hopline.graph import ColumnGroup, GraphSchema, NodeTypeSchema
+    from hopline.graph import ColumnGroup, GraphSchema
 
 #: Usual names of each role, without the ending of x_dict and the like, which is removed first. Plural
 #: edge_types means the relation of each edge.
@@ -429,7 +429,7 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     """The call, as "called as forward(x=features[17], edge_index=edge_index, h=default)"."""
     nodes, edges = call.schema.node_types, call.schema.edge_types
     widths = (
-        {key: _x_width(each) for key, each in nodes.items() if _x_width(each) or not each.groups},
+        {key: each.x_dim for key, each in nodes.items() if each.x_dim or not each.groups},
         {key: edges[key].attr_dim for key in call.attributed},
     )
 
@@ -477,12 +477,6 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     if idle:
         text += f"; the graph has {', '.join(idle)} too, which the model's layers do not read"
     return text
-
-
-def _x_width(node: NodeTypeSchema) -> int:
-    return next(
-        (g.num_columns for g in node.groups if g.name == "x"), 0 if node.groups else node.feature_dim
-    )
 
 
 def _mentions(module: nn.Module, word: str) -> bool:
