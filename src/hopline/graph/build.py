@@ -75,7 +75,7 @@ def _same_rows(first: Sequence[AnyArray], second: Sequence[AnyArray]) -> bool:
 
 MAX_NODES = 2**31 - 1
 _LOG = logging.getLogger("hopline.graph")
-#: Rows that are compared at once.
+#: Rows that are compared in one piece.
 _CHUNK = 65_536
 # Row numbers that are above this, and above this multiple of the number of edge ends, are assumed to be
 # ids.
