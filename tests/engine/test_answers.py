@@ -11,7 +11,7 @@ from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge, SchemaMism
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
 
-NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "hetero"]
+NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero"]
 ALL = [*NODE_MODELS, "link"]
 
 
@@ -105,7 +105,10 @@ def test_state_cache_never_changes_an_answer(cases, name, fanout):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(as_of=st.integers(-1, 101), name=st.sampled_from(["sage", "gcn", "gat", "mixed", "aggregated"]))
+@given(
+    as_of=st.integers(-1, 101),
+    name=st.sampled_from(["sage", "gcn", "gat", "mixed", "aggregated", "general"]),
+)
 def test_as_of_answers_as_the_graph_of_that_time_would(cases, as_of, name):
     case = cases[name]
     past = zoo.homogeneous(1, keep=zoo.times(1) <= as_of)
@@ -133,7 +136,7 @@ def describe(case, row, own_id=None):
 
 
 @pytest.mark.parametrize("caches", [False, True])
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "mixed", "aggregated"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "mixed", "aggregated", "general"])
 def test_unseen_node_answers_as_if_it_were_in_the_graph(cases, name, caches):
     """A copy of a node, with its features, in-neighbours and self-loops, gets its answer."""
     case = cases[name]

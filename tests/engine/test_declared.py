@@ -12,7 +12,7 @@ from hopline.artifact import read_spec
 from hopline.engine.model import load_model
 from hopline.errors import ArtifactCorrupted, ArtifactError, HoplineError
 
-CASES = ("sage", "plain", "gcn", "gat", "mixed", "aggregated", "hetero", "link")
+CASES = ("sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "link")
 
 
 def copied(case, to, change):

@@ -14,7 +14,7 @@ from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests.engine.test_live import Live
 
-NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "hetero"]
+NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero"]
 
 
 def external(live, node_type):

@@ -20,7 +20,7 @@ from hopline.memory.arena import Arena, create_shared
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import ScoreRequest
 
-NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "hetero", "link"]
+NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "link"]
 
 
 class Live:

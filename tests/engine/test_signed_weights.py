@@ -111,6 +111,7 @@ def packaged(tmp_path_factory):
                 name="m",
                 task="embedding",
                 fanouts=[-1] * (3 if name == "whole" else len(torch_module.convs)),
+                runtime="torch" if name == "whole" else "auto",
             )
             found[name, low] = Packaged(report.path, report.spec, torch_module)
         return found[name, low]

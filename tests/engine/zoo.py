@@ -14,16 +14,20 @@ with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
     from torch_geometric.nn import (
+        FAConv,
         GATConv,
         GATv2Conv,
         GCNConv,
         GENConv,
         GINEConv,
         HeteroConv,
+        LGConv,
+        MessagePassing,
         PNAConv,
         SAGEConv,
         TransformerConv,
     )
+    from torch_geometric.utils import add_self_loops, degree, remove_self_loops, softmax
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
@@ -124,6 +128,42 @@ class Aggregated(nn.Module):
         return self.c(h, edge_index)
 
 
+class Edgewise(MessagePassing):
+    """A convolution of somebody's own: gated messages, an attention, and the number of neighbours."""
+
+    def __init__(self, dim, out):
+        super().__init__(aggr=["sum", "max"])
+        self.gate, self.out = nn.Linear(2 * dim + 2, dim), nn.Linear(2 * dim, out)
+
+    def forward(self, x, edge_index, edge_attr):
+        edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+        edge_index, edge_attr = add_self_loops(edge_index, edge_attr, "mean", num_nodes=x.size(0))
+        count = degree(edge_index[1], x.size(0))
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr) / count.sqrt().view(-1, 1)
+
+    def message(self, x_i, x_j, edge_attr, index, ptr, size_i):
+        gate = self.gate(torch.cat([x_i, x_j, edge_attr], dim=-1))
+        return softmax(gate.sum(dim=-1, keepdim=True), index, ptr, size_i) * torch.sigmoid(gate) * x_j
+
+    def update(self, aggregated):
+        return self.out(aggregated)
+
+
+class General(nn.Module):
+    """Convolutions without a dense form: a reduction, blocks with and without self-loops, degrees."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Edgewise(6, 9)
+        self.b = FAConv(9)
+        self.c = LGConv()
+        self.out = nn.Linear(9, 3)
+
+    def forward(self, x, edge_index, edge_attr):
+        first = self.a(x, edge_index, edge_attr).tanh()
+        return self.out(self.c(nn.functional.elu(self.b(first, first, edge_index)), edge_index))
+
+
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -198,7 +238,7 @@ def tensors(graph: Graph, name: str) -> tuple:
     arguments = [torch.from_numpy(np.array(graph.nodes["node"].features)), edge_index(edges)]
     if name == "gcn":
         arguments.append(torch.from_numpy(np.array(edges.weight)))
-    if name in ("gat", "mixed", "aggregated"):
+    if name in ("gat", "mixed", "aggregated", "general"):
         arguments.append(torch.from_numpy(np.array(edges.attr)))
     return tuple(arguments)
 
@@ -273,6 +313,7 @@ def build(repository: Path) -> dict[str, Case]:
         ("gat", Gat(), g, [4, 3], {"task": "multiclass"}),
         ("mixed", Mixed(), g, [4, 3, 3], {"task": "multiclass"}),
         ("aggregated", Aggregated(), g, [4, 3, 3], {"task": "multiclass"}),
+        ("general", General(), g, [4, 3, 3], {"task": "multiclass", "runtime": "onnx"}),
         ("hetero", Hetero(), heterogeneous(), [4, 3], {"task": "multiclass", "target": "user"}),
         ("link", Encoder(), g, [4, 3], {"task": "binary", "head": "dot"}),
     ]

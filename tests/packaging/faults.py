@@ -13,23 +13,22 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
+from torch_geometric.nn import TransformerConv
 from torch_geometric.nn import aggr as pyg
 
-from hopline.packaging import arguments, job, lower, pack, packager, proxy, split, trace
+from hopline.packaging import arguments, job, lower, pack, packager, proxy, split, stage_code, trace
 from hopline.packaging.dense import (
+    BUILDERS,
     aggregate,
     attend,
     base,
-    gat,
-    gatv2,
+    block,
     gcn,
-    gen,
     gin,
     graph,
     pna,
     rgcn,
     sage,
-    transformer,
 )
 
 FAULTS = {}
@@ -200,6 +199,7 @@ def keys_and_values_are_swapped(patch):
         return result
 
     after(patch, attend, "transformer", wrong)
+    patch.setitem(BUILDERS, TransformerConv, attend.transformer)
 
 
 @fault("dense", "transformer")
@@ -211,7 +211,7 @@ def values_are_projected_as_keys(patch):
         swapped.lin_value = swapped.lin_key
         return right(dataclasses.replace(call, conv=swapped))
 
-    patch.setattr(attend, "transformer", wrong)
+    patch.setitem(BUILDERS, TransformerConv, wrong)
 
 
 @fault("dense", "transformer")
@@ -234,37 +234,30 @@ def projected_attention_vector_of_another_head(patch):
 
 @fault("dense", "attended_by_code")
 def attention_of_a_block_runs_over_the_padding(patch):
-    right = gat.attend
-    patch.setattr(gat, "attend", lambda s, v, mask, *loop: right(s, v, torch.ones_like(mask), *loop))
+    right = block.softmax_of_edges
+    patch.setattr(block, "softmax_of_edges", lambda logits, mask: right(logits, torch.ones_like(mask)))
 
 
 @fault("dense", "attended_by_code")
-def heads_of_a_block_are_added_instead_of_averaged(patch):
-    def wrong(out, self, *_):
-        return out if self.concat else self.heads * (out - self.bias) + self.bias
-
-    after(patch, gat.DenseGAT, "forward", wrong)
+def self_loops_of_a_block_are_left_in(patch):
+    patch.setattr(block, "without", lambda mask, is_self: mask)
 
 
 @fault("dense", "attended_by_code")
-def attention_vector_of_a_block_is_that_of_another_head(patch):
-    right = gat._fold
-    patch.setattr(gat, "_fold", lambda weight, attention: right(weight, attention.roll(1, 1)))
+def attributes_of_added_self_loops_are_those_of_an_edge(patch):
+    patch.setattr(block, "loop_attributes", lambda fill, rows, mask: rows[:, 0])
 
 
 @fault("dense", "attended2_by_code")
-def self_loops_of_a_block_are_counted_twice(patch):
-    right = gatv2.attend
-
-    def wrong(scores, values, mask, loop_scores, loop_values):
-        return right(scores, values, mask, loop_scores, 2 * loop_values)
-
-    patch.setattr(gatv2, "attend", wrong)
+def self_loops_of_a_block_have_no_rows(patch):
+    right = block.with_own_rows
+    patch.setattr(block, "with_own_rows", lambda rows, own: right(rows, torch.zeros_like(own)))
 
 
 @fault("dense", "transformer_by_code")
-def attention_of_a_block_is_not_scaled(patch):
-    patch.setattr(transformer, "math", types.SimpleNamespace(sqrt=lambda _: 1.0))
+def neighbours_of_a_block_are_in_another_order(patch):
+    right = block.as_block
+    patch.setattr(block, "as_block", lambda rows, mask: right(rows, mask).flip(1))
 
 
 @fault("dense", "gin")
@@ -285,16 +278,6 @@ def softmax_runs_over_the_padding(patch):
     right = aggregate._softmax
     wrong = lambda rows, mask, *rest: right(rows, mask | True, *rest)  # noqa: E731
     patch.setitem(aggregate._STEPS, pyg.SoftmaxAggregation, wrong)
-
-
-@fault("dense", "gen")
-def own_rows_are_not_added(patch):
-    after(
-        patch,
-        gen.DenseGEN,
-        "__init__",
-        lambda _, self, *rest: setattr(self, "own", base.linear(0 * self.own.weight)),
-    )
 
 
 @fault("dense", "pna")
@@ -374,7 +357,7 @@ def own_rows_are_multiplied_by_the_neighbours_weight(patch):
 
 @fault("stages", "lifted")
 def own_columns_start_at_the_first(patch):
-    patch.setattr(split._Builder, "_range", lambda self, place, start, stop: (0, stop - start))
+    patch.setattr(stage_code.StageCode, "span", lambda self, place, start, stop: (0, stop - start))
 
 
 @fault("stages", "skip")
@@ -384,7 +367,7 @@ def skip_connection_is_read_from_the_wrong_level(patch):
             one, other = list(self.env)[:2]
             self.env[one], self.env[other] = self.env[other], self.env[one]
 
-    after(patch, split._Builder, "_load_own", wrong)
+    after(patch, stage_code.StageCode, "_load_own", wrong)
 
 
 @fault("stages", "skip")

@@ -7,11 +7,11 @@ import torch
 
 from hopline.packaging import oracle, parity
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.lower import lower
+from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.parity import check_rowwise
 from hopline.packaging.signature import bind
 from hopline.packaging.split import Splitter
-from hopline.packaging.trace import analyse, frozen_copy, trace
+from hopline.packaging.trace import frozen_copy
 
 
 def split(model, graph, target="node", **options):
@@ -21,9 +21,8 @@ def split(model, graph, target="node", **options):
     targets = (target,) if isinstance(target, str) else target
     with torch.no_grad():
         slots = binding.slots(check)
-        traced = trace(frozen_copy(model), binding, targets, slots)
-        analyse(traced, binding, slots)
-        plans = Splitter(traced, lower(traced, binding), dict(traced.outputs)).stages()
+        traced, lowered = trace_and_lower(frozen_copy(model), binding, targets, slots)
+        plans = Splitter(traced, lowered, dict(traced.outputs)).stages()
     return binding, traced, plans, check
 
 

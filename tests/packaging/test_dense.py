@@ -51,7 +51,7 @@ def trained(model):
     return model
 
 
-@pytest.mark.parametrize("kind", BUILDERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*BUILDERS, *NEEDS_EDGE_ATTR], ids=lambda kind: kind.__name__)
 def test_a_conv_needs_edge_attributes_if_pyg_cannot_run_it_without(kind):
     first = nn.Linear(4, 4) if kind in (pyg.GINConv, pyg.GINEConv) else 4
     relational = kind in (pyg.RGCNConv, pyg.FastRGCNConv)

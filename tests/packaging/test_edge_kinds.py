@@ -103,7 +103,7 @@ def test_out_degrees_beyond_those_of_the_sample_are_found(model, tmp_path):
 
 
 def test_in_degrees_rely_on_nothing(tmp_path):
-    report = package(OfDestinations(), graph_of(), tmp_path)
+    report = package(OfDestinations(), graph_of(), tmp_path, fanouts=(-1, -1))
     assert report.spec.edges_without == {}
     load_model(report.path, report.spec, graph_of((5, 9), (5, 9), (7, 7)))
 

@@ -105,8 +105,7 @@ class BySize(Two):
         (OfAllNodes(), 2, "one number of nodes only"),
         (Reversed(), 2, "outgoing edges.*add the reverse edges"),
         (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),
-        (Two(last=pyg.TAGConv(8, 3, K=2)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
-        (Two(pyg.GCNConv(6, 8, improved=True)), 2, "Give 3 fanouts|degrees of its neighbours"),
+        (Two(pyg.ARMAConv(6, 8)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
         (
             Two(last=pyg.SAGEConv(8, 3, aggr="lstm")),
@@ -125,8 +124,17 @@ def test_what_no_neighbourhood_shows_is_refused_with_the_way_out(model, fanouts,
 
 
 def test_the_hops_that_a_refusal_names_are_enough(tmp_path):
-    report = package(Two(last=pyg.TAGConv(8, 3, K=2)), homogeneous(), tmp_path, fanouts=[-1] * 3)
-    assert report.spec.runtime == "torch"
+    model = Two(pyg.ARMAConv(6, 8))
+    assert package(model, homogeneous(), tmp_path, fanouts=[-1] * 3).spec.runtime == "torch"
+
+
+@pytest.mark.parametrize(
+    "model", [Two(last=pyg.TAGConv(8, 3, K=2)), Two(pyg.GCNConv(6, 8, improved=True))], ids=["TAG", "GCN"]
+)
+def test_a_split_model_has_a_fanout_for_each_hop(model, tmp_path):
+    with pytest.raises(PackagingError, match=r"2 fanouts.*the model has 3 message-passing layers"):
+        package(model, homogeneous(), tmp_path)
+    assert package(model, homogeneous(), tmp_path, fanouts=[-1] * 3).spec.num_layers == 3
 
 
 def test_a_wrong_stage_ends_in_a_whole_model_that_is_right(tmp_path, monkeypatch):
@@ -337,9 +345,9 @@ class OfPna(nn.Module):
 
 
 @pytest.mark.parametrize("change", [change_edges, change_first, change_to_layer, change_bias])
-def test_a_conv_with_replaced_parts_is_served_whole(change, tmp_path):
+def test_a_conv_with_replaced_parts_is_split_by_its_code(change, tmp_path):
     report = package(OfPna(change), homogeneous(attr_dim=2), tmp_path, fanouts=[-1])
-    assert report.spec.runtime == "torch"
+    assert report.spec.runtime == "onnx"
 
 
 class Stacked(nn.Module):

@@ -9,8 +9,11 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import degree, scatter
 
 import hopline
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
+from hopline.types import ScoreRequest
 from tests.packaging.graphs import homogeneous
 
 
@@ -52,16 +55,16 @@ def test_what_far_nodes_decide_is_refused(before, tmp_path):
 def test_degrees_at_the_rim_need_a_hop_more_even_if_they_matter_for_hubs_only(tmp_path):
     model = Two(lambda x, e: x * (degree(e[1], x.size(0)) < 20)[:, None])
     with pytest.raises(NotServable, match="Give 3 fanouts"):
-        package(model, tmp_path)
-    assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
+        package(model, tmp_path, runtime="torch")
+    assert package(model, tmp_path, fanouts=3).spec.num_layers == 3
 
 
 def test_a_hop_that_counts_less_than_the_tolerance_is_needed_too(tmp_path):
     """On another graph, with degrees of thousands, it counts more."""
     model = Two(lambda x, e: x * (1 + 1e-6 * degree(e[1], x.size(0)))[:, None])
     with pytest.raises(NotServable, match="Give 3 fanouts"):
-        package(model, tmp_path)
-    assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
+        package(model, tmp_path, runtime="torch")
+    assert package(model, tmp_path, fanouts=3).spec.num_layers == 3
 
 
 def further(x, e, hops, beyond):
@@ -85,8 +88,8 @@ def test_a_hop_that_counts_only_beyond_the_sample_is_needed_too(after, tmp_path)
     """No node of the sample has such features or such a degree."""
     model = Two(after=after)
     with pytest.raises(NotServable, match="Give 3 fanouts"):
-        package(model, tmp_path)
-    assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
+        package(model, tmp_path, runtime="torch")
+    assert package(model, tmp_path, fanouts=3).spec.num_layers == 3
 
 
 def hooked(kind):
@@ -114,12 +117,23 @@ def hooked(kind):
 )
 def test_what_was_added_to_a_conv_is_never_lost(kind, tmp_path):
     """It acts on values that no check reaches, so only its being there can tell."""
+    model = Two(first=hooked(kind))
     try:
-        report = package(Two(first=hooked(kind)), tmp_path)
+        report = package(model, tmp_path)
     except PackagingError:
         return
-    assert report.spec.runtime == "torch"
-    assert "differs from PyG's class" in report.spec.why_whole
+    assert_served_on_large_features(report, model)
+
+
+def assert_served_on_large_features(report, model):
+    graph = homogeneous(offset=1e6)
+    features, edges = graph.nodes["node"].features, graph.edges["node__to__node"]
+    edge_index = torch.from_numpy(np.stack([edges.indices.astype(np.int64), _targets(graph)]))
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    (found,) = answerer.answer([ScoreRequest("m", nodes=list(range(len(features))))])
+    with torch.no_grad():
+        expected = model.eval()(torch.from_numpy(np.array(features)), edge_index)
+    np.testing.assert_allclose(found.outputs["logits"], expected, rtol=1e-4)
 
 
 def test_weight_norm_is_part_of_the_weights(tmp_path):
@@ -150,9 +164,7 @@ def _targets(graph):
 def test_a_class_that_was_patched_is_not_what_it_was(tmp_path, monkeypatch):
     model = Two()
     monkeypatch.setattr(pyg.SAGEConv, "message", lambda self, x_j: x_j.clamp(max=1e4))
-    report = package(model, tmp_path)
-    assert report.spec.runtime == "torch"
-    assert "its message was replaced" in report.spec.why_whole
+    assert_served_on_large_features(package(model, tmp_path), model)
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ class Pooled(nn.Module):
     ("model", "graph", "fanouts"),
     [
         (Pooled(), molecules(), (-1,) * MOLECULE_HOPS),
-        (models.EdgeCNN(6, 8, 2, 3), homogeneous(), (3, 3)),
+        (pyg.ARMAConv(6, 3), homogeneous(), (3, 3)),
     ],
     ids=["pooled", "nodes"],
 )

@@ -275,10 +275,19 @@ def test_questions_of_size_and_content_are_served(read, tmp_path):
     assert package(OfData(read), tmp_path).spec.parity["max_abs_diff"] < 1e-4
 
 
-def test_a_graph_without_edges_packages_a_model_that_is_served_whole(tmp_path):
+def test_classes_of_pyg_are_as_before_once_a_model_was_served_whole(tmp_path):
+    """PyG writes a `propagate` into the class of each instance, also into its base class."""
+    before = pyg.MessagePassing.propagate
+    package(Two(), tmp_path, runtime="torch")
+    assert pyg.MessagePassing.propagate is before
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_a_graph_without_edges_packages_a_model(runtime, tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     graph = Graph.from_edges(np.zeros((2, 0), np.int64), x)
-    assert package(Two(conv=pyg.ResGatedGraphConv), tmp_path, graph).spec.runtime == "torch"
+    report = package(Two(conv=pyg.ResGatedGraphConv), tmp_path, graph, runtime=runtime)
+    assert report.spec.runtime == runtime
 
 
 def test_a_type_without_features_is_served_and_the_note_is_short(tmp_path):

@@ -439,7 +439,15 @@ class Far(nn.Module):
 @pytest.mark.parametrize("hops", [1, 5])
 def test_the_number_of_hops_is_found_at_once_though_the_last_ones_count_little(hops, tmp_path):
     with pytest.raises(PackagingError, match="it reads 10 hops"):
-        hopline.package(Far(), homogeneous(), tmp_path, name="m", fanouts=[-1] * hops, task="multiclass")
+        hopline.package(
+            Far(),
+            homogeneous(),
+            tmp_path,
+            name="m",
+            fanouts=[-1] * hops,
+            task="multiclass",
+            runtime="torch",
+        )
 
 
 @pytest.mark.parametrize(("count", "teleport"), [(10, 0.1), (8, 0.3)])
@@ -454,8 +462,11 @@ def test_a_last_hop_that_is_only_a_degree_is_counted(count, teleport, tmp_path):
 
     torch.manual_seed(0)
     graph = homogeneous(num_nodes=150, num_edges=450)
+    options = {"name": "m", "fanouts": [-1] * count, "task": "multiclass"}
     with pytest.raises(PackagingError, match=f"it reads {count + 1} hops"):
-        hopline.package(Propagates(), graph, tmp_path, name="m", fanouts=[-1] * count, task="multiclass")
+        hopline.package(Propagates(), graph, tmp_path, **options, runtime="torch")
+    # A stage reads degrees of the graph.
+    assert hopline.package(Propagates(), graph, tmp_path, **options).spec.num_layers == count
 
 
 class Scaled(nn.Module):

@@ -105,13 +105,8 @@ class _Check:
         self._need(bool(stage.inputs), "no inputs")
         for entry in stage.inputs:
             self._input(level, node_type, entry, stage)
-        blocks = {entry.edge_type for entry in stage.inputs if entry.kind == "positions"}
-        padded = {
-            entry.edge_type
-            for entry in stage.inputs
-            if entry.kind in ("sources", "mask", "edge_attr", "edge_weight", "is_self")
-        }
-        self._need(padded <= blocks, f"no positions of edge type {', '.join(sorted(padded - blocks))}")
+        padded = ("sources", "positions", "mask", "edge_attr", "edge_weight", "is_self")
+        blocks = any(entry.kind in padded for entry in stage.inputs)
         self._need(not (stage.packed and blocks), "packed with padded blocks")
 
     def _input(self, level: int, node_type: str, entry: StageInput, stage: Stage) -> None:

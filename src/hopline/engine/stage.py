@@ -270,7 +270,7 @@ class StageRunner:
         look: Callable[[], object],
     ) -> None:
         assert self.block_stage is not None
-        padded = [e.edge_type for e in self.stage.inputs if e.kind == "positions"]
+        padded = list(dict.fromkeys(e.edge_type for e in self.stage.inputs if e.kind not in ROW_KINDS))
         for chunk, widths in self._chunks(num_rows, [views[key] for key in padded], padded):
             look()
             blocks = {

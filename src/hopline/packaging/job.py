@@ -38,7 +38,7 @@ from hopline.packaging.head import (
     trailing_module,
 )
 from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
-from hopline.packaging.lower import lower
+from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, Rows, check_numbers
@@ -46,7 +46,7 @@ from hopline.packaging.repeatable import check_repeatable, may_be_random
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
-from hopline.packaging.trace import Traced, analyse, check_draws, trace
+from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import write_whole
 from hopline.types import AnyArray, IdArray, Progress
@@ -373,10 +373,9 @@ class Job:
         """
         self.progress(TRACE, 0.0)
         slots = self.binding.slots(self.check)
-        traced = trace(self.model, self.binding, self.targets, slots)
-        if self.draws:
-            check_draws(traced, lambda: trace(self.model, self.binding, self.targets, slots), self.draws)
-        analyse(traced, self.binding, slots)
+        traced, lowered = trace_and_lower(
+            self.model, self.binding, self.targets, slots, device=self.device, draws=self.draws
+        )
         if traced.decisions:
             shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
             self.notes.append(
@@ -386,7 +385,7 @@ class Job:
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
         self.progress(TRACE, 1.0)
-        splitter = Splitter(traced, lower(traced, self.binding, self.device), finals)
+        splitter = Splitter(traced, lowered, finals)
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
         check_signs(spec.sampling, self.graph.schema, edge_types)

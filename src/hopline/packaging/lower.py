@@ -6,16 +6,21 @@ for each node, stored in the state cache, and narrower to gather. Only where it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from hopline.errors import NotSplittable
+from hopline.packaging.analysis import analyse
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import ConvCall, DenseConv, build
+from hopline.packaging.edges import Domain, is_aggregation, slot_of
+from hopline.packaging.regions import Region, reduction, region
 from hopline.packaging.settings import Device
-from hopline.packaging.trace import Domain, Traced, conv_arguments, describe, slot_of
+from hopline.packaging.trace import Closed, Traced, check_draws, conv_arguments, describe, trace
 
 _KNOWN = {"x", "edge_index", "edge_attr", "edge_weight", "edge_type"}
 
@@ -42,20 +47,77 @@ class LoweredConv:
     query: fx.Node | None = None
 
 
-def lower(traced: Traced, binding: Binding, device: Device = "cpu") -> dict[fx.Node, LoweredConv]:
-    """Build the dense form of every conv call.
+Lowered = dict[fx.Node, LoweredConv | Region]
+
+
+def trace_and_lower(
+    model: nn.Module,
+    binding: Binding,
+    targets: tuple[str, ...],
+    slots: dict[str, Tensor],
+    *,
+    device: Device = "cpu",
+    draws: Sequence[str] = (),
+) -> tuple[Traced, Lowered]:
+    """Trace a model, with each part as one value if it can be, and build the form of its aggregations.
 
     Args:
-        device: where attention is computed.
+        targets, slots: as for `trace`. device: where attention is computed.
+        draws: where the model draws random numbers.
 
     Raises:
-        NotSplittable: a conv has no dense form; the message says which and why.
+        NotSplittable: as `trace`, `analyse` and `lower`; of a part whose code was traced, for both reasons.
+    """
+    opened: frozenset[str] = frozenset()
+    first = ""
+    while True:
+        try:
+            traced = trace(model, binding, targets, slots, opened)
+            if draws:
+                check_draws(traced, partial(trace, model, binding, targets, slots, opened), list(draws))
+            analyse(traced, binding, slots)
+            return traced, lower(traced, binding, device)
+        except NotSplittable as error:
+            if isinstance(error, Closed) and not error.parts <= opened:
+                first = first or str(error)
+                opened |= error.parts
+            elif first:
+                raise NotSplittable(f"{first}; by its code: {error}") from error
+            else:
+                raise
+
+
+def lower(traced: Traced, binding: Binding, device: Device = "cpu") -> Lowered:
+    """Build the dense form of every conv call, and the form of every other aggregation.
+
+    Raises:
+        Closed: convs that have no dense form; the message says why the first one has none.
+        NotSplittable: an aggregation has no form.
     """
     traced.module.add_module("dense", nn.Module())
-    return {node: _lower(traced, binding, node, number, device) for number, node in enumerate(traced.convs)}
+    found: Lowered = {}
+    refused: dict[str, NotSplittable] = {}
+    for number, node in enumerate(traced.convs):
+        path = f"dense.c{number}"
+        if is_aggregation(traced.module, node):
+            reduced = reduction(traced, node)
+            if reduced is None:
+                found[node] = region(traced, node, path)
+                continue
+            dense, source = reduced
+            traced.module.add_submodule(path, dense)
+            found[node] = LoweredConv(dense, path, source, None, None, (dense.needs[0].edge_type,))
+            continue
+        try:
+            found[node] = _lower(traced, binding, node, path, device)
+        except NotSplittable as error:
+            refused.setdefault(str(node.target), error)
+    if refused:
+        raise Closed(str(next(iter(refused.values()))), frozenset(refused))
+    return found
 
 
-def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int, device: Device) -> LoweredConv:
+def _lower(traced: Traced, binding: Binding, node: fx.Node, path: str, device: Device) -> LoweredConv:
     arguments = conv_arguments(traced.module, node)
     where = describe(traced.module, node)
     unknown = sorted(set(arguments) - _KNOWN)
@@ -90,7 +152,6 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int, device:
         is_same_value=destination is source,
     )
     dense = build(call)
-    path = f"dense.c{number}"
     lowered = LoweredConv(dense, path, source, destination, attr, edge_types)
     _prepare_query(traced, lowered, node)
     _lift(traced, lowered, node)

@@ -107,19 +107,23 @@ def check_rowwise(
         return
     picks = torch.from_numpy(np.random.default_rng(0).permutation(num_rows)[: num_rows // 3 + 1])
     some = [t if i.kind in _SHARED else t[picks] for t, i in zip(tensors, inputs, strict=True)]
-    full = _Recorder(module).record(tensors)
-    recorder = _Recorder(module)
-    try:
-        part = recorder.record(some)
-    except RuntimeError as error:
-        failed = describe(module, recorder.current) if recorder.current is not None else "it"
-        raise NotSplittable(f"{where}: {failed} works only on all nodes together: {error}") from error
+    full, part = (_recorded(module, rows, where) for rows in (tensors, some))
     for node, value in full.items():
         if not _agree(value, part[node], picks, num_rows):
             raise NotSplittable(
                 f"{where}: {describe(module, node)} mixes rows: a node's value depends on which other "
                 "nodes are computed with it"
             )
+
+
+def _recorded(module: fx.GraphModule, rows: list[Tensor], where: str) -> dict[fx.Node, Any]:
+    """The values of a stage. Raises: NotSplittable: it fails, as for a size of one graph that it holds."""
+    recorder = _Recorder(module)
+    try:
+        return recorder.record(rows)
+    except Exception as error:  # code of the model
+        failed = describe(module, recorder.current) if recorder.current is not None else "it"
+        raise NotSplittable(f"{where}: {failed} works only on all nodes together: {error}") from error
 
 
 def _agree(full: Any, part: Any, picks: Tensor, num_rows: int) -> bool:

@@ -132,8 +132,14 @@ class RunningTracer(fx.Tracer):
         return ValueProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        """The node of a proxy, although the proxy claims to be a tensor."""
-        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+        """The node of a proxy, although the proxy claims to be a tensor; that of a tensor of the model."""
+        if issubclass(type(a), fx.Proxy):
+            return a.node
+        made = super().create_arg(a)
+        if isinstance(made, fx.Node) and isinstance(a, Tensor):
+            # Python code reads the tensor without a trace: a traced change in place must not reach it.
+            made.meta.setdefault(VALUE, a.clone())
+        return made
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any

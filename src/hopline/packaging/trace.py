@@ -22,8 +22,10 @@ from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, Messag
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
-from hopline.packaging.dense import BUILDERS, unknown_class
+from hopline.packaging.dense import BUILDERS
+from hopline.packaging.edges import Domain, edges_of, is_aggregation, name_ends, slot_of
 from hopline.packaging.learned import Rows
+from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import (
     CHANGED,
     VALUE,
@@ -33,7 +35,7 @@ from hopline.packaging.proxy import (
     same_tensor,
     value_of,
 )
-from hopline.packaging.reference import eval_copy, hint, of_target
+from hopline.packaging.reference import eval_copy, of_target, shared_copy
 from hopline.packaging.user_source import LIBRARIES
 from hopline.packaging.watch import is_draw, seeded
 
@@ -102,21 +104,6 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
     return copied
 
 
-#: Slots that hold an edge index.
-EDGES = ("edge_index:", "adj_t:")
-
-
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """Owner of a value's rows: a node type, or an edge type."""
-
-    kind: str
-    type: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} type {self.type!r}"
-
-
 @dataclass(slots=True)
 class Traced:
     """The traced model.
@@ -140,16 +127,11 @@ class Traced:
     @property
     def convs(self) -> list[fx.Node]:
         """The conv calls that the output depends on, in the order of execution."""
-        return [node for node in self.module.graph.nodes if is_conv(self.module, node)]
-
-
-def slot_of(node: fx.Node) -> str | None:
-    """The slot that a value reads, None for computed values."""
-    if node.op == "call_function" and node.target is operator.getitem:
-        base = node.args[0]
-        if isinstance(base, fx.Node) and base.op == "placeholder":
-            return str(node.args[1])
-    return None
+        return [
+            node
+            for node in self.module.graph.nodes
+            if is_conv(self.module, node) or is_aggregation(self.module, node)
+        ]
 
 
 def is_conv(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -173,14 +155,39 @@ def describe(module: fx.GraphModule, node: fx.Node) -> str:
     else:
         what = str(getattr(node.target, "__name__", node.target))
     lines = (node.stack_trace or "").splitlines()
-    where = ""
+    inside = ""
+    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+        if node.op != "call_module" and issubclass(kind, MessagePassing):
+            inside = f" in {path} ({kind.__name__})"
+    where = inside
     for place, source in zip(lines[::2], lines[1::2], strict=False):
         parts = place.strip().split('"')
         if len(parts) < 3 or parts[1].startswith(LIBRARIES):
             continue
         line = parts[2].split(", in ")[0].replace(", line ", ":")
-        where = f" at {Path(parts[1]).name}{line}: {source.strip()}"
+        where = f"{inside} at {Path(parts[1]).name}{line}: {source.strip()}"
     return what + where
+
+
+class Closed(NotSplittable):
+    """A part of a model that is one value cannot be expressed; the code in it might be.
+
+    Attributes:
+        parts: names of such parts, for `trace`.
+    """
+
+    def __init__(self, message: str, parts: frozenset[str]) -> None:
+        super().__init__(message)
+        self.parts = parts
+
+
+def norm_in(node: fx.Node) -> str:
+    """The name, for `trace`, of the calls of `gcn_norm` in the module in which a value is computed."""
+    return _norm_in(node.meta.get("nn_module_stack"))
+
+
+def _norm_in(stack: dict[str, tuple[str, type]] | None) -> str:
+    return f"gcn_norm in {list(stack.values())[-1][0] if stack else 'forward'}"
 
 
 class _Root(nn.Module):
@@ -195,11 +202,27 @@ class _Root(nn.Module):
 
 
 class _Tracer(RunningTracer):
-    """A tracer whose leaves are convs and modules without convs; inside they may be any Python."""
+    """A tracer whose leaves are convs with a dense form, and modules without convs.
+
+    Inside, leaves may be any Python.
+
+    Args:
+        opened: convs with a dense form whose code is traced.
+    """
+
+    def __init__(self, slots: dict[str, Tensor], opened: frozenset[str]) -> None:
+        super().__init__(slots)
+        self.opened = opened
+
+    def opens_norm(self) -> bool:
+        """True if `gcn_norm` is traced where it is called now."""
+        return _norm_in(self.module_stack) in self.opened
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
-        if isinstance(m, MessagePassing | Aggregation):
+        if isinstance(m, MessagePassing):
+            return type(m) in BUILDERS and module_qualified_name not in self.opened
+        if isinstance(m, Aggregation):
             return True
         if is_container(m) or isinstance(m, Rows) or m is self.root.model:
             return False
@@ -214,10 +237,18 @@ class _Tracer(RunningTracer):
         if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
             # torch.max over a dimension returns a pair, which PyG unpacks only if it is not a proxy.
             m.aggr = f"a{m.aggr}"
-        if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
+        given = (*args, *kwargs.values())
+        if any(isinstance(value, dict) for value in given):
             return forward(*args, **kwargs)
+        if not isinstance(m, MessagePassing) and any(
+            isinstance(value, fx.Proxy) and edges_of(value.node) is not None for value in given
+        ):
+            return forward(*args, **kwargs)  # message passing by hand
         if isinstance(m, MessagePassing):
             kwargs = self._with_weights(m, args, kwargs)
+            if not self.is_leaf_module(m, self.path_of_module(m)):
+                with passed_as_values(m, self.create_proxy):
+                    return super().trace_module(m, forward, args, kwargs)
         return super().trace_module(m, forward, args, kwargs)
 
     def _with_weights(self, conv: MessagePassing, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -239,21 +270,29 @@ class _Tracer(RunningTracer):
         return kwargs
 
 
-def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor]) -> Traced:
+def trace(
+    model: nn.Module,
+    binding: Binding,
+    targets: tuple[str, ...],
+    slots: dict[str, Tensor],
+    opened: frozenset[str] = frozenset(),
+) -> Traced:
     """Trace a model in eval mode by running it on the check graph.
 
     Args:
         targets: the node types whose rows the answers have.
         slots: of the check graph; not changed.
+        opened: parts whose code is traced although they could be one value, as `Closed` names them.
 
     Raises:
         NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
             its output is not one tensor of the target type.
     """
-    root = _Root(model, binding)
-    tracer = _Tracer({name: value.clone() for name, value in slots.items()})
+    root = _Root(shared_copy(model), binding)
+    tracer = _Tracer({name: value.clone() for name, value in slots.items()}, opened)
     try:
-        with torch.no_grad(), as_their_values():
+        values = grouped_as_values(root.model, tracer.create_proxy, tracer.opens_norm)
+        with torch.no_grad(), as_their_values(), values:
             graph = tracer.trace(root)
     except PackagingError:
         raise
@@ -265,6 +304,7 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
         ) from error
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
+    name_ends(graph)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
     decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))
@@ -350,112 +390,6 @@ def _reduces_first(user: fx.Node, node: fx.Node) -> bool:
         return False
     dim: Any = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
     return bool(dim == 0)
-
-
-def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
-    """Run the traced model on the check graph and set the domain and level of each value.
-
-    Raises:
-        NotSplittable: a value mixes rows, naming it and its source line; an output does not have the rows
-            of its node type.
-        PackagingError: the model itself fails on the check graph.
-    """
-    _Analysis(traced, binding, slots).run(slots)
-    for node_type, output in traced.outputs.items():
-        value = traced.values.get(output)
-        if not isinstance(value, Tensor):
-            raise NotSplittable(f"the model returns {type(value).__name__}, not one tensor")
-        domain = traced.domains.get(output)
-        if domain != Domain("node", node_type):
-            raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
-
-
-class _Analysis(fx.Interpreter):
-    def __init__(self, traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
-        super().__init__(traced.module, garbage_collect_values=False)
-        self.extra_traceback = False  # else it is appended to every message
-        self.traced = traced
-        self.binding = binding
-        self.given = ", ".join(
-            f"{role} of {name!r} [n, {rows.shape[1]}]"
-            for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
-            if role in ("features", "edge_attr")
-        )
-        self.num_rows = {
-            Domain(*_domain_of(name)): rows.shape[1] if name.startswith(EDGES) else len(rows)
-            for name, rows in slots.items()
-        }
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Compute a value, then check and record its domain."""
-        if n.op in ("placeholder", "output"):
-            return super().run_node(n)
-        traced = self.traced
-        domain = self._domain(n)
-        slot = slot_of(n)
-        try:
-            value = super().run_node(n)
-        except KeyError:
-            raise NotSplittable(f"the model reads {slot}, which the graph does not have") from None
-        except Exception as error:  # user code
-            raise PackagingError(
-                f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
-                f"{error}; the graph gives {self.given}{hint(error)}"
-            ) from error
-        below = [traced.levels.get(arg, 0) for arg in n.all_input_nodes]
-        level = max(below, default=0)
-        if is_conv(traced.module, n):
-            level += 1
-            if not isinstance(value, Tensor):
-                raise NotSplittable(f"{describe(traced.module, n)} returns more than the nodes' new rows")
-        traced.levels[n] = level
-        traced.values[n] = value
-        if domain is not None:
-            traced.domains[n] = domain
-            self._check_rows(n, value, domain)
-        return value
-
-    def _domain(self, n: fx.Node) -> Domain | None:
-        slot = slot_of(n)
-        if slot is not None:
-            return Domain(*_domain_of(slot))
-        if is_conv(self.traced.module, n):
-            return self._conv_domain(n)
-        found = {self.traced.domains[arg] for arg in n.all_input_nodes if arg in self.traced.domains}
-        if len(found) > 1:
-            names = " and ".join(sorted(map(str, found)))
-            raise NotSplittable(
-                f"{describe(self.traced.module, n)} combines rows of {names} outside of a message-passing "
-                "layer"
-            )
-        return next(iter(found), None)
-
-    def _conv_domain(self, n: fx.Node) -> Domain:
-        where = describe(self.traced.module, n)
-        conv = self.traced.module.get_submodule(str(n.target))
-        if type(conv) not in BUILDERS:
-            raise NotSplittable(f"{where} cannot be a stage: {unknown_class()}")
-        edges = conv_arguments(self.traced.module, n).get("edge_index")
-        slot = slot_of(edges) if isinstance(edges, fx.Node) else None
-        if slot is None or not slot.startswith(EDGES):
-            raise NotSplittable(f"{where} does not read the model's unchanged edge_index argument")
-        key = slot.split(":", 1)[1]
-        return Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
-
-    def _check_rows(self, n: fx.Node, value: Any, domain: Domain) -> None:
-        if not isinstance(value, Tensor) or (slot_of(n) or "").startswith(EDGES):
-            return
-        rows = self.num_rows[domain]
-        if value.dim() == 0 or value.shape[0] != rows:
-            raise NotSplittable(
-                f"{describe(self.traced.module, n)} has shape {list(value.shape)} on a graph with {rows} "
-                f"rows of {domain}: it mixes rows, so that one node's answer would depend on the others"
-            )
-
-
-def _domain_of(slot: str) -> tuple[str, str]:
-    role, _, name = slot.partition(":")
-    return ("node" if role == "features" else "edge", name)
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:

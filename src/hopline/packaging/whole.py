@@ -24,6 +24,7 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
+from hopline.packaging.passing import hooks_of
 from hopline.packaging.sparse import Adjacent, weights_of
 from hopline.packaging.user_source import user_line
 from hopline.runtimes.whole_file import SLOTS_FILE
@@ -150,11 +151,10 @@ def _layer(error: Exception) -> str:
 
 def _message_hooks(model: nn.Module) -> str:
     """The first convolution with hooks that only PyG calls, in words; "" if there is none."""
-    of_pyg = {name for name in vars(MessagePassing()) if name.endswith("_hooks")} - set(vars(nn.Module()))
     for name, part in model.named_modules():
-        for kind in sorted(of_pyg & set(vars(part))):
-            if vars(part)[kind]:
-                return f"{name or type(part).__name__} has {kind.strip('_').replace('_', ' ')}"
+        hooks = hooks_of(part) if isinstance(part, MessagePassing) else ""
+        if hooks:
+            return f"{name or type(part).__name__} has {hooks}"
     return ""
 
 

@@ -15,7 +15,7 @@ from hopline.packaging import package
 from tests.engine import zoo
 from tests.jobs.batch.conftest import online, score
 
-NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "hetero"]
+NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -147,7 +147,7 @@ def test_narrow_features_are_widened(tmp_path, dtype):
 
 
 class Whole(nn.Module):
-    """Computed edge weights cannot be fed to a stage."""
+    """Reads computed edge weights."""
 
     def __init__(self):
         super().__init__()
@@ -161,8 +161,9 @@ def test_a_model_that_is_served_whole_is_scored_node_by_node(cases, tmp_path):
     torch.manual_seed(3)
     graph = cases["gcn"].graph
     report = package(
-        Whole().eval(), graph, tmp_path / "r", name="odd", fanouts=[3], task="multiclass", check_nodes=60
-    )
+        Whole().eval(), graph, tmp_path / "r", name="odd", fanouts=[3], task="multiclass", check_nodes=60,
+        runtime="torch",
+    )  # fmt: skip
     assert read_spec(report.path).runtime == "torch"
     found = score(report.path, graph, tmp_path / "out", outputs=("logits", "label"), threads=1)
     for output, values in online(report.path, graph, ("logits", "label")).items():

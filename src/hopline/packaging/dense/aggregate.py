@@ -2,25 +2,31 @@
 
 Variance, softmax, power mean, several of them, and scaling by degrees need all messages of a node together,
 or several sums of them: a gather and some operators. The engine's own sum, mean and maximum of neighbours'
-rows need no block and are preferred (`over_neighbours`).
+rows need no block and are preferred (`regions.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import aggr as pyg
 
-from hopline.artifact import Reduce
-from hopline.packaging.dense.base import REDUCTIONS, ConvCall, DenseConv, block_inputs
-from hopline.packaging.dense.block import gather, total
+from hopline.errors import NotSplittable
+from hopline.packaging.dense.block import total
 
 #: PyG's: variances below are rounding, and their root is 0.
 _MIN_VARIANCE = 1e-5
+
+
+class Named(Protocol):
+    """The name of a conv in refusals."""
+
+    def refusal(self, reason: str) -> NotSplittable:
+        """The error for an aggregation that has no form here."""
 
 
 class BlockAggregation(nn.Module):
@@ -36,7 +42,7 @@ class BlockAggregation(nn.Module):
     mean_degree: Tensor
     mean_log_degree: Tensor
 
-    def __init__(self, module: Any, call: ConvCall) -> None:
+    def __init__(self, module: Any, call: Named) -> None:
         super().__init__()
         self._scalers: list[str] = []
         self._steps: list[tuple[Callable[..., Tensor], Any]] = []
@@ -88,49 +94,6 @@ class BlockAggregation(nn.Module):
         if name == "inverse_linear":
             return self.mean_degree / count.clamp(min=1)
         return torch.ones_like(count)
-
-
-class Blocked(DenseConv):
-    """A conv over a reduction of its neighbours, with another aggregation in the reduction's place.
-
-    Args:
-        inner: the conv for a reduction that nothing can be moved over, a maximum; its first input is the
-            reduction.
-        aggregation: what PyG computes instead.
-    """
-
-    def __init__(self, call: ConvCall, inner: DenseConv, aggregation: BlockAggregation) -> None:
-        super().__init__()
-        self.inner, self.aggregation = inner, aggregation
-        self.prepare_source, self.must_lift = inner.prepare_source, inner.must_lift
-        self.needs = block_inputs(call.edge_type) + inner.needs[1:]
-
-    def forward(
-        self, sources: Tensor, positions: Tensor, mask: Tensor, own: Tensor | None = None
-    ) -> Tensor:
-        """float32 [n, out]."""
-        parts = self.aggregation(gather(sources, positions, mask), mask)
-        out: Tensor = self.inner(parts.flatten(1), own)
-        return out
-
-
-def over_neighbours(call: ConvCall, make: Callable[[ConvCall, Reduce], DenseConv]) -> DenseConv:
-    """A conv that aggregates its neighbours' rows: by the engine where it can, else over blocks.
-
-    Args:
-        make: the conv's dense form for a reduction.
-
-    Raises:
-        NotSplittable: as `BlockAggregation`; or the call weighs its edges.
-    """
-    module = call.conv.aggr_module
-    kind = REDUCTIONS.get(type(module))
-    if kind is not None:
-        return make(call, kind)
-    aggregation = BlockAggregation(module, call)
-    if call.has_edge_weight:
-        raise call.refusal(f"{type(module).__name__} over weighted neighbours has no form here")
-    return Blocked(call, make(call, "max"), aggregation)
 
 
 def _sum(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:

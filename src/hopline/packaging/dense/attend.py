@@ -12,8 +12,7 @@ for each destination, of which there are fewer:
 The second line of each is used where x is no wider than its projection (`Attention.shared`). Nothing is
 projected below then.
 
-Where the model computes the attributes of edges, the padded block of `gat.py`, `gatv2.py` and
-`transformer.py` is used.
+Where the model computes the attributes of edges, the conv's own code runs over a padded block instead.
 """
 
 from __future__ import annotations
@@ -160,9 +159,36 @@ class AttendingTransformer(Attending):
         return beta * skip + (1 - beta) * out
 
 
+def _check(call: ConvCall, *, needs_own: bool = True) -> None:
+    """Refuse what no attention of the engine computes.
+
+    Raises:
+        NotSplittable: attention in blocks, self-loops over two node types, another aggregation or filling,
+            edge attributes that the conv was not built for.
+    """
+    conv = call.conv
+    if call.in_blocks:
+        raise call.refusal("its attention is computed in the stage, and this is its own code")
+    if type(conv.aggr_module).__name__ != "SumAggregation":
+        raise call.refusal(f"its aggregation is {type(conv.aggr_module).__name__}, attention needs a sum")
+    if needs_own and not call.has_destination:
+        raise call.refusal("it gets no rows of the destination nodes")
+    if needs_own and call.has_edge_attr and conv.lin_edge is None:
+        raise call.refusal("it gets edge attributes but was built without edge_dim")
+    if getattr(conv, "add_self_loops", False):
+        if not call.same_type:
+            raise call.refusal("it adds self-loops between two node types; set add_self_loops=False")
+        if not call.has_destination:
+            raise call.refusal("it adds self-loops but gets no rows of the destination nodes")
+        fill = conv.fill_value
+        if isinstance(fill, str) and fill not in ("mean", "add", "sum"):
+            raise call.refusal(f"fill_value={fill!r} for the attributes of self-loops; use 'mean' or 'add'")
+
+
 def gat(call: ConvCall) -> DenseConv:
     """A GATConv call."""
     conv = call.conv
+    _check(call, needs_own=False)
     weight_src = (conv.lin if conv.lin is not None else conv.lin_src).weight.detach()
     weight_dst = (conv.lin if conv.lin is not None else conv.lin_dst).weight.detach()
     uses_edges = call.has_edge_attr and conv.lin_edge is not None
@@ -198,6 +224,7 @@ def gat(call: ConvCall) -> DenseConv:
 def gatv2(call: ConvCall) -> DenseConv:
     """A GATv2Conv call."""
     conv = call.conv
+    _check(call)
     edge = conv.lin_edge.weight.detach().T if call.has_edge_attr else None
     shared = bool(conv.share_weights and call.is_same_value)
     attention = _attention(
@@ -215,6 +242,7 @@ def gatv2(call: ConvCall) -> DenseConv:
 def transformer(call: ConvCall) -> DenseConv:
     """A TransformerConv call."""
     conv = call.conv
+    _check(call)
     heads, channels, scale = conv.heads, conv.out_channels, 1 / math.sqrt(conv.out_channels)
     edge = conv.lin_edge.weight.detach().view(heads, channels, -1) if call.has_edge_attr else None
     key, value, query = conv.lin_key, conv.lin_value, conv.lin_query

@@ -23,7 +23,7 @@ The node's query row is `prepare_query`, in the state below (`is_query_state`) o
 A conv uses the kinds `self`, `reduce`, `attend`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`.
 The kind `features` comes from code around the convs (`split.py`), `structure` from students
 (`hopline_compress`).
-The engine also feeds `edge_weight`, `degree` and `count`; no convolution needs them today.
+The engine also feeds `edge_weight`, `degree` and `count`.
 """
 
 from __future__ import annotations

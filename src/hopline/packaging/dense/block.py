@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LOWEST = -3.0e38
-
 
 def gather(sources: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
     """Neighbour rows float32 [n, K, d], 0 where masked; one ONNX Gather and one Where."""
@@ -24,39 +22,6 @@ def gather(sources: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
 def total(rows: Tensor, mask: Tensor) -> Tensor:
     """Sum over the neighbours: float32 [n, d] from rows [n, K, d] that are 0 where masked."""
     return torch.matmul(mask.to(rows.dtype).unsqueeze(1), rows).squeeze(1)
-
-
-def attend(
-    logits: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    loop_logits: Tensor | None = None,
-    loop_values: Tensor | None = None,
-) -> Tensor:
-    """Softmax-weighted sum over the neighbours.
-
-    Args:
-        logits: float32 [n, K, H].
-        values: float32 [n, K, H, C].
-        mask: bool [n, K].
-        loop_logits, loop_values: [n, H] and [n, H, C] of one more neighbour, the node itself.
-
-    Returns: float32 [n, H, C]; 0 for a node without neighbours.
-    """
-    keep = mask.unsqueeze(-1)
-    logits = torch.where(keep, logits, torch.full((), _LOWEST))
-    highest = logits.amax(dim=1)
-    if loop_logits is not None:
-        highest = torch.maximum(highest, loop_logits)
-    weights = torch.where(keep, (logits - highest.unsqueeze(1)).exp(), torch.zeros(()))
-    norm = total(weights, mask)
-    out = total((weights.unsqueeze(-1) * values).flatten(2), mask).unflatten(1, values.shape[2:])
-    if loop_logits is not None and loop_values is not None:
-        loop = (loop_logits - highest).exp()
-        norm = norm + loop
-        out = out + loop.unsqueeze(-1) * loop_values
-    # The highest score has weight 1, so that only a node without neighbours has a smaller sum.
-    return out / norm.clamp(min=1.0).unsqueeze(-1)
 
 
 def loop_attributes(fill: object, edge_attr: Tensor, mask: Tensor) -> Tensor:
@@ -80,3 +45,81 @@ def loop_attributes(fill: object, edge_attr: Tensor, mask: Tensor) -> Tensor:
         raise ValueError(fill)
     value = fill if isinstance(fill, Tensor) else torch.full((1,), float(fill))  # type: ignore[arg-type]
     return torch.zeros_like(edge_attr[:, 0]) + value.reshape(1, -1)
+
+
+def as_edges(rows: Tensor, mask: Tensor) -> Tensor:
+    """Rows of nodes [n, …] as rows of the edges of a block [n K, …]."""
+    return rows.unsqueeze(1).expand(-1, mask.shape[1], *rows.shape[1:]).flatten(0, 1)
+
+
+def as_block(rows: Tensor, mask: Tensor) -> Tensor:
+    """Rows of edges [n K, …] as a block [n, K, …]."""
+    return rows.unflatten(0, mask.shape)
+
+
+def flat(rows: Tensor) -> Tensor:
+    """A block [n, K, …] as [n, K, d]."""
+    return rows.flatten(2) if rows.dim() > 2 else rows.unsqueeze(2)
+
+
+def side_by_side(parts: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Several aggregations [n, P, d] of rows of a shape, side by side in its last dimension."""
+    rows = parts.unflatten(2, shape).movedim(1, -2).flatten(-2) if shape else parts.squeeze(2)
+    return rows if shape else rows.squeeze(1)
+
+
+def count(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The number of edges of each node [n]."""
+    return total(mask.unsqueeze(2).float(), mask).squeeze(1).to(dtype)
+
+
+def ones_of_edges(mask: Tensor) -> Tensor:
+    """A one for each edge of a block, [n K]."""
+    return torch.ones_like(mask, dtype=torch.float32).flatten()
+
+
+def softmax_of_edges(logits: Tensor, mask: Tensor) -> Tensor:
+    """PyG's softmax over the edges of each node, of rows [n K, …]."""
+    keep = mask.unsqueeze(2)
+    block = torch.where(keep, flat(as_block(logits, mask)), torch.full((), -torch.inf))
+    weights = torch.where(keep, (block - block.amax(dim=1, keepdim=True)).exp(), torch.zeros(()))
+    norm = total(weights, mask).unsqueeze(1)
+    return (weights / (norm + 1e-16)).flatten(0, 1).reshape(logits.shape)
+
+
+def without(mask: Tensor, is_self: Tensor) -> Tensor:
+    """The mask of a block [n, K] without self-loops."""
+    return mask & ~is_self
+
+
+def with_own(mask: Tensor) -> Tensor:
+    """The mask of a block [n, K + 1] in which each node is one more neighbour of itself."""
+    return torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+
+
+def with_own_rows(rows: Tensor, own: Tensor) -> Tensor:
+    """A block [n, K + 1, d] of rows [n, K, d] and the nodes' own rows [n, d]."""
+    return torch.cat([rows, own.unsqueeze(1)], dim=1)
+
+
+def with_loops(rows: Tensor, mask: Tensor, fill: object, is_self: Tensor | None) -> Tensor:
+    """Attributes of edges and of one added self-loop for each node.
+
+    Args:
+        rows: [n K, …]. mask: bool [n, K].
+        fill: as in `loop_attributes`.
+        is_self: [n, K]; a node's last self-loop gives its attributes to the one that replaces it. None if
+            self-loops give nothing.
+
+    Returns: [n (K + 1), …].
+    """
+    block = as_block(rows, mask)
+    attributes = flat(block)
+    added = loop_attributes(fill, attributes, mask)
+    if is_self is not None:
+        found = mask & is_self
+        nth = found.int().cumsum(dim=1)
+        last = found & (nth == nth[:, -1:])
+        kept = total(torch.where(last.unsqueeze(2), attributes, torch.zeros(())), last)
+        added = torch.where(found.any(dim=1, keepdim=True), kept, added)
+    return torch.cat([attributes, added.unsqueeze(1)], dim=1).flatten(0, 1).reshape(-1, *rows.shape[1:])

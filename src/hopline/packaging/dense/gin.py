@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hopline.artifact import Reduce
-from hopline.packaging.dense.aggregate import over_neighbours
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, reduction
 
 
 class DenseGIN(DenseConv):
@@ -30,4 +29,4 @@ class DenseGIN(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GINConv call."""
-    return over_neighbours(call, DenseGIN)
+    return DenseGIN(call, reduction(call))

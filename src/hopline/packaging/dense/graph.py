@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hopline.artifact import Reduce
-from hopline.packaging.dense.aggregate import over_neighbours
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear, reduction
 
 
 class DenseGraphConv(DenseConv):
@@ -39,4 +38,4 @@ class DenseGraphConv(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GraphConv call."""
-    return over_neighbours(call, DenseGraphConv)
+    return DenseGraphConv(call, reduction(call))

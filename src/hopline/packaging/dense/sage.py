@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hopline.artifact import Reduce
-from hopline.packaging.dense.aggregate import over_neighbours
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear, reduction
 
 
 class DenseSAGE(DenseConv):
@@ -43,4 +42,4 @@ class DenseSAGE(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a SAGEConv call."""
-    return over_neighbours(call, DenseSAGE)
+    return DenseSAGE(call, reduction(call))

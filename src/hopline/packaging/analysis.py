@@ -1,0 +1,236 @@
+"""Owner and level of each value of a traced model: whose rows it has, and how many hops they read.
+
+The model runs value by value on the check graph. A value is refused if its rows are not one for each row of
+its domain, or if it combines rows of different domains other than at the ends of edges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch_geometric.utils import softmax
+
+from hopline.errors import NotSplittable
+from hopline.packaging.arguments import Binding
+from hopline.packaging.edges import (
+    LOOPS,
+    Domain,
+    arguments_of,
+    edges_after,
+    edges_of,
+    grouping,
+    is_aggregation,
+    neighbour_rows,
+    ones,
+    own_rows,
+    size_of,
+    slot_of,
+)
+from hopline.packaging.reference import hint
+from hopline.packaging.trace import Closed, Traced, conv_arguments, describe, is_conv
+
+#: Slots that hold an edge index.
+EDGES = ("edge_index:", "adj_t:")
+#: Methods that make rows of one number, as many as an argument says; the tensor only has their type.
+_FILLED = frozenset({"new_ones", "new_zeros", "new_full"})
+
+
+def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
+    """Run the traced model on the check graph and set the domain and level of each value.
+
+    Raises:
+        NotSplittable: a value mixes rows, naming it and its source line; an output does not have the rows
+            of its node type; the model itself fails on the check graph.
+    """
+    _Analysis(traced, binding, slots).run(slots)
+    for node_type, output in traced.outputs.items():
+        value = traced.values.get(output)
+        if not isinstance(value, Tensor):
+            raise NotSplittable(f"the model returns {type(value).__name__}, not one tensor")
+        domain = traced.domains.get(output)
+        if domain != Domain("node", node_type):
+            raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
+
+
+class _Analysis(fx.Interpreter):
+    def __init__(self, traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
+        super().__init__(traced.module, garbage_collect_values=False)
+        self.extra_traceback = False  # else it is appended to every message
+        self.traced = traced
+        self.binding = binding
+        self.given = ", ".join(
+            f"{role} of {name!r} [n, {rows.shape[1]}]"
+            for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
+            if role in ("features", "edge_attr")
+        )
+        self.num_rows = {
+            _domain_of(name): rows.shape[1] if name.startswith(EDGES) else len(rows)
+            for name, rows in slots.items()
+        }
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Compute a value, then check and record its domain."""
+        if n.op in ("placeholder", "output"):
+            return super().run_node(n)
+        traced = self.traced
+        domain = self._domain(n)
+        slot = slot_of(n)
+        try:
+            value = super().run_node(n)
+        except KeyError:
+            raise NotSplittable(f"the model reads {slot}, which the graph does not have") from None
+        except Exception as error:  # user code
+            raise NotSplittable(
+                f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
+                f"{error}; the graph gives {self.given}{hint(error)}"
+            ) from error
+        level = max((traced.levels.get(arg, 0) for arg in n.all_input_nodes), default=0)
+        if n.target is neighbour_rows:
+            level += 1
+        elif domain is not None and domain.kind == "node" and is_aggregation(traced.module, n):
+            level = max(level, 1)
+        elif is_conv(traced.module, n):
+            level += 1
+            if not isinstance(value, Tensor):
+                raise self._closed(n, "returns more than the nodes' new rows")
+        if isinstance(value, int) and _is_width(n):
+            domain, level = None, 0
+        traced.levels[n] = level
+        traced.values[n] = value
+        if domain is not None:
+            traced.domains[n] = domain
+            self._check_rows(n, value, domain)
+        return value
+
+    def _domain(self, n: fx.Node) -> Domain | None:
+        slot = slot_of(n)
+        if slot is not None:
+            return _domain_of(slot)
+        if is_conv(self.traced.module, n):
+            return self._conv_domain(n)
+        if n.target in (neighbour_rows, own_rows):
+            return self._end_domain(n)
+        if n.target in LOOPS:
+            return self._loops_domain(n)
+        if n.target is softmax or is_aggregation(self.traced.module, n):
+            return self._grouped_domain(n)
+        if (edges := edges_of(n.args[0] if n.target is ones else n)) is not None:
+            return edges
+        inputs = n.all_input_nodes
+        if n.op == "call_method" and n.target in _FILLED:
+            inputs = [each for each in inputs if each is not n.args[0]]
+        found = {self.traced.domains[arg] for arg in inputs if arg in self.traced.domains}
+        if len(found) > 1:
+            names = " and ".join(sorted(map(str, found)))
+            raise self._refusal(n, f"combines rows of {names} outside of a message-passing layer")
+        return next(iter(found), None)
+
+    def _refusal(self, n: fx.Node, reason: str) -> NotSplittable:
+        return NotSplittable(f"{describe(self.traced.module, n)} {reason}")
+
+    def _closed(self, conv: fx.Node, reason: str) -> Closed:
+        return Closed(f"{describe(self.traced.module, conv)} {reason}", frozenset([str(conv.target)]))
+
+    def _ends(self, edges: Domain) -> tuple[str, str]:
+        """The node types of an edge type's sources and destinations."""
+        source, _, destination = edges.type.split("__")
+        return source, destination
+
+    def _end_domain(self, n: fx.Node) -> Domain:
+        """Of rows of nodes as rows of edges."""
+        rows, edge_index = n.args
+        edges = edges_of(edge_index)
+        if edges is None:
+            raise self._refusal(n, "reads edges that are not those of the model's edge_index argument")
+        if edges.type == "*":
+            raise self._refusal(n, "reads the edges of all relations together")
+        end = self._ends(edges)[n.target is own_rows]
+        if not isinstance(rows, fx.Node) or self.traced.domains.get(rows) != Domain("node", end):
+            raise self._refusal(
+                n, f"reads rows by the numbers of nodes that are not rows of node type {end!r}"
+            )
+        return edges
+
+    def _loops_domain(self, n: fx.Node) -> Domain:
+        """Of another list of edges and what belongs to them."""
+        edges, given = edges_after(n), arguments_of(n)
+        if edges is None:
+            raise self._refusal(n, "changes edges that are not those of the model's edge_index argument")
+        before = edges_of(given["edge_index"])
+        source, destination = self._ends(edges) if edges.type != "*" else ("", "*")
+        if edges != before and source != destination:
+            raise self._refusal(n, "reads or adds self-loops of edges between two lists of nodes")
+        for name in ("edge_attr", "edge_weight"):
+            rows = given.get(name)
+            if rows is not None and self.traced.domains.get(rows) != before:
+                raise self._refusal(n, f"gets an {name} that is not one row for each edge")
+        if edges.adds_loops and edges != before:
+            self._check_number(n, given.get("num_nodes"), Domain("node", destination))
+        return edges
+
+    def _check_number(self, n: fx.Node, number: Any, nodes: Domain) -> None:
+        """Check that self-loops are added to all nodes, whatever edges they have."""
+        if isinstance(number, fx.Node):
+            known = self.traced.domains.get(number) == nodes
+            number = self.traced.values[number] if known else None
+        if number != self.num_rows[nodes]:
+            raise self._refusal(
+                n,
+                "adds self-loops to some nodes only: pass it the number of all nodes (num_nodes=x.size(0))",
+            )
+
+    def _grouped_domain(self, n: fx.Node) -> Domain:
+        """Of values made of groups of rows: the groups must be the in-edges of each node."""
+        found = grouping(self.traced.module, n)
+        edges = found.edges
+        if edges is None or edges.type == "*":
+            raise self._refusal(
+                n,
+                "mixes rows: it groups by another index than edge_index[1], the destinations of the edges",
+            )
+        rows = found.rows
+        if rows is not None:
+            value = self.traced.values.get(rows)
+            if self.traced.domains.get(rows) != edges or not isinstance(value, Tensor):
+                raise self._refusal(n, "groups what is not one row for each of these edges")
+            if found.dim % value.dim() != 0 or not found.is_plain:
+                raise self._refusal(n, "groups another dimension than that of the edges")
+            if value.dtype != torch.float32:
+                raise self._refusal(n, f"groups rows of {value.dtype}, not of float32")
+        return edges if n.target is softmax else Domain("node", self._ends(edges)[1])
+
+    def _conv_domain(self, n: fx.Node) -> Domain:
+        edges = conv_arguments(self.traced.module, n).get("edge_index")
+        slot = slot_of(edges) if isinstance(edges, fx.Node) else None
+        if slot is None or not slot.startswith(EDGES):
+            raise self._closed(n, "does not read the model's unchanged edge_index argument")
+        key = slot.split(":", 1)[1]
+        return Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
+
+    def _check_rows(self, n: fx.Node, value: Any, domain: Domain) -> None:
+        if n.target in LOOPS and isinstance(value, tuple):
+            self.num_rows[domain] = value[0].shape[1]
+        if not isinstance(value, Tensor) or edges_of(n) is not None or (slot_of(n) or "").startswith(EDGES):
+            return
+        rows = self.num_rows[domain]
+        if value.dim() == 0 or value.shape[0] != rows:
+            raise self._refusal(
+                n,
+                f"has shape {list(value.shape)} on a graph with {rows} rows of {domain}: it mixes rows, so "
+                "that one node's answer would depend on the others",
+            )
+
+
+def _domain_of(slot: str) -> Domain:
+    role, _, name = slot.partition(":")
+    return Domain("node" if role == "features" else "edge", name)
+
+
+def _is_width(n: fx.Node) -> bool:
+    """True if a number is a size of a tensor's rows, which is the same for every graph."""
+    of, dim = size_of(n) or (None, None)
+    if of is None or dim is None or dim <= 0:
+        return False
+    return edges_of(of) is None and not (slot_of(of) or "").startswith(EDGES)

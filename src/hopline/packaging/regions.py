@@ -1,0 +1,231 @@
+"""Aggregations of rows of edges: as a reduction of the engine where it is one, else over padded blocks."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch_geometric.nn import Aggregation
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.nn.resolver import aggregation_resolver
+from torch_geometric.utils import add_remaining_self_loops
+
+from hopline.artifact import Reduce
+from hopline.errors import NotSplittable
+from hopline.packaging.dense import ConvInput, DenseConv
+from hopline.packaging.dense.aggregate import BlockAggregation
+from hopline.packaging.dense.base import REDUCTIONS
+from hopline.packaging.edges import (
+    Domain,
+    arguments_of,
+    edges_of,
+    grouping,
+    loops_of,
+    neighbour_rows,
+    own_rows,
+    slot_of,
+)
+from hopline.packaging.trace import Closed, Traced, describe, norm_in
+
+
+@dataclass(slots=True)
+class Region:
+    """An aggregation of rows of edges over a padded block, and what they are computed from.
+
+    Attributes:
+        path: of the aggregation, a submodule of the traced module.
+        messages: the rows of edges; None where they are only counted.
+        edges: whose they are.
+        sources: values of neighbours that they are computed from.
+        own: values of the node itself.
+    """
+
+    path: str
+    messages: fx.Node | None
+    edges: Domain
+    sources: list[fx.Node]
+    own: list[fx.Node]
+
+
+def region(traced: Traced, node: fx.Node, path: str) -> Region:
+    """The code of an aggregation over a padded block.
+
+    Raises:
+        NotSplittable: its aggregation, or the attributes that it gives to added self-loops, have no form.
+    """
+    found = grouping(traced.module, node)
+    edges = found.edges
+    assert edges is not None  # `analyse` refuses others
+    if found.rows is None:
+        return Region(path, None, edges, [], [])
+    sources, own = _read_by(traced, found.rows)
+    traced.module.add_submodule(path, BlockAggregation(_aggregation(traced, node), _Refusing(traced, node)))
+    return Region(path, found.rows, edges, sources, own)
+
+
+def _read_by(traced: Traced, messages: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Values of neighbours, and of the node itself, that rows of edges are computed from."""
+    sources: dict[fx.Node, None] = {}
+    own: dict[fx.Node, None] = {}
+    seen: set[fx.Node] = set()
+
+    def visit(each: fx.Node) -> None:
+        domain = traced.domains.get(each)
+        if each in seen or domain is None or domain.kind == "node":
+            return
+        seen.add(each)
+        rows: Any = each.args[0] if each.args else None
+        if each.target is neighbour_rows:
+            sources[rows] = None
+            if domain.adds_loops:
+                own[rows] = None
+        elif each.target is own_rows:
+            own[rows] = None
+        elif (call := loops_of(each)) is not None:
+            visit(attributes_before(traced, call).rows)
+        elif slot_of(each) is None and edges_of(each) is None:
+            for argument in each.all_input_nodes:
+                visit(argument)
+
+    visit(messages)
+    return list(sources), list(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Attributes of edges before self-loops are removed or added.
+
+    Attributes:
+        rows, edges: the attributes, and whose they are.
+        fill: those of added self-loops, as in `dense.block.loop_attributes`.
+        keeps: a self-loop that is replaced gives its attributes to the new one.
+    """
+
+    rows: fx.Node
+    edges: Domain
+    fill: Any
+    keeps: bool
+
+
+def attributes_before(traced: Traced, call: fx.Node) -> Attributes:
+    """The attributes from which `add_self_loops` and the others make new ones.
+
+    Raises:
+        NotSplittable: they are coefficients of `gcn_norm`, or those of added self-loops are not known here.
+    """
+    where = describe(traced.module, call)
+    if call.target is gcn_norm:
+        raise Closed(f"{where} computes weights that no reduction reads", frozenset([norm_in(call)]))
+    given = arguments_of(call)
+    edges, rows = edges_of(given["edge_index"]), given["edge_attr"]
+    assert edges is not None
+    assert isinstance(rows, fx.Node)
+    fill = given.get("fill_value", 1.0)
+    fill = 1.0 if fill is None else fill
+    if isinstance(fill, fx.Node) or (isinstance(fill, str) and fill not in ("mean", "add", "sum")):
+        raise NotSplittable(f"{where} fills added self-loops with {fill}, which has no form here")
+    return Attributes(rows, edges, fill, call.target is add_remaining_self_loops)
+
+
+def _aggregation(traced: Traced, node: fx.Node) -> Aggregation:
+    if node.op == "call_module":
+        found = traced.module.get_submodule(str(node.target))
+        assert isinstance(found, Aggregation)
+        return found
+    reduce = arguments_of(node)["reduce"]
+    try:
+        return aggregation_resolver(reduce)
+    except ValueError as error:
+        raise NotSplittable(f"{describe(traced.module, node)} reduces by {reduce!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusing:
+    """The name of an aggregation in refusals."""
+
+    traced: Traced
+    node: fx.Node
+
+    def refusal(self, reason: str) -> NotSplittable:
+        return NotSplittable(f"{describe(self.traced.module, self.node)} cannot be a stage: {reason}")
+
+
+class Reduced(DenseConv):
+    """An aggregation that the engine computes: a reduction of neighbours' rows.
+
+    Args:
+        shape: of a node's row.
+    """
+
+    def __init__(self, edge_type: str, kind: Reduce, *, weighted: bool, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.needs = (ConvInput("reduce", edge_type, "source", reduce=kind, weighted=weighted),)
+        self._shape = shape
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The reduction in the shape of the model's rows."""
+        if len(self._shape) == 1:
+            return rows
+        return rows.unflatten(1, self._shape) if self._shape else rows.squeeze(1)
+
+
+def reduction(traced: Traced, node: fx.Node) -> tuple[Reduced, fx.Node] | None:
+    """The reduction of the engine that an aggregation is, and the value that is reduced; else None."""
+    found = grouping(traced.module, node)
+    if found.rows is None:
+        return None
+    kind = REDUCTIONS.get(type(_aggregation(traced, node)))
+    rows, weight = _weighted(found.rows)
+    if kind is None or rows.target is not neighbour_rows:
+        return None
+    if weight is not None and traced.values[rows].dim() != 2:
+        return None
+    edges, source = edges_of(rows.args[1]), rows.args[0]
+    assert edges is not None
+    assert isinstance(source, fx.Node)
+    weighted = weight is not None
+    if weight is not None and slot_of(weight) != f"edge_weight:{edges.type}":
+        norm = _norm(weight, edges) if kind == "sum" else None
+        if norm is None:
+            return None
+        kind, weighted = norm
+        edges = replace(edges, loops="")
+    if edges.loops or (kind == "max" and weighted):
+        return None
+    shape = tuple(traced.values[node].shape[1:])
+    return Reduced(edges.type, kind, weighted=weighted, shape=shape), source
+
+
+def _weighted(messages: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """Rows of edges, and the weight [E] that they are multiplied by."""
+    if messages.target in (operator.mul, torch.mul, "mul") and len(messages.args) == 2:
+        for one, other in (messages.args, messages.args[::-1]):
+            weight = _column_of(other)
+            if weight is not None and isinstance(one, fx.Node) and one.target is neighbour_rows:
+                return one, weight
+    return messages, None
+
+
+def _norm(weight: fx.Node, edges: Domain) -> tuple[Reduce, bool] | None:
+    """The reduction for weights that `gcn_norm` computes, and if it reads the graph's weights."""
+    norm = loops_of(weight)
+    if norm is None or norm.target is not gcn_norm:
+        return None
+    given = arguments_of(norm)
+    inner = given["edge_weight"]
+    if given["improved"] or edges_of(given["edge_index"]) != replace(edges, loops=""):
+        return None
+    if inner is not None and slot_of(inner) != f"edge_weight:{edges.type}":
+        return None
+    return ("gcn" if given["add_self_loops"] else "gcn_noself"), inner is not None
+
+
+def _column_of(node: Any) -> fx.Node | None:
+    """The value [E] that another one has as [E, 1]; None if it is something else."""
+    if not isinstance(node, fx.Node) or node.op != "call_method" or not isinstance(node.args[0], fx.Node):
+        return None
+    shape = {"view": ((-1, 1),), "unsqueeze": ((-1,), (1,))}.get(str(node.target), ())
+    return node.args[0] if node.args[1:] in shape else None

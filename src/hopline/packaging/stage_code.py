@@ -1,0 +1,354 @@
+"""Writes a stage as an fx graph over its inputs: rows of nodes, and rows of edges over padded blocks.
+
+What a stage needs of its neighbours is an input that a dense form declares (`dense/`), or code of the model
+over the edges of a block [n, K], as rows [n K, …]. A block has all edges of its rows and no others, so that
+what groups edges by their destinations is a masked operation over its second dimension (`dense/block.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch_geometric.utils import softmax
+
+from hopline.artifact import StageInput
+from hopline.errors import NotSplittable
+from hopline.packaging.dense import ConvInput, block
+from hopline.packaging.edges import (
+    Domain,
+    edges_of,
+    end_of,
+    grouping,
+    is_number_of_edges,
+    loops_of,
+    neighbour_rows,
+    ones,
+    own_rows,
+    slot_of,
+)
+from hopline.packaging.lower import LoweredConv
+from hopline.packaging.regions import Region, attributes_before
+from hopline.packaging.trace import Traced, describe
+
+#: (level, node type) of a stage.
+Place = tuple[int, str]
+
+
+class Layout(Protocol):
+    """The states below a stage.
+
+    Attributes:
+        convs: aggregations and convs -> how they are computed.
+    """
+
+    traced: Traced
+    convs: dict[fx.Node, LoweredConv | Region]
+
+    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
+        """Columns of a value in the state at `place`."""
+
+    def total(self, place: Place) -> int:
+        """Columns of the state at `place`."""
+
+    def query_columns(self, place: Place, conv: LoweredConv) -> tuple[int, int] | None:
+        """Columns of a conv's query row, in the state below or in the stage's query rows."""
+
+
+class StageCode:
+    """One stage as an fx graph.
+
+    Args:
+        own: the values that it may read from the node's own state below.
+    """
+
+    def __init__(self, layout: Layout, place: Place, own: list[fx.Node]) -> None:
+        self.layout = layout
+        self.traced = layout.traced
+        self.place = place
+        self.own = own
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, fx.Node] = {}
+        self.inputs: dict[StageInput, fx.Node] = {}
+        self.last: fx.Node | None = None
+        self.edge_code = EdgeCode(self)
+
+    def build(self, values: list[fx.Node]) -> tuple[fx.GraphModule, tuple[StageInput, ...]]:
+        """The module and its inputs."""
+        self._load_own()
+        rows = [self.flat(value, self.emit(value)) for value in values]
+        self.graph.output(
+            rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,), {"dim": -1})
+        )
+        self.graph.lint()
+        return fx.GraphModule(self.traced.module, self.graph).eval(), tuple(self.inputs)
+
+    def feed(self, kind: str, **fields: Any) -> fx.Node:
+        """The placeholder of an input, shared by all uses of the same input."""
+        for item, node in self.inputs.items():
+            if item.kind == kind and all(getattr(item, key) == value for key, value in fields.items()):
+                return node
+        number = sum(item.kind == kind for item in self.inputs)
+        name = f"{'own' if kind == 'self' else kind}_{number}"
+        item = StageInput(name=name, kind=kind, **fields)  # type: ignore[arg-type]
+        # Placeholders stay together at the front of the graph.
+        if self.last is None:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self.last):
+                node = self.graph.placeholder(name)
+        self.last = node
+        self.inputs[item] = node
+        return node
+
+    def _load_own(self) -> None:
+        """One input for each run of adjacent columns of the own state, cut into its values."""
+        below = (self.place[0] - 1, self.place[1])
+        runs: list[list[fx.Node]] = []
+        for node in self.own:
+            if runs and self.layout.columns(below, runs[-1][-1])[1] == self.layout.columns(below, node)[0]:
+                runs[-1].append(node)
+            else:
+                runs.append([node])
+        loaded: list[tuple[fx.Node, fx.Node, tuple[int, int] | None]] = []
+        for run in runs:
+            start = self.layout.columns(below, run[0])[0]
+            stop = self.layout.columns(below, run[-1])[1]
+            rows = self.feed("self", columns=self.span(below, start, stop))
+            for node in run:
+                a, b = self.layout.columns(below, node)
+                loaded.append((node, rows, None if len(run) == 1 else (a - start, b - start)))
+        for node, rows, part in loaded:
+            value = rows
+            if part is not None:
+                value = self.graph.call_method("narrow", (rows, 1, part[0], part[1] - part[0]))
+            self.env[node] = self.shaped(node, value)
+
+    def span(self, place: Place, start: int, stop: int) -> tuple[int, int] | None:
+        """Columns [start, stop) of a state; None for all of them."""
+        return None if (start, stop) == (0, self.layout.total(place)) else (start, stop)
+
+    def flat(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        """A value as columns float32 [n, width]."""
+        rank = self.traced.values[node].dim()
+        if self.traced.values[node].dtype != torch.float32:
+            new = self.graph.call_method("float", (new,))
+        if rank == 2:
+            return new
+        return self.graph.call_method("unsqueeze" if rank == 1 else "flatten", (new, 1))
+
+    def shaped(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        """Columns [n, width] as the value's own shape and dtype."""
+        value = self.traced.values[node]
+        if value.dtype != torch.float32:
+            new = self.graph.call_method("to", (new, value.dtype))
+        if value.dim() == 2:
+            return new
+        if value.dim() == 1:
+            return self.graph.call_method("squeeze", (new, 1))
+        return self.graph.call_method("unflatten", (new, 1, tuple(value.shape[1:])))
+
+    def emit(self, node: fx.Node) -> fx.Node:
+        """The value in this stage's graph."""
+        if node in self.env:
+            return self.env[node]
+        slot = slot_of(node)
+        if node in self.layout.convs and self.traced.levels[node] == self.place[0]:
+            conv = self.layout.convs[node]
+            new = self.edge_code.aggregated(node, conv) if isinstance(conv, Region) else self._conv(conv)
+        elif slot is not None:
+            if not slot.startswith("features:"):
+                raise NotSplittable(
+                    f"the model uses {slot} outside of a message-passing layer: no row-wise stage reads it"
+                )
+            new = self.feed("features")
+        else:
+            new = self.copied(node, self.emit)
+        self.env[node] = new
+        return new
+
+    def copied(self, node: fx.Node, emit: Any) -> fx.Node:
+        """The same operation in this stage's graph; numbers that are equal for all graphs are constants."""
+
+        def argument(each: fx.Node) -> Any:
+            value = self.traced.values.get(each)
+            return value if isinstance(value, int) and each not in self.traced.domains else emit(each)
+
+        return self.graph.node_copy(node, argument)
+
+    def _conv(self, conv: LoweredConv) -> fx.Node:
+        arguments = [self._need(conv, need) for need in conv.dense.needs]
+        return self.graph.call_module(conv.path, tuple(arguments))
+
+    def _need(self, conv: LoweredConv, need: ConvInput) -> fx.Node:
+        if need.kind == "self":
+            return self.emit(_value(conv, need))
+        fields: dict[str, Any] = {"edge_type": need.edge_type}
+        if need.kind in ("sources", "reduce", "attend"):
+            below = (self.place[0] - 1, self.traced.domains[conv.source].type)
+            fields["columns"] = self.span(below, *self.layout.columns(below, conv.source))
+        if need.kind == "reduce":
+            fields |= {"reduce": need.reduce, "weighted": need.weighted}
+        if need.attention is not None:
+            query = self.layout.query_columns(self.place, conv)
+            fields["attention"] = msgspec.structs.replace(need.attention, query=query)
+        node = self.feed(need.kind, **fields)
+        if need.kind == "edge_attr" and conv.edge_attr is not None:
+            return self._attributes(conv.edge_attr, node, need.edge_type)
+        return node
+
+    def _attributes(self, value: fx.Node, given: fx.Node, edge_type: str) -> fx.Node:
+        """Attributes of edges that the model computes, as a block [n, K, d]."""
+        rank = self.traced.values[value].dim()
+        if slot_of(value) is not None and rank == 2:
+            return given
+        new = self.edge_code.rows(value)
+        if rank == 1:
+            new = self.graph.call_method("unsqueeze", (new, 1))
+        return self.graph.call_function(
+            block.as_block, (new, self.edge_code.mask(Domain("edge", edge_type)))
+        )
+
+
+class EdgeCode:
+    """Rows of edges over the padded blocks of one stage.
+
+    Padding has the row of some node, and no result includes it. Its attributes are zeros; if the model may
+    read codes, which may begin at 1, they are those of some edge.
+    """
+
+    def __init__(self, stage: StageCode) -> None:
+        self.stage = stage
+        self.traced = stage.traced
+        self.graph = stage.graph
+        self._env: dict[fx.Node, fx.Node] = {}
+        self._masks: dict[Domain, fx.Node] = {}
+
+    def aggregated(self, node: fx.Node, region: Region) -> fx.Node:
+        """An aggregation over a block, as rows of nodes in the value's own shape."""
+        mask, value = self.mask(region.edges), self.traced.values[node]
+        if region.messages is None:
+            return self.graph.call_function(block.count, (mask, value.dtype))
+        rows = self.graph.call_function(block.as_block, (self.rows(region.messages), mask))
+        parts = self.graph.call_module(region.path, (self.graph.call_function(block.flat, (rows,)), mask))
+        inner = tuple(self.traced.values[region.messages].shape[1:])
+        return self.graph.call_function(block.side_by_side, (parts, inner))
+
+    def mask(self, edges: Domain) -> fx.Node:
+        """The block's mask, bool [n, K]; with one column more for added self-loops."""
+        if edges not in self._masks:
+            mask = self._feed("mask", edges)
+            if edges.loops in ("with", "without"):
+                mask = self.graph.call_function(block.without, (mask, self._feed("is_self", edges)))
+            if edges.adds_loops:
+                mask = self.graph.call_function(block.with_own, (mask,))
+            self._masks[edges] = mask
+        return self._masks[edges]
+
+    def rows(self, node: fx.Node) -> fx.Node:
+        """A value of edges over its block [n, K], as rows [n K, …]."""
+        if node not in self._env:
+            self._env[node] = self._rows(node)
+        return self._env[node]
+
+    def _rows(self, node: fx.Node) -> fx.Node:
+        edges, slot = self.traced.domains.get(node), slot_of(node)
+        if edges is None or edges.kind == "node":
+            return self.stage.emit(node)
+        if slot is not None:
+            return self._slot(node, slot, edges)
+        if node.target is neighbour_rows:
+            return self._neighbours(node.args[0], edges)  # type: ignore[arg-type]
+        if node.target is own_rows:
+            own = self.stage.emit(node.args[0])  # type: ignore[arg-type]
+            return self.graph.call_function(block.as_edges, (own, self.mask(edges)))
+        if node.target is softmax:
+            logits = self.rows(grouping(self.traced.module, node).rows)
+            return self.graph.call_function(block.softmax_of_edges, (logits, self.mask(edges)))
+        if node.target is ones:
+            return self.graph.call_function(block.ones_of_edges, (self.mask(edges),))
+        if is_number_of_edges(node):
+            return self.graph.call_method("numel", (self.mask(edges),))
+        if (call := loops_of(node)) is not None:
+            return self._attributes_after(call, edges)
+        if edges_of(node) is not None or end_of(node) is not None:
+            raise NotSplittable(
+                f"{describe(self.traced.module, node)} is read as numbers, not as ends of edges"
+            )
+        return self.stage.copied(node, self.rows)
+
+    def _feed(self, kind: str, edges: Domain) -> fx.Node:
+        return self.stage.feed(kind, edge_type=edges.type)
+
+    def _slot(self, node: fx.Node, slot: str, edges: Domain) -> fx.Node:
+        kind = slot.split(":", 1)[0]
+        if kind == "edge_weight":
+            rows = self.graph.call_method("unsqueeze", (self._feed(kind, edges), 2))
+        elif kind == "edge_attr":
+            rows = self._feed(kind, edges)
+        else:
+            raise NotSplittable(
+                f"{describe(self.traced.module, node)} reads {slot}, which is not rows of edges in a block"
+            )
+        if _may_read_codes(self.traced):
+            mask = self.graph.call_method("unsqueeze", (self._feed("mask", edges), 2))
+            row = self._a_row(self.traced.values[node])
+            rows = self.graph.call_function(torch.where, (mask, rows, row))
+        return self.graph.call_method("flatten", (rows, 0, 2 if kind == "edge_weight" else 1))
+
+    def _neighbours(self, value: fx.Node, edges: Domain) -> fx.Node:
+        """Rows of the neighbours [n K, …]."""
+        below = (self.stage.place[0] - 1, self.traced.domains[value].type)
+        columns = self.stage.span(below, *self.stage.layout.columns(below, value))
+        sources = self.stage.feed("sources", edge_type=edges.type, columns=columns)
+        rows = self.graph.call_function(F.embedding, (self._feed("positions", edges), sources))
+        if edges.adds_loops:
+            own = self.stage.flat(value, self.stage.emit(value))
+            rows = self.graph.call_function(block.with_own_rows, (rows, own))
+        return self.stage.shaped(value, self.graph.call_method("flatten", (rows, 0, 1)))
+
+    def _attributes_after(self, call: fx.Node, edges: Domain) -> fx.Node:
+        """Attributes of edges [n K, …] after self-loops were removed or added."""
+        before = attributes_before(self.traced, call)
+        rows = self.rows(before.rows)
+        if not edges.adds_loops or before.edges == edges:
+            return rows
+        loops = self._feed("is_self", edges) if before.keeps else None
+        mask = self.mask(before.edges)
+        return self.graph.call_function(block.with_loops, (rows, mask, before.fill, loops))
+
+    def _a_row(self, rows: Tensor) -> fx.Node:
+        """The first of rows, as columns float32 [d]; zeros if there are none."""
+        module = self.traced.module
+        name = f"a_row_{sum(name.startswith('a_row_') for name, _ in module.named_buffers())}"
+        row = rows[0] if len(rows) else rows.new_zeros(rows.shape[1:])
+        module.register_buffer(name, row.reshape(-1).float().clone())
+        return self.graph.get_attr(name)
+
+
+def _may_read_codes(traced: Traced) -> bool:
+    """True if rows of edges become integers, or go through a module of the user's, which may do so."""
+    for node, domain in traced.domains.items():
+        value = traced.values.get(node)
+        if domain.kind != "edge" or not isinstance(value, Tensor):
+            continue
+        if node.op == "call_module":
+            parts = traced.module.get_submodule(str(node.target)).modules()
+            if any(
+                type(part).__module__.split(".")[0] not in ("torch", "torch_geometric") for part in parts
+            ):
+                return True
+        elif not value.is_floating_point() and edges_of(node) is None and end_of(node) is None:
+            return True
+    return False
+
+
+def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:
+    value = conv.source if need.value == "source" else conv.destination
+    if value is None:
+        raise AssertionError("a dense conv needs own rows that its call does not pass")
+    return value

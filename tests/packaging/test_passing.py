@@ -1,0 +1,455 @@
+"""Convolutions of any class, as stages, equal PyG; what only looks like message passing is refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric import utils
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    add_self_loops,
+    degree,
+    remove_self_loops,
+    scatter,
+    softmax,
+)
+
+from hopline.errors import NotSplittable
+from tests.packaging import random_passing
+from tests.packaging.graphs import hetero, homogeneous, relational
+from tests.packaging.in_torch import assert_equals_pyg, split
+from tests.packaging.test_dense import mlp, trained, two_layers
+
+
+class First(nn.Module):
+    """A model whose conv also reads the first rows."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index):
+        return self.conv(self.conv(x, x, edge_index).relu(), x, edge_index)
+
+
+PLAIN = {
+    "AGNNConv": lambda d: pyg.AGNNConv(),
+    "APPNP": lambda d: pyg.APPNP(2, 0.1),
+    "CGConv": lambda d: pyg.CGConv(d),
+    "CGConv max": lambda d: pyg.CGConv(d, aggr="max", batch_norm=True),
+    "EdgeConv": lambda d: pyg.EdgeConv(mlp(2 * d, d)),
+    "EGConv": lambda d: pyg.EGConv(d, 6, num_heads=2, aggregators=["symnorm", "mean", "std"]),
+    "FeaStConv": lambda d: pyg.FeaStConv(d, 6, heads=2),
+    "FiLMConv": lambda d: pyg.FiLMConv(d, 6),
+    "GatedGraphConv": lambda d: pyg.GatedGraphConv(6, 2),
+    "GeneralConv": lambda d: pyg.GeneralConv(d, 6, heads=2, attention=True),
+    "LEConv": lambda d: pyg.LEConv(d, 6),
+    "LGConv": lambda d: pyg.LGConv(),
+    "ResGatedGraphConv": lambda d: pyg.ResGatedGraphConv(d, 6),
+    "SGConv": lambda d: pyg.SGConv(d, 6, K=2),
+    "SSGConv": lambda d: pyg.SSGConv(d, 6, 0.1, K=2),
+    "SimpleConv": lambda d: pyg.SimpleConv("mean", "self_loop"),
+    "SimpleConv softmax": lambda d: pyg.SimpleConv("softmax", "cat"),
+    "SuperGATConv": lambda d: pyg.SuperGATConv(d, 3, heads=2),
+    "TAGConv": lambda d: pyg.TAGConv(d, 6, K=2),
+}
+
+
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+def test_a_conv_without_a_dense_form_equals_pyg(make):
+    assert_equals_pyg(trained(two_layers(make(6), make(6))), homogeneous())
+
+
+@pytest.mark.parametrize(
+    "conv", [pyg.GCN2Conv(6, 0.1), pyg.GCN2Conv(6, 0.1, shared_weights=False)], ids=str
+)
+def test_a_conv_that_reads_the_first_rows_equals_pyg(conv):
+    assert_equals_pyg(trained(First(conv)), homogeneous())
+
+
+ATTRIBUTED = {
+    "CGConv": lambda: pyg.CGConv(6, dim=4),
+    "GMMConv": lambda: pyg.GMMConv(6, 6, 4, 2),
+    "GeneralConv": lambda: pyg.GeneralConv(6, 6, in_edge_channels=4),
+    "NNConv": lambda: pyg.NNConv(6, 6, nn.Linear(4, 36), aggr="mean"),
+    "ResGatedGraphConv": lambda: pyg.ResGatedGraphConv(6, 6, edge_dim=4),
+}
+
+
+@pytest.mark.parametrize("make", ATTRIBUTED.values(), ids=ATTRIBUTED)
+def test_a_conv_that_reads_attributes_of_edges_equals_pyg(make):
+    assert_equals_pyg(trained(two_layers(make(), make(), "edge_attr")), homogeneous(attr_dim=4))
+
+
+WEIGHTED = {
+    "APPNP": lambda: pyg.APPNP(2, 0.1),
+    "LEConv": lambda: pyg.LEConv(6, 6),
+    "LGConv": lambda: pyg.LGConv(),
+    "LGConv without": lambda: pyg.LGConv(normalize=False),
+    "SimpleConv": lambda: pyg.SimpleConv("mean"),
+    "TAGConv": lambda: pyg.TAGConv(6, 6, K=2),
+    "TAGConv without": lambda: pyg.TAGConv(6, 6, K=2, normalize=False),
+}
+
+
+@pytest.mark.parametrize("make", WEIGHTED.values(), ids=WEIGHTED)
+def test_a_conv_that_reads_weights_of_edges_equals_pyg(make):
+    assert_equals_pyg(trained(two_layers(make(), make(), "edge_weight")), homogeneous(weight=True))
+
+
+def test_sums_that_the_engine_computes_build_no_block():
+    for conv in (pyg.APPNP(2, 0.1), pyg.LGConv(), pyg.TAGConv(6, 6, K=2), pyg.SimpleConv("max")):
+        plans = assert_equals_pyg(conv, homogeneous())
+        assert {item.kind for plan in plans for item in plan.inputs} <= {"reduce", "self", "features"}
+
+
+class Conv(pyg.MessagePassing):
+    """A convolution of somebody's own; subclasses say what it sends."""
+
+    def __init__(self, dim=6, **options):
+        super().__init__(**{"aggr": "sum", **options})
+        self.lin, self.gate = nn.Linear(dim, dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x)) + x
+
+
+class Gated(Conv):
+    def message(self, x_i, x_j):
+        return torch.sigmoid(self.gate(torch.cat([x_i, x_j], dim=-1))) * x_j
+
+
+class Attending(Conv):
+    def message(self, x_i, x_j, index, ptr, size_i):
+        logits = F.leaky_relu((x_i * x_j).view(-1, 2, 3).sum(dim=-1), 0.2)
+        return (softmax(logits, index, ptr, size_i).unsqueeze(-1) * x_j.view(-1, 2, 3)).flatten(1)
+
+
+class Updating(Conv):
+    """An update of edges, whose result is normalised by the sum over each node's edges."""
+
+    def forward(self, x, edge_index):
+        alpha = self.edge_updater(edge_index, x=x)
+        total = scatter(alpha, edge_index[1], dim=0, dim_size=x.size(0))
+        return self.propagate(edge_index, x=x, alpha=alpha / (total[edge_index[1]] + 1.0))
+
+    def edge_update(self, x_j):
+        return self.lin(x_j)[:, 0].exp()
+
+    def message(self, x_j, alpha):
+        return alpha.view(-1, 1) * x_j
+
+    def update(self, inputs, x):
+        return torch.cat([inputs, x], dim=-1) @ self.gate.weight.t()
+
+
+class Aggregating(Conv):
+    def aggregate(self, inputs, index, dim_size):
+        mean = scatter(inputs, index, 0, dim_size, "mean")
+        return (
+            mean
+            + scatter(inputs, index, 0, dim_size, reduce="min")
+            - scatter(inputs, index, 0, dim_size, "max")
+        )
+
+
+class Counting(Conv):
+    def forward(self, x, edge_index):
+        count = degree(edge_index[1], x.size(0), dtype=x.dtype)
+        return self.propagate(edge_index, x=x) / (count + 1.0).view(-1, 1)
+
+
+class CountingOthers(Conv):
+    """Degrees of the neighbours, which are one hop further."""
+
+    def forward(self, x, edge_index):
+        count = degree(edge_index[1], x.size(0)) + 1.0
+        return self.propagate(edge_index, x=x, scale=count.pow(-0.5).view(-1, 1))
+
+    def message(self, x_j, scale_i, scale_j):
+        return scale_i * scale_j * x_j
+
+
+class Sending(Conv):
+    """Without `propagate`: rows are read at the ends of the edges."""
+
+    def forward(self, x, edge_index):
+        src, dst = edge_index
+        sent = self.lin(x[src] - x.index_select(0, dst)).tanh()
+        return scatter(sent, dst, dim=0, dim_size=x.size(0), reduce="sum") + x
+
+
+class Halves(pyg.GCNConv):
+    def message(self, x_j, edge_weight):
+        return super().message(x_j, edge_weight) / 2
+
+
+class Twice(pyg.SAGEConv):
+    def message(self, x_j):
+        return x_j * 2
+
+
+class Shifted(pyg.GATConv):
+    def update(self, inputs):
+        return inputs + 1
+
+
+OWN = {
+    "gated": lambda: Gated(),
+    "several aggregations": lambda: Updating(aggr=["mean"]),
+    "attending": lambda: Attending(),
+    "softmax of messages": lambda: Gated(aggr="softmax"),
+    "updating": lambda: Updating(),
+    "aggregating": lambda: Aggregating(),
+    "counting": lambda: Counting(),
+    "sending": lambda: Sending(),
+    "a subclass of SAGEConv": lambda: Twice(6, 6),
+    "a subclass of GCNConv": lambda: Halves(6, 6),
+    "a subclass of GATConv": lambda: Shifted(6, 3, heads=2),
+}
+
+
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN)
+def test_a_conv_of_ones_own_equals_pyg(make):
+    assert_equals_pyg(make(), homogeneous())
+
+
+def test_degrees_of_neighbours_are_one_hop_more():
+    plans = assert_equals_pyg(CountingOthers(), homogeneous())
+    assert max(plan.level for plan in plans) == 2
+
+
+class Looped(Conv):
+    """Adds self-loops in one of PyG's ways."""
+
+    def __init__(self, loops):
+        super().__init__()
+        self.loops = loops
+
+    def forward(self, x, edge_index, edge_attr):
+        edge_index, edge_attr = self.loops(edge_index, edge_attr, x.size(0))
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i, x_j, edge_attr):
+        return torch.cat([x_j * edge_attr[:, :1], x_i + edge_attr[:, 1:2]], dim=-1).relu()
+
+
+def replaced(fill):
+    def loops(edge_index, edge_attr, num_nodes):
+        edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+        return add_self_loops(edge_index, edge_attr, fill_value=fill, num_nodes=num_nodes)
+
+    return loops
+
+
+LOOPS = {
+    "removed": lambda edge_index, edge_attr, num_nodes: remove_self_loops(edge_index, edge_attr),
+    "replaced by ones": replaced(None),
+    "replaced by a number": replaced(0.5),
+    "replaced by the mean": replaced("mean"),
+    "beside": lambda edge_index, edge_attr, num_nodes: add_self_loops(
+        edge_index, edge_attr, "add", num_nodes
+    ),
+}
+
+
+@pytest.mark.parametrize("loops", LOOPS.values(), ids=LOOPS)
+def test_attributes_of_self_loops_equal_pygs(loops):
+    assert_equals_pyg(Looped(loops), homogeneous(attr_dim=2))
+
+
+def test_attributes_of_self_loops_that_remain_equal_pygs():
+    def loops(edge_index, edge_attr, num_nodes):
+        return add_remaining_self_loops(edge_index, edge_attr, "mean", num_nodes)
+
+    assert_equals_pyg(Looped(loops), homogeneous(attr_dim=2))
+
+
+@pytest.mark.parametrize("make", [lambda: Gated(), lambda: pyg.EdgeConv(mlp(12, 6)), lambda: Aggregating()])
+def test_edges_of_several_types_equal_pyg(make):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            edges = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")]
+            self.convs = nn.ModuleList(pyg.HeteroConv({edge: make() for edge in edges}) for _ in range(2))
+
+        def forward(self, x_dict, edge_index_dict):
+            for conv in self.convs:
+                x_dict = conv(x_dict, edge_index_dict)
+            return x_dict["paper"]
+
+    class Pairs(Gated):
+        def forward(self, x, edge_index):
+            x = x if isinstance(x, tuple) else (x, x)
+            return self.propagate(edge_index, x=x, size=(x[0].size(0), x[1].size(0))) + x[1]
+
+    if isinstance(make(), Conv):
+        make = Pairs
+    assert_equals_pyg(trained(Model()), hetero(author_dim=6), "paper")
+
+
+class ComputedWeight(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.conv(x, edge_index, edge_weight.sigmoid())
+
+
+#: Options and calls for which the dense form of the class has no place.
+GENERAL = {
+    "a weight that the model computes": (
+        lambda: ComputedWeight(pyg.GraphConv(6, 3)), homogeneous(weight=True)
+    ),
+    "coefficients of a computed weight": (
+        lambda: ComputedWeight(pyg.GCNConv(6, 3)), homogeneous(weight=True)
+    ),
+    "improved": (lambda: two_layers(pyg.GCNConv(6, 6, improved=True), pyg.GCNConv(6, 3)), homogeneous()),
+    "improved and weighted": (
+        lambda: two_layers(pyg.GCNConv(6, 6, improved=True), pyg.GCNConv(6, 3), "edge_weight"),
+        homogeneous(weight=True),
+    ),
+    "a replaced layer": (lambda: replaced_layer(pyg.SAGEConv(6, 3)), homogeneous()),
+    "hooked": (lambda: hooked(pyg.SAGEConv(6, 3)), homogeneous()),
+    "FAConv": (lambda: First(pyg.FAConv(6)), homogeneous()),
+    "PDNConv": (
+        lambda: two_layers(pyg.PDNConv(6, 6, 4, 8), pyg.PDNConv(6, 3, 4, 8), "edge_attr"),
+        homogeneous(attr_dim=4),
+    ),
+}  # fmt: skip
+
+
+def replaced_layer(conv):
+    conv.lin_l = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    return conv
+
+
+def hooked(conv):
+    conv.lin_l.register_forward_hook(lambda module, inputs, output: output * 2)
+    return conv
+
+
+@pytest.mark.parametrize(("make", "graph"), GENERAL.values(), ids=GENERAL)
+def test_a_conv_whose_dense_form_has_no_place_for_an_option_equals_pyg(make, graph):
+    assert_equals_pyg(make(), graph)
+
+
+def refused(model, reason, graph=None):
+    with pytest.raises(NotSplittable, match=reason):
+        split(model, graph or homogeneous())
+
+
+def test_messages_to_the_sources_are_refused():
+    class ToSources(Conv):
+        def forward(self, x, edge_index):
+            return scatter(self.lin(x[edge_index[1]]), edge_index[0], dim=0, dim_size=x.size(0))
+
+    refused(ToSources(), "another index")
+    refused(Gated(flow="target_to_source"), "reverse the graph's edges")
+
+
+def test_self_loops_of_some_nodes_are_refused():
+    def loops(edge_index, edge_attr, num_nodes):
+        return add_self_loops(edge_index, edge_attr)  # up to the largest number of an edge's end
+
+    refused(Looped(loops), "num_nodes=x.size", homogeneous(attr_dim=2))
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
+def test_rows_that_are_read_by_numbers_of_nodes_are_refused(kind):
+    class ByNumber(Conv):
+        def __init__(self):
+            super().__init__()
+            self.table = kind(torch.randn(40, 6))
+
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=self.table) + x
+
+    refused(ByNumber(), "numbers of nodes|a tensor's numbers")
+
+
+def test_message_passing_of_ones_own_is_refused():
+    class Own(Conv):
+        def propagate(self, edge_index, size=None, **given):
+            return super().propagate(edge_index, size, **given) * 2
+
+    class Lifting(Conv):
+        def _lift(self, src, edge_index, dim):
+            return super()._lift(src, edge_index, dim) * 2
+
+    hooked = Gated()
+    hooked.register_message_forward_hook(lambda module, inputs, output: output * 2)
+    refused(Own(), "its own propagate")
+    refused(Lifting(), "its own _lift")
+    refused(hooked, "message forward hooks")
+    refused(Gated(decomposed_layers=2), "in parts")
+
+
+def test_messages_that_depend_on_all_edges_are_refused():
+    class Largest(Conv):
+        def message(self, x_j):
+            return x_j / x_j.amax()
+
+    class Normalised(Conv):
+        def message(self, x_j):
+            return x_j - x_j.mean(dim=0, keepdim=True)
+
+    refused(Largest(), "mixes rows")
+    refused(Normalised(), "mixes rows")
+
+
+def test_aggregations_that_need_an_order_are_refused_by_name():
+    refused(Gated(aggr="lstm", aggr_kwargs={"in_channels": 6, "out_channels": 6}), "LSTMAggregation")
+    refused(Gated(aggr="median"), "MedianAggregation")
+
+
+def test_edges_of_all_relations_together_are_refused():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = Gated()
+
+        def forward(self, x, edge_index, edge_type):
+            return self.conv(x, edge_index)
+
+    refused(Model(), "all relations", relational())
+
+
+def test_functions_of_torch_and_pyg_are_as_before_once_a_model_was_traced():
+    before = utils.softmax, softmax, torch.ones, pyg.conv.gcn_conv.gcn_norm
+    split(Attending(), homogeneous())
+    assert (utils.softmax, softmax, torch.ones, pyg.conv.gcn_conv.gcn_norm) == before
+
+
+class ByHand(nn.Module):
+    """A layer that is no `MessagePassing`."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        if edge_weight is None:
+            edge_weight = torch.ones(edge_index.size(1), device=x.device)
+        row, col = edge_index.contiguous()
+        sent = self.lin(x)[row] * edge_weight.view(-1, 1)
+        return scatter(sent, col, dim=0, dim_size=x.size(0), reduce="mean") + x
+
+
+def test_message_passing_by_hand_equals_its_own_answer():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = ByHand(), ByHand()
+
+        def forward(self, x, edge_index):
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    assert_equals_pyg(Model(), homogeneous())
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_random_conv_is_split_and_equals_its_own_answer(seed):
+    assert random_passing.judge(seed) == "split", random_passing.write(seed)
