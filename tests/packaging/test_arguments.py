@@ -169,7 +169,7 @@ class Edges(Two):
         (Pairs(), "head="),
         (Several(), r"returns self\.model\(x, edge_index\)\[0\]"),
         (Named(), r"returns self\.model\(x, edge_index\)\['logits'\]"),
-        (Edges(), "as a feature column"),
+        (Edges(), r"embeddings=\{'emb': node type\}"),
         (torch.jit.ScriptModule(), "TorchScript"),
         (Encoder, "pass an instance"),
         (Encoder().state_dict(), "load_state_dict"),

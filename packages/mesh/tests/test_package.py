@@ -65,7 +65,7 @@ def test_a_path_that_was_not_thought_about_is_closed():
         "/", "/page/{name}", "/healthz", "/readyz",
     ]  # fmt: skip
     events = access.pop("/v1/mesh/events")
-    assert (events.tell, events.change) == ("read", "score")
+    assert (events.view, events.change) == ("read", "score")
     assert {each for each in access.values() if each is not OPEN} == {Access("read", "admin")}
     assert MeshHttp(Board(), open_metrics=True).routes["/metrics"].access is OPEN
     assert Route(lambda request, options: None).access == Access("read", "admin")
