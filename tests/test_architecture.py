@@ -125,7 +125,7 @@ BUDGET: dict[str, int] = {
     "models": 2376,
     "observe": 1151,
     "packaging": 11983,
-    "process": 1785,
+    "process": 1796,
     "records": 4052,
     "rollout": 4024,
     "runtimes": 1178,

@@ -28,6 +28,8 @@ from hopline.process.listeners import (
     hold_new_connections,
     join,
     listen,
+    num_unaccepted,
+    read_new_connection,
     reserve,
     url_host,
 )
@@ -57,7 +59,7 @@ _SETTLE_S = 0.1
 #: and after a second signal, in seconds.
 _END_S = 5.0
 _CUT_S = 1.0
-#: A client that has not confirmed the end by then is not waited for, in seconds.
+#: A client that has not confirmed the end, or not sent its request, by then is not waited for, in seconds.
 _CONFIRM_S = 2.0
 
 
@@ -323,12 +325,7 @@ class Server:
             self._grpc_app.begin_drain()
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
-        # Accept connections that the kernel has accepted already, and their requests, before closing.
-        assert self._http_socket is not None
-        hold_new_connections(self._http_socket)
-        grpc_ended = asyncio.ensure_future(self._end_grpc())
-        await _wait_for(self._cut, _SETTLE_S)
-        await grpc_ended
+        await self._settle()
         self._listener.close()
         if self._grpc_listener is not None:
             self._grpc_listener.close()
@@ -348,25 +345,28 @@ class Server:
         )
         return drained and queue_drained and not unanswered
 
-    async def _end_grpc(self) -> None:
-        """Send gRPC's clients elsewhere, and wait until they have confirmed it.
+    async def _settle(self) -> None:
+        """Begin no further connections, and wait for the requests of those that the kernel has accepted.
 
-        What they have sent until then is answered.
+        Clients of HTTP cannot know of the end; those of gRPC are sent elsewhere, and confirm it.
         """
-        if self._grpc_endpoint is None:
-            return
-        assert self._grpc_socket is not None
-        hold_new_connections(self._grpc_socket)
-        loop = asyncio.get_running_loop()
-        self._grpc_endpoint.tick(loop.time())
-        self._grpc_endpoint.begin_close()
-        end = time.monotonic() + _CONFIRM_S
-        endpoint = self._grpc_endpoint
-        while endpoint.num_unaware + endpoint.num_unheard and time.monotonic() < end:
-            if self._cut.is_set():
-                break
-            self._grpc_endpoint.tick(loop.time())
-            await _wait_for(self._cut, _POLL_S)
+        assert self._endpoint is not None
+        sockets = [each for each in (self._http_socket, self._grpc_socket) if each is not None]
+        for listening in sockets:
+            hold_new_connections(listening)
+        self._endpoint.on_late = read_new_connection
+        grpc, loop = self._grpc_endpoint, asyncio.get_running_loop()
+        if grpc is not None:
+            grpc.on_late = read_new_connection
+            grpc.tick(loop.time())
+            grpc.begin_close()
+        began, num_coming = loop.time(), 1
+        while not self._cut.is_set() and loop.time() < began + (_CONFIRM_S if num_coming else _SETTLE_S):
+            await _wait_for(self._cut, _POLL_S)  # a turn of the loop, which reads what has come
+            num_coming = sum(map(num_unaccepted, sockets)) + self._endpoint.num_unheard
+            if grpc is not None:
+                grpc.tick(loop.time())
+                num_coming += grpc.num_unaware + grpc.num_unheard
 
     def _are_connected(self) -> bool:
         assert self._endpoint is not None

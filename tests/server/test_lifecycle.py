@@ -89,6 +89,31 @@ def test_the_last_answer_says_that_the_connection_closes() -> None:
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.parametrize("sent", [0, 20, 90])
+def test_a_connected_client_that_is_slow_to_send_its_request_is_answered(sent: int) -> None:
+    body = b'{"nodes":[1]}'
+    head = b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with running(server__drain_delay_s=0.0) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall((head + body)[:sent])
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_until_logged("draining")
+            time.sleep(0.5)  # as a client does that has no processor
+            client.sendall((head + body)[sent:])
+            assert b"200 OK" in client.recv(65536)
+        assert server.process.wait(10) == 0
+
+
+def test_a_client_that_sends_nothing_delays_the_end_by_seconds_only() -> None:
+    with running(server__drain_delay_s=0.0) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            server.process.send_signal(signal.SIGTERM)
+            assert client.recv(1) == b""
+            assert server.process.wait(10) == 0
+
+
 def test_the_drain_is_bounded() -> None:
     with running(server__drain_timeout_s=0.3, server__drain_delay_s=0) as server:
         host, port = server.address.split(":")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
 import socket
 import stat
-import struct
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hopline.errors import ConfigError
 
@@ -140,23 +139,35 @@ def hold_new_connections(listening: socket.socket) -> None:
     """Let a listening socket finish the connections it has, and begin no further ones.
 
     Closing it immediately would reset connections that wait to be accepted, perhaps with a request sent.
-    From here on the kernel drops SYNs for it (a socket filter: classic BPF, linux/filter.h), so that a
-    client's connect goes unanswered, is sent again after a second, and then meets another listener of
-    the port or an honest refusal. Elsewhere than on Linux this does nothing.
+    From here on the kernel drops SYNs for it that routers may have forwarded (IP_MINTTL; RFC 5082), which
+    are those of all ordinary clients: they start at 64 or 128. A client's connect goes unanswered, is sent
+    again after a second, and then meets another listener of the port or an honest refusal. (A filter of
+    the socket would do the same, but not every kernel permits one to a process without privileges.)
+    Elsewhere than on Linux this does nothing.
     """
+    _set_min_ttl(listening, 255)
+
+
+def read_new_connection(transport: asyncio.BaseTransport) -> None:
+    """Undo `hold_new_connections` for a connection that began before and was made after."""
+    _set_min_ttl(transport.get_extra_info("socket"), 0)
+
+
+def _set_min_ttl(of: Any, least: int) -> None:
+    if sys.platform == "linux":
+        # IP_MINTTL and IPV6_MINHOPCOUNT, which the socket module has no names for. Packets of IPv4 that
+        # come to a socket of IPv6 have the first.
+        for level, option in (socket.IPPROTO_IP, 21), (socket.IPPROTO_IPV6, 73):
+            with contextlib.suppress(OSError):
+                of.setsockopt(level, option, least)
+
+
+def num_unaccepted(listening: socket.socket) -> int:
+    """Connections of a listening socket that wait to be accepted; 0 where the system does not say."""
     if sys.platform != "linux":
-        return
-    # Load the TCP flags (byte 13); SYN set: length 0, that is drop; else accept the whole packet.
-    program = b"".join(
-        struct.pack("HBBI", *instruction)
-        for instruction in ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
-    )
-    buffer = ctypes.create_string_buffer(program, len(program))
-    attach_filter = 26  # SO_ATTACH_FILTER, which the socket module has no name for
-    with contextlib.suppress(OSError):  # a kernel without it: the port closes the plain way
-        listening.setsockopt(
-            socket.SOL_SOCKET, attach_filter, struct.pack("HL", len(program) // 8, ctypes.addressof(buffer))
-        )
+        return 0
+    # struct tcp_info (linux/tcp.h): tcpi_unacked, which is the queue of a socket that listens.
+    return int.from_bytes(listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:], sys.byteorder)
 
 
 def url_host(host: str) -> str:

@@ -59,6 +59,7 @@ class HttpConnection(asyncio.Protocol):
         self._probes: Probes | None = None
         self._since = listener.now
         self._paused = self._closed = False
+        self._is_new = True
         #: Whether the last answer was a refusal: the next input has low priority.
         self._is_late = False
         self._linger_until, self._num_looks = 0.0, 0
@@ -76,6 +77,8 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._reader.peer = peer_of_transport(transport)
         self._listener.connections.add(self)
+        if self._listener.closing:
+            self._listener.on_late(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Withdraw the requests of a client that is gone."""
@@ -296,6 +299,7 @@ class HttpConnection(asyncio.Protocol):
     def _start(self, request: Request) -> None:
         self._backlog.num_started += 1
         self._since = self._listener.now
+        self._is_new = False
         answer = self._handler(request)
         if type(answer) is Response:
             self._send(request, answer)
@@ -433,6 +437,11 @@ class HttpConnection(asyncio.Protocol):
             and not self._outbox.has_parts
             and self not in self._listener.lane
         )
+
+    @property
+    def is_arriving(self) -> bool:
+        """True if the first request, or a part of a later one, has not arrived yet."""
+        return (self._is_new or not self._reader.is_between) and not self._reader.is_deaf
 
     def check_time(self, now: float) -> None:
         """Close a connection that is idle, sends its request too slowly, or does not take its answer."""

@@ -109,6 +109,11 @@ class OpenConnection(Protocol):
         """True if no request is being answered and no input waits to be read."""
         ...
 
+    @property
+    def is_arriving(self) -> bool:
+        """True if the first request, or a part of a later one, has not arrived yet."""
+        ...
+
     def check_time(self, now: float) -> None:
         """Check time limits, once a second."""
 
@@ -156,6 +161,8 @@ class HttpListener:
         self.turns = Turns()
         self.spinner = Spinner(spin_s)
         self.closing = False
+        #: Called with the transport of a connection that is made after `begin_close`.
+        self.on_late: Callable[[asyncio.BaseTransport], None] = lambda transport: None
         #: Bytes of a head -> the parsed head; see `remember`.
         self.known_heads: dict[bytes, CachedRequestHead] = {}
         self.now = 0.0
@@ -208,6 +215,11 @@ class HttpListener:
         """Close all connections without waiting for answers."""
         for connection in list(self.connections):
             connection.abort()
+
+    @property
+    def num_unheard(self) -> int:
+        """Number of connections on which a request is arriving, or that have not sent their first one."""
+        return sum(connection.is_arriving for connection in self.connections)
 
     @property
     def num_waiting(self) -> int:

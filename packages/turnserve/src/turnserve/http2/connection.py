@@ -98,6 +98,7 @@ class Http2Connection(asyncio.Protocol):
         self.output.open(transport, peer_of_transport(transport))
         self._listener.connections.add(self)
         if self._listener.closing:
+            self._listener.on_late(transport)
             self.begin_close("the server is shutting down")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -75,6 +76,8 @@ class Http2Listener:
         self.read_timeout_s = read_timeout_s
         self.connections: set[OpenHttp2Connection] = set()
         self.closing = False
+        #: Called with the transport of a connection that is made after `begin_close`.
+        self.on_late: Callable[[asyncio.BaseTransport], None] = lambda transport: None
         self.lane = LowPriorityReads(is_pressed)
         self.turns = turns or Turns()
         self.now = 0.0
