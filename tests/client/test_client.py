@@ -238,7 +238,7 @@ INF = float("inf")
             "score_inline",
             ([InlineNode(features=[1.0, INF])],),
             {},
-            r"inline\[0\].features\[1\] is infinite",
+            r"inline\[0\].features\[1\] is infinite.* one for each column, in order",
         ),
         ("score_inline", ([InlineNode([1.0], {"": [b"x"]})],), {}, r"inline\[0\].neighbors.\[0\] is b'x'"),
         ("send_events", ([{"op": "add_node", "node": b"x"}],), {}, r"events\[0\].node is b'x'"),

@@ -6,12 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch_geometric.nn import GATConv
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel, _Rows
 from hopline.engine.model import load_model
 from hopline.errors import BadRequest
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.packaging import package
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
@@ -89,3 +91,54 @@ def test_rows_of_an_ego_graph_are_numbered_in_order_of_first_sight_however_many_
             expected = [known.setdefault(i, len(known)) for i in part]
             assert rows.add(np.array(part, np.int64)).tolist() == expected
             assert (rows.count, rows.ids.tolist()) == (len(known), list(known))
+
+
+class Coded(nn.Module):
+    """A table of 12 entries, by the second column of nodes or the only one of edges."""
+
+    def __init__(self, look_up, of_edges):
+        super().__init__()
+        self.conv, self.look_up, self.of_edges = GATConv(3, 3, edge_dim=4), look_up, of_edges
+        self.kind = nn.Embedding(12, 4 if of_edges else 3)
+        self.register_buffer("table", torch.arange(48.0).reshape(12, 4)[:, : 4 if of_edges else 3])
+
+    def forward(self, x, edge_index, edge_attr):
+        if self.of_edges:
+            return self.conv(x, edge_index, self.look_up(self, edge_attr[:, 0].long()))
+        attr = edge_attr.expand(-1, 4)
+        return self.conv(self.look_up(self, x[:, 1].long()), edge_index, attr)
+
+
+def coded_graph(node_code=0, edge_code=0):
+    edges = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])
+    x, attr = np.ones((6, 3), np.float32), np.ones((4, 1), np.float32)
+    x[2, 1], attr[1] = node_code, edge_code
+    return Graph.from_tables(
+        {"node": NodeTable(x, ids=[f"n{i}" for i in range(6)], feature_names=["age", "country", "sum"])},
+        {("node", "to", "node"): EdgeTable(edges, attr=attr, by_row=True)},
+    )
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda model, codes: model.kind(codes),
+        lambda model, codes: model.table[codes],
+        lambda model, codes: model.table.index_select(0, codes),
+        lambda model, codes: nn.functional.one_hot(codes, 12).float() @ model.table,
+    ],
+    ids=["embedding", "index", "index_select", "one_hot"],
+)
+@pytest.mark.parametrize("of_edges", [False, True], ids=["of nodes", "of edges"])
+def test_a_code_without_an_entry_refuses_only_requests_that_reach_it(look_up, of_edges, tmp_path):
+    report = package(
+        Coded(look_up, of_edges).eval(), coded_graph(), tmp_path, name="m", fanouts=[-1], task="multiclass",
+        runtime="torch",
+    )  # fmt: skip
+    graph = coded_graph(edge_code=99) if of_edges else coded_graph(node_code=99)
+    answerer = Answerer(load_model(report.path, read_spec(report.path), graph), ("logits",), 1000)
+    where = "attribute 0 of an edge of node__to__node" if of_edges else "column country of node n2"
+    with pytest.raises(BadRequest, match=rf"code 99 has no entry .* 0 to 11 \(in {where}"):
+        answerer.answer([ScoreRequest("m", nodes=["n2"])])
+    (good,) = answerer.answer([ScoreRequest("m", nodes=["n0"])])
+    assert np.isfinite(good.outputs["logits"]).all()

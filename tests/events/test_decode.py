@@ -307,6 +307,7 @@ BAD_JSON = [
     ("some features by name", {**SET, "features": {"age": 1}}, "bad_shape", "spent, visits"),
     ("names without any", {**SET_ITEM, "features": {"a": 1.0}}, "bad_shape", "list of 2"),
     ("more features", {**SET, "features": [1, 2, 3, 4]}, "schema_changed", "4 numbers; the graph has 3 ("),
+    ("fewer features", {**SET, "features": [1]}, "schema_changed", "visits), in this order"),
     ("other features", {**SET, "features": {"age": 1, "height": 2}}, "schema_changed", "not height"),
     ("more attributes", {**BUY, "attr": [1, 2, 3]}, "schema_changed", "the graph has 2 (price, count)"),
     ("attributes where there are none", {**KNOW, "attr": [1]}, "schema_changed", "the graph has 0"),

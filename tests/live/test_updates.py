@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hopline.config.schema import Config
 from hopline.errors import WriterUnavailable
-from hopline.graph import Graph
+from hopline.graph import Graph, IdIndex
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
@@ -14,14 +15,19 @@ from hopline.graph.live.writer import LiveWriter
 from hopline.live import wire
 from hopline.live.updates import LiveUpdates, WriterWatch
 from hopline.observe.metrics import Metrics
+from tests.live.test_link import talking, until
+
+
+def _view(graph: Graph) -> tuple[LiveView, LiveMemory, dict[str, IdIndex]]:
+    plan = make_plan(graph, lineage="g", sequence=0, spare_nodes=1, spare_edges=1, num_levels=1)
+    memory = LiveMemory.create(plan)
+    ids = {name: nodes.ids for name, nodes in graph.nodes.items()}
+    return LiveView(memory, graph.schema, ids), memory, ids
 
 
 def test_the_age_is_unknown_until_the_writer_has_filled_the_graph(tmp_path: Path) -> None:
     graph = Graph.from_edges(np.array([[0], [1]]), np.ones((2, 3), np.float32))
-    plan = make_plan(graph, lineage="g", sequence=0, spare_nodes=1, spare_edges=1, num_levels=1)
-    memory = LiveMemory.create(plan)
-    ids = {name: nodes.ids for name, nodes in graph.nodes.items()}
-    view = LiveView(memory, graph.schema, ids)
+    view, memory, ids = _view(graph)
     updates = LiveUpdates(view, tmp_path / "writer", 0, Metrics(), Config())
     assert updates.describe()["age_ms"] is None
     writer = LiveWriter(memory, graph.schema, ids, lambda: 1_700_000_000_000)
@@ -62,3 +68,18 @@ async def test_a_writer_is_counted_across_its_lives() -> None:
     assert await value("writer_up", None) == 0
     assert await value("writer_steps_total", wire.Status(1, steps=7, events=8)) == 17
     assert await value("writer_events_total", wire.Status(1, steps=8, events=9)) == 59
+
+
+async def test_a_worker_is_ready_when_the_writer_has_answered_once(tmp_path: Path) -> None:
+    graph = Graph.from_edges(np.array([[0], [1]]), np.ones((2, 3), np.float32))
+    updates = LiveUpdates(_view(graph)[0], tmp_path / "writer", 1, Metrics(), Config())
+    updates.start()
+    try:
+        assert not updates.is_current
+        with pytest.raises(WriterUnavailable, match="may be starting"):
+            await updates.apply(b'{"op": "add_node", "node": 3, "features": [1, 2, 3]}')
+        async with talking(tmp_path / "writer"):
+            await until(lambda: updates.is_current)
+        assert updates.is_current  # a writer that ends does not stop scoring
+    finally:
+        await updates.close()

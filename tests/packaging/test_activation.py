@@ -215,3 +215,15 @@ def test_probabilities_that_other_weights_take_out_of_the_range_are_questioned(n
         package(model, graph, tmp_path, task=task)
     report = package(model, graph, tmp_path, task=task, output="probabilities")
     expect_served(report, model, graph)
+
+
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_answers_that_overflow_are_logits_and_not_a_mixture(task, tmp_path):
+    """Rows without infinity may lie between 0 and 1; the others show that these are no probabilities."""
+
+    def explodes(out):
+        return torch.where(out > -1.0, torch.tensor(float("inf")), out.clamp(0, 1))
+
+    graph = homogeneous(6)
+    report = package(Ends(3, explodes), graph, tmp_path, task=task)
+    assert any("infinity" in note for note in report.notes)

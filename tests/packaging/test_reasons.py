@@ -511,3 +511,38 @@ class ByType(nn.Module):
 def test_another_branch_for_float64_is_not_taken_for_rounding(tmp_path):
     report = package(ByType(), tmp_path, fanouts=[-1])
     assert not any("float64" in note for note in report.notes)
+
+
+class Mixed(nn.Module):
+    """One layer in float64."""
+
+    def __init__(self, doubled):
+        super().__init__()
+        self.conv, self.lin = pyg.SAGEConv(6, 4), nn.Linear(4, 3)
+        getattr(self, doubled).double()
+
+    def forward(self, x, edge_index):
+        return self.lin(self.conv(x, edge_index))
+
+
+@pytest.mark.parametrize("doubled", ["conv", "lin"])
+def test_weights_of_several_dtypes_are_named(doubled, tmp_path):
+    with pytest.raises(
+        PackagingError, match=r"several dtypes, conv\S+ is .* and lin\S+ is .*model\.float\(\)"
+    ):
+        package(Mixed(doubled), tmp_path, fanouts=[-1])
+
+
+class Codes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kind, self.conv = nn.Embedding(12, 4), pyg.SAGEConv(4, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(self.kind(x[:, 0].long()), edge_index)
+
+
+def test_a_code_without_an_entry_is_named_with_its_table(tmp_path):
+    graph = Graph.from_edges(np.array([[0, 1], [1, 2]]), np.array([[3], [15], [0]], np.float32))
+    with pytest.raises(PackagingError, match="kind has entries for 0 to 11, and got codes 0 to 15"):
+        package(Codes(), tmp_path, graph, fanouts=[-1])

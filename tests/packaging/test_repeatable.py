@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 
 import hopline
 from hopline.errors import NotServable
@@ -423,3 +424,147 @@ def test_a_difference_that_an_activation_hides_is_found(middle, tmp_path):
 def test_a_clock_that_changes_answers_by_a_millionth_is_refused(tmp_path):
     with pytest.raises(NotServable, match=r"datetime\.today|date\.today"):
         package(Model(lambda _, h: h + date.today().toordinal() * 1e-9), tmp_path)
+
+
+class Begun(nn.Module):
+    """What __init__ makes of a set, read by forward."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.conv, self.factor = pyg.SAGEConv(6, 3), factor
+
+    def forward(self, x, edge_index):
+        return self.conv(x * self.factor(self), edge_index)
+
+
+class First(Begun):
+    def __init__(self, factor):
+        super().__init__(factor)
+        self.kept = list(set(TEXTS))[0]  # noqa: RUF015
+
+
+class Listed(Begun):
+    def __init__(this, factor):
+        super().__init__(factor)
+        texts = list({"alpha", "beta", "gamma", "delta"})
+        this.kept = texts
+
+
+class Numbered(Begun):
+    def __init__(self, factor):
+        super().__init__(factor)
+        self.kept = {text: n for n, text in enumerate({"alpha", "beta", "gamma", "delta"})}
+
+
+class Looped(Begun):
+    def __init__(self, factor):
+        super().__init__(factor)
+        self.kept = {}
+        for n, text in enumerate({"alpha", "beta", "gamma", "delta"}):
+            self.kept[text] = n
+
+
+class Appended(Begun):
+    def __init__(self, factor):
+        super().__init__(factor)
+        self.kept = []
+        for text in {"alpha", "beta", "gamma", "delta"}:
+            self.kept.append(text)
+
+
+def by_letter(model):
+    return float(len(model.kept[0])) + ord(model.kept[0][0])
+
+
+def by_number(model):
+    return 1.0 + model.kept["beta"]
+
+
+@pytest.mark.parametrize(
+    ("module", "factor"),
+    [
+        (First, by_letter),
+        (Listed, by_letter),
+        (Appended, by_letter),
+        (Numbered, by_number),
+        (Looped, by_number),
+    ],
+)
+def test_the_order_of_a_set_that_init_keeps_and_answers_read_is_refused(module, factor, tmp_path):
+    with pytest.raises(NotServable, match=r"order of a set into self\.kept \(test_repeatable\.py.*sorted"):
+        package(module(factor), tmp_path, fanouts=[-1])
+
+
+@pytest.mark.parametrize(
+    ("module", "factor"),
+    [
+        (First, lambda _: 1.0),  # nothing reads it
+        (Listed, lambda model: float(sum(map(len, model.kept)))),  # any order answers the same
+        (Numbered, lambda model: float(len(model.kept))),
+    ],
+)
+def test_an_order_of_a_set_that_no_answer_depends_on_is_served(module, factor, tmp_path):
+    package(module(factor), tmp_path, fanouts=[-1])
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.parts = pyg.SAGEConv(6, 3), nn.ModuleDict()
+        for text in {"alpha", "beta"}:
+            self.parts[text] = nn.Linear(6, 6)
+
+    def forward(self, x, edge_index):
+        return self.conv(self.parts["alpha"](x) + self.parts["beta"](x), edge_index)
+
+
+def test_layers_in_the_order_of_a_set_are_noted(tmp_path):
+    notes = package(Layers(), tmp_path, fanouts=[-1]).notes
+    assert any("order of a set into self.parts" in note and "layers" in note for note in notes)
+
+
+class Typed(nn.Module):
+    """Looks integers up; floating-point numbers go through a layer."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.table, self.lin, self.conv = nn.Embedding(9, 4), nn.Linear(1, 4), pyg.GATConv(4, 3, edge_dim=4)
+        self.reads = reads
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(*self.reads(self, x, edge_index, edge_attr))
+
+    def of(self, codes):
+        return self.table(codes[:, 0]) if codes.dtype == torch.int64 else self.lin(codes)
+
+
+def whole_numbers():
+    rng = np.random.default_rng(0)
+    x, attr = rng.integers(0, 9, (40, 1)), rng.integers(0, 9, (160, 1))
+    edges = torch.from_numpy(rng.integers(0, 40, (2, 160)))
+    data = Data(x=torch.from_numpy(x), edge_index=edges, edge_attr=torch.from_numpy(attr))
+    return hopline.Graph.from_pyg(data)
+
+
+@pytest.mark.parametrize(
+    ("reads", "named"),
+    [
+        (lambda model, x, e, a: (model.of(x), e, model.lin(a.float())), "features of 'node'"),
+        (lambda model, x, e, a: (model.lin(x.float()), e, model.of(a)), "edge_attr of 'node__to__node'"),
+    ],
+)
+def test_a_branch_on_the_dtype_of_whole_numbers_is_refused(reads, named, tmp_path):
+    """A graph gives float32; the module may have been trained with integers."""
+    with pytest.raises(NotServable, match=rf"integers than for float32.*{named}.*x\.long\(\)"):
+        hopline.package(Typed(reads), whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda model, x, e, a: (model.table(x[:, 0].long()), e, model.table(a.long()[:, 0])),
+        lambda model, x, e, a: (model.lin(x), e, model.lin(a)),  # fails for integers: trained with float32
+    ],
+)
+def test_whole_numbers_that_a_module_converts_itself_are_served(reads, tmp_path):
+    hopline.package(Typed(reads), whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hopline.errors import RuntimeFailure
+from hopline.errors import BadRequest
 from hopline.runtimes.onnx import RowStage
 
 
@@ -63,7 +63,7 @@ def test_a_row_that_fails_does_not_make_later_calls_fail(place, later, tmp_path)
     write_table(tmp_path / "stage.onnx", 10)
     stage = RowStage(tmp_path / "stage.onnx", ["x"], [0], "h", 1)
     stage.inputs[0][: place + 1] = [*[1.0] * place, 40.0]
-    with pytest.raises(RuntimeFailure, match=r"no entry in its table.*idx=40"):
+    with pytest.raises(BadRequest, match=r"no entry in its table \(40\), whose entries are 0 to 9"):
         stage.run(place + 1)
     stage.inputs[0][:later] = 7.0
     assert stage.run(later).tolist() == [[7.0]] * later

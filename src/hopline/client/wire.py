@@ -153,9 +153,8 @@ def _check(value: Any, name: str) -> None:
                 _check(item, f"{name}[{place}]")
     elif isinstance(value, float) and not math.isfinite(value):
         shown = "NaN" if math.isnan(value) else "infinite"
-        raise errors.BadRequest(
-            f"{name} is {shown}, which JSON does not have; give a number, or omit {name}"
-        )
+        other = "of a list with one for each column, in order" if name.endswith("]") else f"or omit {name}"
+        raise errors.BadRequest(f"{name} is {shown}, which JSON does not have; give a number, {other}")
     elif isinstance(value, bytes | bytearray | memoryview):
         raise errors.BadRequest(f"{name} is {value!r}; JSON has text, not bytes: decode it")
     elif isinstance(value, set | frozenset):

@@ -495,7 +495,7 @@ class LiveConfig:
     )
     catch_up_s: float = setting(
         60.0,
-        "how long a new server takes no requests because it has not read all of live.stream",
+        "how long a new server takes no requests while the stream is not read or no writer answers",
         minimum=0,
     )
     min_version_wait_ms: float = setting(

@@ -23,6 +23,7 @@ from hopline.engine.state_cache import StateCache
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
+from hopline.runtimes.unknown_code import UnknownCode
 from hopline.runtimes.whole_file import read_slots
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
@@ -92,7 +93,10 @@ class EgoModel:
             for i, seed in enumerate(ids.tolist()):
                 slots = self._slots(node_type, seed, as_of)
                 self.watch.sampled()
-                rows[i] = self._whole.run_slots(slots, np.zeros(1, np.int64))[0]
+                try:
+                    rows[i] = self._whole.run_slots(slots, np.zeros(1, np.int64))[0]
+                except UnknownCode as unknown:
+                    raise BadRequest(self._named(unknown, node_type, seed)) from unknown
                 self.watch.computed()
             found[node_type] = rows
         return found
@@ -117,6 +121,23 @@ class EgoModel:
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
         """Named outputs of rows of final states."""
         return out_of.named_outputs(names, self.spec.task, states[0], lambda: states[0])
+
+    def _named(self, unknown: UnknownCode, node_type: str, seed: int) -> str:
+        """The refusal of a request that reaches a code without an entry: the node and the column."""
+        kind, _, name = unknown.slot.partition(":")
+        where = f"in the neighbourhood of node {self._external(node_type, seed)}"
+        if kind == "features":
+            names = self.graph.schema.node_types[name].feature_names
+            node = self._external(name, int(self._rows[name].ids[unknown.row]))
+            where = f"in column {names[unknown.column] if names else unknown.column} of node {node}"
+        elif kind == "edge_attr":
+            where = f"in attribute {unknown.column} of an edge of {name}, {where}"
+        return f"{unknown} ({where}): correct it, or package a model with an entry for unknown codes"
+
+    def _external(self, node_type: str, row: int) -> object:
+        """A node's id as callers know it."""
+        (node,) = list(self.graph.nodes[node_type].ids.external(np.array([row])))
+        return node
 
     def _slots(self, node_type: str, seed: int, as_of: int) -> dict[str, AnyArray]:
         """One seed's ego-graph as the program's tensors; the seed is row 0 of its type.
@@ -149,7 +170,7 @@ class EgoModel:
                 edges[key].append((sources, targets, block.positions.copy()))
             expanded = reached
         if self._pooled and any(rows.count > expanded[name] for name, rows in self._rows.items()):
-            (node,) = list(self.graph.nodes[node_type].ids.external(np.array([seed])))
+            node = self._external(node_type, seed)
             raise BadRequest(
                 f"model {self.spec.name!r} answers one row for a whole graph, and {self.num_hops} hops "
                 f"reach only a part of the graph of node {node}: package it with more fanouts"

@@ -10,13 +10,14 @@ from hopline.types import AnyArray, FloatArray
 def labels(task: str, logits: FloatArray) -> AnyArray:
     """Labels of a task: int64 [n] class for multiclass and binary, int64 [n, c] for multilabel.
 
-    A row of which a logit is NaN has no label: -1 (of multilabel, that column).
+    A row of which a logit is NaN has no label: -1 (of multilabel, that column). Of multiclass, a row whose
+    largest logit is infinite has none either: its softmax is NaN.
     """
-    unknown = np.isnan(logits)
     if task == "multiclass":
         winners: AnyArray = logits.argmax(axis=1)
-        winners[unknown.any(axis=1)] = -1
+        winners[~np.isfinite(logits.max(axis=1))] = -1
         return winners
+    unknown = np.isnan(logits)
     chosen = (logits >= 0).astype(np.int64)
     chosen[unknown] = -1
     return chosen[:, 0] if task == "binary" else chosen

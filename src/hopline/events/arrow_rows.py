@@ -335,7 +335,7 @@ class Table:
                     rows[(lengths == length) & needed] + first,
                     "schema_changed",
                     f"{wanted.what} of {length} numbers; the graph has "
-                    f"{described(wanted.dim, wanted.names)}",
+                    f"{described(wanted.dim, wanted.names)}, in this order",
                 )
         if not wanted.dim:
             return rows, None

@@ -139,7 +139,8 @@ def in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> list
     if isinstance(value, list):
         if len(value) == dim:
             return value
-        return "schema_changed", f"{what} of {len(value)} numbers; the graph has {described(dim, names)}"
+        has = described(dim, names)
+        return "schema_changed", f"{what} of {len(value)} numbers; the graph has {has}, in this order"
     if not dim:
         return "schema_changed", f"{what} {_listed(value)}; the graph has {described(dim, names)}"
     if not names:

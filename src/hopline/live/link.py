@@ -69,6 +69,11 @@ class WriterLink:
         """True if it is connected."""
         return self._up.is_set()
 
+    @property
+    def has_answered(self) -> bool:
+        """True if it was connected once."""
+        return self._welcome is not None
+
     def start(self) -> None:
         """Connect, now and whenever the connection is lost."""
         self._link.start()
@@ -138,9 +143,10 @@ class WriterLink:
             async with asyncio.timeout(min(self._patience_s, timeout_s)):
                 await self._up.wait()
         except TimeoutError:
+            starting = "" if self.has_answered else " (it has not answered yet: it may be starting)"
             raise WriterUnavailable(
-                f"the live graph's writer at {self._path} {self._link.problem or 'does not answer'}; "
-                "nothing was sent"
+                f"the live graph's writer at {self._path} {self._link.problem or 'does not answer'}"
+                f"{starting}; nothing was sent"
             ) from None
         assert self._writer is not None
         return self._writer

@@ -242,10 +242,12 @@ class LiveUpdates:
 
     @property
     def is_current(self) -> bool:
-        """True if the graph has had everything that its stream has, or this was waited for long enough."""
-        if self._stream is None or self._graph.memory.is_caught_up:
-            return True
-        return time.monotonic() >= self._patience_until
+        """True if the graph can be changed and had all of its stream, or this was waited for long enough.
+
+        Without a stream, the writer must have answered once: a later pause of it does not stop scoring.
+        """
+        begun = self._link.has_answered if self._stream is None else self._graph.memory.is_caught_up
+        return begun or time.monotonic() >= self._patience_until
 
     async def apply(self, payload: bytes, deadline: float | None = None) -> dict[str, Any]:
         """Apply events; returns when they are durable and all workers of the host see them.

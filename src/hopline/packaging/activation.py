@@ -112,8 +112,8 @@ def _fits(kind: str, rows: Rows, task: Task) -> bool:
 
 def _kind(rows: Rows) -> str:
     """The activation of rows: "softmax", "sigmoid", "log" (of probabilities), "" for neither."""
-    values = rows[np.isfinite(rows).all(axis=1)]
-    if not len(values):
+    values = rows[~np.isnan(rows).any(axis=1)]
+    if not len(values) or np.isneginf(values).all():
         return "unknown"
     if values.min() >= -_SLACK and values.max() <= 1.0 + _SLACK:
         sums_to_one = values.shape[1] > 1 and np.abs(values.sum(axis=1) - 1.0).max() <= 10 * _SLACK

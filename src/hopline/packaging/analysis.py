@@ -84,7 +84,7 @@ class _Analysis(fx.Interpreter):
         except Exception as error:  # user code
             raise NotSplittable(
                 f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
-                f"{error}; the graph gives {self.given}{hint(error)}"
+                f"{error}; the graph gives {self.given}{hint(error, traced.module)}"
             ) from error
         level = max((traced.levels.get(arg, 0) for arg in n.all_input_nodes), default=0)
         if n.target is neighbour_rows:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ class Reference:
         except PackagingError:
             raise
         except Exception as error:  # user code
-            remedy = hint(error) or self.binding.matrix_hint or single_columns(slots)
+            remedy = hint(error, module) or self.binding.matrix_hint or single_columns(slots)
             raise PackagingError(
                 f"the model fails on the graph: {type(error).__name__}: {error}; {self.binding.called}; "
                 f"the graph gives {described(slots)}{remedy}"
@@ -341,9 +342,11 @@ def single_columns(slots: Mapping[str, Tensor]) -> str:
     )
 
 
-def hint(error: Exception) -> str:
-    """Advice if a model fails because of a dtype or of node numbers; "" for other failures."""
+def hint(error: Exception, module: nn.Module) -> str:
+    """Advice if a model fails because of a dtype, a code or node numbers; "" for other failures."""
     text = str(error)
+    if isinstance(error, IndexError) and (table := _short_table(error, module)):
+        return f"; {table}: correct the column, or train with an entry for unknown codes"
     if isinstance(error, AttributeError) and any(f"'{name}'" in text for name in ("node_id", "n_id")):
         return (
             "; a table with a row for each node is declared, embeddings={'emb': node type}, and forward "
@@ -351,11 +354,32 @@ def hint(error: Exception) -> str:
         )
     if "Long" in text and "Float" in text:
         return "; features are float32: look codes up by x[:, 0].long()"
-    if "dtype" in text and any(name in text for name in ("Double", "Half", "BFloat16")):
+    if "dtype" in text and any(name in text.lower() for name in ("double", "half", "bfloat16")):
+        weights: dict[torch.dtype, str] = {}
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_floating_point():
+                weights.setdefault(tensor.dtype, name)
+        if len(weights) > 1:
+            shown = " and ".join(f"{name} is {str(dtype)[6:]}" for dtype, name in weights.items())
+            return (
+                f"; the model's weights have several dtypes, {shown}: a server computes in one, so call "
+                "model.float() before packaging, and remove conversions such as x.double() from forward"
+            )
         return (
             "; models are served in float32: write x.to(self.lin.weight.dtype), not x.double(), x.half() "
             "or x.bfloat16()"
         )
+    return ""
+
+
+def _short_table(error: Exception, module: nn.Module) -> str:
+    """The embedding for which a code was too large, in words; "" if the error is of no embedding."""
+    names = {id(part): name for name, part in module.named_modules()}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        table, codes = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(table, nn.Embedding) and isinstance(codes, Tensor) and codes.numel():
+            name, most = names.get(id(table)) or "an embedding", table.num_embeddings - 1
+            return f"{name} has entries for 0 to {most}, and got codes {codes.min()} to {codes.max()}"
     return ""
 
 

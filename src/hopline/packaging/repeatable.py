@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
@@ -22,7 +23,7 @@ from hopline.packaging.activation import with_other_weights
 from hopline.packaging.moved import SALTS, SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
 from hopline.packaging.probe import Probe, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
-from hopline.packaging.user_source import iterated_sets
+from hopline.packaging.user_source import is_users, iterated_sets, kept_orders
 from hopline.packaging.watch import Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
@@ -59,6 +60,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     check.same_copy()
     check.orders_of_sets()
     check.moved_world()
+    check.integers()
     other = reference.answers(reordered(probe.check), pairs)
     if differ(rows, other).any():
         rounding = reference.rounding(probe.check, pairs, rows).max(initial=0.0)
@@ -106,6 +108,27 @@ class _Kept(Reference):
         return kept_state.state_of(modules, seen.codes)
 
 
+class _Integers(Reference):
+    """As `Reference`, with one slot as int64."""
+
+    def __init__(self, reference: Reference, slot: str) -> None:
+        vars(self).update(vars(reference))
+        self._slot = slot
+
+    def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
+        """Call the module with integers."""
+        return super().call(module, {**slots, self._slot: slots[self._slot].long()})
+
+
+def _reordered(value: Any) -> Iterator[Any]:
+    """A list, tuple or dict as it would be if what it was made of had another order; else nothing."""
+    if isinstance(value, dict):
+        yield from (dict(zip(value, each, strict=True)) for each in _reordered(list(value.values())))
+        yield dict(reversed(value.items()))
+    elif isinstance(value, list | tuple):
+        yield from (value[::-1], type(value)([*value[1:], *value[:1]]))
+
+
 class _Check:
     """The runs of one module, each compared with its first answers.
 
@@ -150,13 +173,8 @@ class _Check:
         parts = [
             part for part in (self._reference.module, self._reference.head) if isinstance(part, nn.Module)
         ]
-        attributes = {
-            name
-            for part in parts
-            for module in part.modules()
-            for name, value in vars(module).items()
-            if _has_order(value)
-        }
+        modules = [module for part in parts for module in part.modules()]
+        attributes = {name for each in modules for name, value in vars(each).items() if _has_order(value)}
         lines = [
             line
             for code, names in self.seen.codes.items()
@@ -166,6 +184,64 @@ class _Check:
             raise NotServable(
                 f"forward reads the order of a set ({'; '.join(dict.fromkeys(lines))}), which in each "
                 f"process is another if it holds texts: write sorted(...) around the set; {_SAME}"
+            )
+
+        for module in modules:
+            for base in type(module).__mro__:
+                begin = vars(base).get("__init__")
+                if inspect.isfunction(begin) and is_users(begin.__code__.co_filename):
+                    sets = [name for name, value in begin.__globals__.items() if _has_order(value)]
+                    self._begun(module, kept_orders(begin.__code__, attributes, sets))
+
+    def _begun(self, module: nn.Module, kept: dict[str, str]) -> None:
+        """Refuse a module whose __init__ kept the order of a set, if answers depend on it.
+
+        Args:
+            kept: attribute -> the line that puts the order there.
+        """
+        read = {name for code in self.seen.codes for name in code.co_names}
+        for name, line in kept.items():
+            text = f"__init__ puts the order of a set into self.{name} ({line})"
+            value = vars(module).get(name)
+            if name in module._modules:
+                self.seen.notes.append(
+                    f"{text}: a process that builds the model again may have its layers in another order; "
+                    "the package has the order of this one"
+                )
+            elif name in vars(module) and name in read and not isinstance(value, set | frozenset):
+                same = []
+                for other in _reordered(value):
+                    vars(module)[name] = other
+                    same.append(self._same(self._reference) and self._same_drawn(self._reference))
+                vars(module)[name] = value
+                if not (same and all(same)):
+                    raise NotServable(
+                        f"{text}, which in each process is another if it holds texts: with the same "
+                        f"weights, another process answers otherwise. Write sorted(...) around the set; "
+                        f"{_SAME}"
+                    )
+
+    def integers(self) -> None:
+        """Refuse a module that answers otherwise for integers: it gets whole numbers as float32."""
+        plain = copy.copy(self._reference)
+        plain.head, plain.is_link = None, False
+        real = self._probe.real
+        slots = plain.binding.slots(real)
+        for name, rows in slots.items():
+            if not rows.is_floating_point() or not rows.numel() or not bool((rows == rows.round()).all()):
+                continue
+            integers = _Integers(plain, name)
+            try:
+                if not differ(plain.answers(real), integers.answers(real)).any():
+                    continue
+            except PackagingError:  # it does not take integers, and was trained with float32
+                continue
+            role, _, of = name.partition(":")
+            raise NotServable(
+                f"the model answers otherwise for integers than for float32 (it reads a dtype, or divides "
+                f"integers), and the {role} of {of!r}, all whole numbers, are given as float32: convert "
+                "them at the start of forward as in training, x = x.long() or x = x.float(). A tensor "
+                "of nodes that Graph.from_pyg(data, columns=[name]) keeps has its own dtype"
             )
 
     def moved_world(self) -> None:

@@ -38,6 +38,8 @@ _IN_ORDER = {
 }
 _IN_NO_ORDER = {"sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len"}
 _OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
+#: Methods that put values into a list, set or dict.
+_FILLS = {"append", "extend", "insert", "add", "update", "setdefault"}
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -78,10 +80,79 @@ def iterated_sets(
     Args:
         attributes, known: names of attributes, and of variables of its module, that are sets.
     """
+    tree = _tree(code)
+    found = [] if tree is None else _orders(tree, attributes, known)
+    return [_line(code, number) for number in sorted({node.lineno for node in found})]
+
+
+def kept_orders(
+    code: CodeType, attributes: Collection[str] = (), known: Collection[str] = ()
+) -> dict[str, str]:
+    """Attributes of self into which a function puts the order of a set -> the line; as `iterated_sets`."""
+    tree = _tree(code)
+    if tree is None:
+        return {}
+    owner = next(iter(code.co_varnames), "")
+    ordered: set[ast.AST] = set(_orders(tree, attributes, known))
+    names: set[str] = set()
+    kept: dict[str, str] = {}
+
+    def has_order(value: ast.AST) -> bool:
+        return any(
+            node in ordered or (isinstance(node, ast.Name) and node.id in names) for node in ast.walk(value)
+        )
+
+    def keys(targets: list[ast.expr]) -> list[ast.expr]:
+        return [each.slice for each in targets if isinstance(each, ast.Subscript)]
+
+    def keep(target: ast.AST) -> None:
+        match target:
+            case ast.Name(name) if name != owner:
+                names.add(name)
+            case ast.Attribute(ast.Name(of), name) if of == owner:
+                kept.setdefault(name, _line(code, target.lineno))
+            case ast.Subscript(value, _) | ast.Attribute(value, _):
+                keep(value)
+            case ast.Tuple(each) | ast.List(each):
+                for one in each:
+                    keep(one)
+
+    for node in sorted(
+        (node for node in ast.walk(tree) if isinstance(node, ast.stmt)), key=lambda node: node.lineno
+    ):
+        match node:
+            case ast.Assign(targets, value) if any(map(has_order, [value, *keys(targets)])):
+                for target in targets:
+                    keep(target)
+            case ast.AnnAssign(target, _, ast.expr() as value) if has_order(value):
+                keep(target)
+            case ast.For(target, value, body) if has_order(value):
+                keep(target)
+                for inner in (each for part in body for each in ast.walk(part)):
+                    match inner:
+                        case ast.AugAssign(filled):
+                            keep(filled)
+                        case ast.Call(ast.Attribute(filled, name)) if name in _FILLS:
+                            keep(filled)
+    return kept
+
+
+def _tree(code: CodeType) -> ast.AST | None:
+    """The source of a function; None if there is none."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        return ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError):  # typed into an interpreter, or a part of an expression
-        return []
+        return None
+
+
+def _line(code: CodeType, number: int) -> str:
+    """Line `number` of a function's source, counted from 1, as "file.py:7: source"."""
+    name, number = code.co_filename, code.co_firstlineno + number - 1
+    return _shown(name, number, linecache.getline(name, number).strip())
+
+
+def _orders(tree: ast.AST, attributes: Collection[str], known: Collection[str]) -> list[ast.expr]:
+    """Sets whose order an expression or a loop reads."""
     names = set(known)
 
     def is_set(node: ast.AST) -> bool:
@@ -117,6 +188,4 @@ def iterated_sets(
                 found += [part.iter for part in parts if node not in harmless]
             case ast.For(_, value) | ast.Starred(value):
                 found.append(value)
-    lines = sorted({code.co_firstlineno + node.lineno - 1 for node in found if is_set(node)})
-    name = code.co_filename
-    return [_shown(name, line, linecache.getline(name, line).strip()) for line in lines]
+    return [node for node in found if is_set(node)]

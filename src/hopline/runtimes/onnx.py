@@ -13,13 +13,14 @@ TensorRT's are written from ONNX Runtime's documentation and have not run yet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from hopline.errors import ArtifactError, ConfigError, RuntimeFailure
+from hopline.errors import ArtifactError, BadRequest, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
 from hopline.runtimes.ort import load_cuda, ort
 from hopline.runtimes.placement import Device, placed
@@ -150,6 +151,9 @@ _FEW_ROWS, _LARGE_STEP = 32, 16
 
 #: What ONNX Runtime says of an index that a table does not have, by operator.
 _BEYOND_TABLE = ("out of data bounds", "invalid index found", "index tensor")
+_INDEX = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-?\d+,(\d+)\]")
+#: Index that a stage has in place of a code below 0.
+_BELOW = "2147483647"
 
 #: Input kinds with exactly one row for each destination.
 ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "attend", "degree", "count"})
@@ -227,15 +231,21 @@ def _check_declared(
         raise ArtifactError(f"{path} differs from model.json: {'; '.join(wrong)}; package again")
 
 
-def _failure(path: Path, error: Exception) -> RuntimeFailure:
-    """The error of a call, with the cause where it is known."""
+def _failure(path: Path, error: Exception) -> HoplineError:
+    """The error of a call: a request that reaches a code without an entry is refused."""
     text = f"{path.name} failed in ONNX Runtime: {error}"
-    if any(words in text for words in _BEYOND_TABLE):
-        text = (
-            "a feature or edge attribute that the model uses as a code has no entry in its table "
-            f"(2147483647 means a code below 0): {text}"
-        )
-    return RuntimeFailure(text)
+    if not any(words in text for words in _BEYOND_TABLE):
+        return RuntimeFailure(text)
+    named = _INDEX.search(text)
+    shown, entries = "", ""
+    if named:
+        shown = "below 0" if named[1] == _BELOW else named[1]
+        shown, entries = f" ({shown})", f", whose entries are 0 to {named[2]}"
+    return BadRequest(
+        "a feature or edge attribute, of a node of the request or its neighbourhood, is a code that has no "
+        f"entry in its table{shown}{entries}: correct it, or package a model with an entry for unknown "
+        f"codes ({path.name})"
+    )
 
 
 class RowStage:

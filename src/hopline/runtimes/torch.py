@@ -20,6 +20,7 @@ from hopline.artifact import ModelSpec
 from hopline.errors import ArtifactError, ConfigError, RuntimeFailure
 from hopline.runtimes.placement import placed
 from hopline.runtimes.torch_compiled import CompiledProgram, runnable
+from hopline.runtimes.unknown_code import unknown_code
 from hopline.runtimes.whole_file import read_slots
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -139,6 +140,7 @@ class WholeModel:
 
         Raises:
             RuntimeFailure: the program fails, or an input that it reads is missing.
+            UnknownCode: as `run_slots`.
         """
         given: dict[str, AnyArray | None] = {
             "features": x,
@@ -164,6 +166,7 @@ class WholeModel:
 
         Raises:
             RuntimeFailure: as `run`.
+            UnknownCode: a code has no entry in the model's table.
         """
         torch = self._torch
         missing = [name for name in self.slots if name not in slots]
@@ -176,6 +179,9 @@ class WholeModel:
                 for row, seed in enumerate(np.asarray(seeds, dtype=np.int64)):
                     answers[row] = self._program(torch.from_numpy(seed.reshape(1)), *tensors).numpy()
         except Exception as error:  # a program raises any error of its operators
+            given = (torch.from_numpy(np.asarray(seeds[:1], np.int64)), *tensors)
+            if (unknown := unknown_code(error, self._program, given, slots)) is not None:
+                raise unknown from error
             raise RuntimeFailure(f"the whole model failed: {type(error).__name__}: {error}") from error
         return answers
 
