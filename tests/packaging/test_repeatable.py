@@ -2,6 +2,7 @@
 
 import cProfile
 import datetime
+import functools
 import os
 import random
 import secrets
@@ -307,8 +308,38 @@ def as_text(_, h):
     return h * str(KINDS).index("beta")
 
 
+def unpacked(_, h):
+    first, *_rest = KINDS
+    return h * ord(first[0])
+
+
+def formatted(_, h):
+    return h * f"{KINDS}".index("beta")
+
+
+#: The source of such a function is a part of an expression.
+LAMBDAS = {
+    "next": lambda model, h: h * len(next(iter(model.texts))),
+    "numbered": lambda _, h: h * {kind: place for place, kind in enumerate(KINDS)}["beta"],
+    "reduced": lambda _, h: h * functools.reduce(lambda a, b: a / 2 + len(b), KINDS, 0.0),
+}
+
+
 @pytest.mark.parametrize(
-    "middle", [literal, named, attribute, comprehension, of_the_module, by_length, longest, as_text]
+    "middle",
+    [
+        literal,
+        named,
+        attribute,
+        comprehension,
+        of_the_module,
+        by_length,
+        longest,
+        as_text,
+        unpacked,
+        formatted,
+        *LAMBDAS.values(),
+    ],
 )
 def test_the_order_of_a_set_of_texts_is_that_of_one_process(middle, tmp_path):
     model = Model(middle)

@@ -9,6 +9,7 @@ import sysconfig
 import textwrap
 import traceback
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 
@@ -24,18 +25,9 @@ LIBRARIES = (
 _LONGEST = 160
 #: Functions whose answers depend on the order of what they are given, and that do not.
 _IN_ORDER = {
-    "enumerate",
-    "list",
-    "tuple",
-    "zip",
-    "iter",
-    "map",
-    "filter",
-    "join",
-    "fromkeys",
-    "str",
-    "repr",
-}
+    "enumerate", "list", "tuple", "zip", "iter", "map", "filter", "join", "fromkeys", "str", "repr", "reduce",
+    "chain", "islice", "permutations", "product", "accumulate",
+}  # fmt: skip
 _IN_NO_ORDER = {"sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len"}
 _OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
 #: Methods that put values into a list, set or dict.
@@ -138,11 +130,20 @@ def kept_orders(
 
 
 def _tree(code: CodeType) -> ast.AST | None:
-    """The source of a function; None if there is none."""
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, SyntaxError):  # typed into an interpreter, or a part of an expression
-        return None
+    """The source of a function, its first line as line 1; None if there is none."""
+    with suppress(SyntaxError):  # its lines are a part of an expression, as of a lambda in a dict
+        try:
+            return ast.parse(textwrap.dedent(inspect.getsource(code)))
+        except OSError:  # typed into an interpreter
+            return None
+    with suppress(SyntaxError):  # a notebook's cell with commands
+        whole = ast.parse("".join(linecache.getlines(code.co_filename)))
+        ast.increment_lineno(whole, 1 - code.co_firstlineno)
+        # all of the line: nothing says which of them runs
+        return ast.List(
+            [node for node in ast.walk(whole) if isinstance(node, ast.Lambda) and node.lineno == 1]
+        )
+    return None
 
 
 def _line(code: CodeType, number: int) -> str:
@@ -177,7 +178,7 @@ def _orders(tree: ast.AST, attributes: Collection[str], known: Collection[str]) 
         match node:
             case ast.Assign([ast.Name(name)], value) | ast.NamedExpr(ast.Name(name), value):
                 names |= {name} if is_set(value) else set()
-            case ast.Call(ast.Attribute(value, "pop"), []):
+            case ast.Call(ast.Attribute(value, "pop"), []) | ast.Assign([ast.Tuple() | ast.List()], value):
                 found.append(value)
             case ast.Call(ast.Name(name) | ast.Attribute(_, name), args, keywords):
                 # sorted(key=len) leaves equal ones in the set's order
@@ -186,6 +187,6 @@ def _orders(tree: ast.AST, attributes: Collection[str], known: Collection[str]) 
                 found += [arg for arg in args if is_ordered and node not in harmless]
             case ast.ListComp(_, parts) | ast.GeneratorExp(_, parts) | ast.DictComp(_, _, parts):
                 found += [part.iter for part in parts if node not in harmless]
-            case ast.For(_, value) | ast.Starred(value):
+            case ast.For(_, value) | ast.Starred(value) | ast.FormattedValue(value) | ast.YieldFrom(value):
                 found.append(value)
     return [node for node in found if is_set(node)]
