@@ -25,8 +25,8 @@ LIBRARIES = (
 _LONGEST = 160
 #: Functions whose answers depend on the order of what they are given, and that do not.
 _IN_ORDER = {
-    "enumerate", "list", "tuple", "zip", "iter", "map", "filter", "join", "fromkeys", "str", "repr", "reduce",
-    "chain", "islice", "permutations", "product", "accumulate",
+    "enumerate", "list", "tuple", "zip", "iter", "map", "filter", "join", "fromkeys", "str", "repr",
+    "reduce", "chain", "islice", "permutations", "product", "accumulate",
 }  # fmt: skip
 _IN_NO_ORDER = {"sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len"}
 _OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
