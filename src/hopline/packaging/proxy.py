@@ -126,6 +126,9 @@ class RunningTracer(fx.Tracer):
         self.decisions: list[tuple[fx.Node, str]] = []
         self.slots = slots
         self._is_running = False
+        self._changed: set[fx.Node] = set()
+        #: Memory -> the values in it.
+        self._sharing: dict[int, list[fx.Node]] = {}
 
     def proxy(self, node: fx.Node) -> ValueProxy:
         """A `ValueProxy` of the node."""
@@ -147,10 +150,21 @@ class RunningTracer(fx.Tracer):
         """Create the node, run it, and note what it changed in place."""
         made = super().create_proxy(kind, target, args, kwargs, *more, **options)
         node = made.node
-        before = [(n, versions(n.meta.get(VALUE))) for n in self.graph.nodes if n is not node]
-        node.meta[VALUE] = self._run(node)
+        before = [(n, versions(n.meta.get(VALUE))) for n in self._reached(node)]
+        node.meta[VALUE] = value = self._run(node)
         node.meta[CHANGED] = [n for n, was in before if was and versions(n.meta[VALUE]) != was]
+        self._changed.update(node.meta[CHANGED])
+        for storage in storages(value):
+            self._sharing.setdefault(storage, []).append(node)
         return made
+
+    def _reached(self, node: fx.Node) -> list[fx.Node]:
+        """Earlier values that running a node can change, in order: its inputs, and those with their memory."""
+        inputs = node.all_input_nodes
+        memory = {storage for n in inputs for storage in storages(n.meta.get(VALUE))}
+        if node.op == "call_module":
+            memory |= storages([*self.root.get_submodule(str(node.target)).state_dict(keep_vars=True).values()])
+        return sorted({*inputs, *(n for storage in memory for n in self._sharing.get(storage, ()))})
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Create a node for a call, unless it is part of running one: torch.fx sees those calls too."""
@@ -207,15 +221,15 @@ class RunningTracer(fx.Tracer):
 
     def is_constant(self, node: fx.Node) -> bool:
         """True if a value is computed from parameters and buffers alone, unchanged by this call."""
-        changed = {n for made in self.graph.nodes for n in made.meta.get(CHANGED, ())}
-
-        def constant(node: fx.Node) -> bool:
-            if node in changed:
-                return False
+        seen, later = {node}, [node]
+        while later:
+            node = later.pop()
             inputs = node.all_input_nodes
-            return node.op == "get_attr" or (bool(inputs) and all(map(constant, inputs)))
-
-        return constant(node)
+            if node in self._changed or not (inputs or node.op == "get_attr"):
+                return False
+            later += [n for n in inputs if n not in seen]
+            seen.update(inputs)
+        return True
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Items of a tuple, or of a tensor that has few rows."""
@@ -260,6 +274,15 @@ def versions(value: Any) -> list[int]:
     if isinstance(value, tuple | list):
         return [version for item in value for version in versions(item)]
     return []
+
+
+def storages(value: Any) -> set[int]:
+    """The memory of tensors, by address."""
+    if isinstance(value, Tensor):
+        return {value.untyped_storage()._cdata} if value.layout == torch.strided else set()
+    if isinstance(value, tuple | list):
+        return {storage for item in value for storage in storages(item)}
+    return set()
 
 
 def same_tensor(one: Any, other: Any) -> bool:
