@@ -56,7 +56,7 @@ BUDGET = {
     "hopline-stores": 5141,
     "hopline-tabular": 2576,
     "hopline-tokens": 643,
-    "turnserve": 5473,
+    "turnserve": 5474,
 }
 
 

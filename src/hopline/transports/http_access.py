@@ -27,6 +27,8 @@ from turnserve.http1.messages import Request
 
 #: Limit of cached Host headers; a full cache is cleared.
 _MAX_KNOWN = 1024
+#: The same of admitted headers.
+_MAX_ADMITTED = 64
 _OWN_SITES = (b"same-origin", b"none")
 _USUAL_PORTS = {"http": "80", "https": "443"}
 #: What a page can send as a body without the server's consent (CORS), and no client of an API should.
@@ -63,8 +65,8 @@ class BrowserRules:
         self._names = frozenset(names)
         self._suffixes = tuple(name for name in names if name.startswith("."))
         self._known: set[bytes] = set()
-        #: The headers of the last request that was admitted; requests with the same head share them.
-        self._admitted: dict[bytes, bytes] | None = None
+        #: Headers of requests that were admitted, by identity; requests with the same head share them.
+        self._admitted: dict[int, dict[bytes, bytes]] = {}
 
     def admit(self, request: Request, access: Access) -> None:
         """Check a request to a server without authentication, whatever its path.
@@ -74,7 +76,7 @@ class BrowserRules:
             BadRequest: the body has a type that pages send.
         """
         headers = request.headers
-        if headers is self._admitted:
+        if self._admitted.get(id(headers)) is headers:
             return
         host = headers.get(b"host")
         if host is not None and host not in self._known:
@@ -85,7 +87,9 @@ class BrowserRules:
         if kind is not None and request.method == b"POST" and kind.lower().startswith(_PAGE_TYPES):
             shown = kind.partition(b";")[0].decode("latin-1")
             raise BadRequest(f"content-type is {quoted(shown)}; send JSON as application/json")
-        self._admitted = headers
+        if len(self._admitted) >= _MAX_ADMITTED:
+            self._admitted.clear()
+        self._admitted[id(headers)] = headers
 
     #: The check of a request with a large body, which has not arrived.
     screen = admit

@@ -315,7 +315,8 @@ class HttpConnection(asyncio.Protocol):
             return
         answer.receiver = self._answered
         self._listener.spinner.num_pending += 1
-        self._probe()
+        if self._probes is not None:
+            self._probe()
 
     def _answered(self, pending: Pending) -> None:
         """Send the response, and continue with the next request."""
@@ -331,12 +332,12 @@ class HttpConnection(asyncio.Protocol):
         self._pending = None
         self._send(request, pending.response)
         self._current = None
-        self._go_to_next()
+        if self._backlog.requests or self._paused or self._reader.owes_continue:
+            self._go_to_next()
 
     def _go_to_next(self) -> None:
-        if self._backlog.requests or self._paused or self._reader.owes_continue:
-            self._backlog.begin_turn()
-            self._start_waiting()
+        self._backlog.begin_turn()
+        self._start_waiting()
 
     def _start_waiting(self) -> None:
         """Start pipelined requests in order, while the client reads their answers."""
