@@ -24,7 +24,6 @@ from hopline.packaging.dense import (
     base,
     block,
     gcn,
-    gin,
     graph,
     pna,
     rgcn,
@@ -258,11 +257,6 @@ def self_loops_of_a_block_have_no_rows(patch):
 def neighbours_of_a_block_are_in_another_order(patch):
     right = block.as_block
     patch.setattr(block, "as_block", lambda rows, mask: right(rows, mask).flip(1))
-
-
-@fault("dense", "gin")
-def epsilon_is_forgotten(patch):
-    after(patch, gin.DenseGIN, "forward", lambda _, self, near, own=None: self.nn(near + own))
 
 
 @fault("dense", "gine")

@@ -6,7 +6,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.errors import HoplineError
-from hopline.packaging.dense import attend, gcn, gin, graph, pna, rgcn, sage
+from hopline.packaging.dense import attend, gcn, graph, pna, rgcn, sage
 from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
 #: Exact classes only: a subclass may have another message function.
@@ -15,7 +15,6 @@ BUILDERS: dict[type, Builder] = {
     pyg.GCNConv: gcn.build,
     pyg.GATConv: attend.gat,
     pyg.GATv2Conv: attend.gatv2,
-    pyg.GINConv: gin.build,
     pyg.GraphConv: graph.build,
     pyg.PNAConv: pna.build,
     pyg.TransformerConv: attend.transformer,
