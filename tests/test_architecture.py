@@ -108,7 +108,7 @@ BUDGET: dict[str, int] = {
     "(top)": 3449,
     "answering": 5221,
     "brokers": 355,
-    "client": 1186,
+    "client": 1185,
     "commands": 3586,
     "config": 1342,
     "engine": 7510,
@@ -134,7 +134,7 @@ BUDGET: dict[str, int] = {
     "slo": 556,
     "snapshots": 1258,
     "testing": 2089,
-    "transports": 6936,
+    "transports": 6943,
 }
 
 

@@ -163,7 +163,9 @@ class RunningTracer(fx.Tracer):
         inputs = node.all_input_nodes
         memory = {storage for n in inputs for storage in storages(n.meta.get(VALUE))}
         if node.op == "call_module":
-            memory |= storages([*self.root.get_submodule(str(node.target)).state_dict(keep_vars=True).values()])
+            memory |= storages(
+                [*self.root.get_submodule(str(node.target)).state_dict(keep_vars=True).values()]
+            )
         return sorted({*inputs, *(n for storage in memory for n in self._sharing.get(storage, ()))})
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
