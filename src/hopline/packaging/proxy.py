@@ -159,7 +159,7 @@ class RunningTracer(fx.Tracer):
         return made
 
     def _reached(self, node: fx.Node) -> list[fx.Node]:
-        """Earlier values that running a node can change, in order: its inputs and what shares their memory."""
+        """Earlier values that running a node can change, in order: inputs and what shares their memory."""
         inputs = node.all_input_nodes
         memory = {storage for n in inputs for storage in storages(n.meta.get(VALUE))}
         if node.op == "call_module":
