@@ -27,7 +27,7 @@ from turnserve.http1.messages import Request
 
 #: Limit of cached Host headers; a full cache is cleared.
 _MAX_KNOWN = 1024
-#: The same of admitted headers.
+#: Limit of cached headers that were admitted.
 _MAX_ADMITTED = 64
 _OWN_SITES = (b"same-origin", b"none")
 _USUAL_PORTS = {"http": "80", "https": "443"}
