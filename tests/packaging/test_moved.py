@@ -1,10 +1,10 @@
-"""The clocks that a module is tried with."""
+"""The clocks and places that a module is tried with."""
 
 import datetime
 
 import pytest
 
-from hopline.packaging.moved import SHIFTS
+from hopline.packaging.moved import PLACES, SHIFTS
 
 #: One moment of each hour of a week.
 MOMENTS = [datetime.datetime(2026, 11, 23) + datetime.timedelta(hours=hour) for hour in range(7 * 24)]
@@ -29,3 +29,22 @@ def test_from_any_hour_a_moved_clock_shows_another_value(part):
         if {part(moment + datetime.timedelta(seconds=shift)) for shift in SHIFTS} == {part(moment)}
     ]
     assert same == []
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 7, 10, 97, 100, 1000, 1024])
+def test_from_any_process_an_id_has_another_remainder(divisor):
+    same = [
+        pid for pid in range(1, 5000) if all(place.pid(pid) % divisor == pid % divisor for place in PLACES)
+    ]
+    assert same == []
+
+
+@pytest.mark.parametrize("bit", range(22))
+def test_from_any_process_each_bit_of_an_id_is_another(bit):
+    for pid in (1, 7, 100, 4711, 32768, 2**22 - 1):
+        assert any((place.pid(pid) ^ pid) >> bit & 1 for place in PLACES)
+
+
+@pytest.mark.parametrize("part", ["folder", "host"])
+def test_names_of_places_have_different_lengths(part):
+    assert len({len(getattr(place, part)) for place in PLACES}) == len(PLACES)

@@ -30,6 +30,7 @@ START = time.time()
 COUNTS = [0]
 GENERATOR = np.random.default_rng(0)
 CLOCK = time.time
+PID = os.getpid()
 
 
 class Model(nn.Module):
@@ -84,16 +85,27 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
     [
         (lambda _, h: h * float(os.environ.get("SCALE", "1")), "environment variable 'SCALE'"),
         (lambda _, h: h + os.getpid() % 100, "os.getpid"),
+        (lambda _, h: h + os.getpid() % (PID - 7), "os.getpid"),
+        (lambda _, h: h * (1 + os.getpid() % 2), "os.getpid"),
+        (lambda _, h: h * (1 + (os.getpid() == PID)), "os.getpid"),
         (lambda _, h: h + len(os.getcwd()), "os.getcwd"),
         (lambda _, h: h + uuid.uuid4().int % 100, "random bytes .*os.urandom"),
         (lambda _, h: h + secrets.randbelow(100), "random bytes .*os.urandom"),
         (lambda _, h: h + random.SystemRandom().random(), "random bytes .*os.urandom"),
     ],
-    ids=["variable", "process", "folder", "uuid", "secrets", "system random"],
-)
+    ids=[
+        "variable", "process", "remainder", "parity", "equal", "folder", "uuid", "secrets", "system random",
+    ],
+)  # fmt: skip
 def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):
     with pytest.raises(NotServable, match=f"forward reads .*{source}.*freeze"):
         package(Model(middle), tmp_path)
+
+
+def test_the_length_of_the_shortest_folder_is_refused_too(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    with pytest.raises(NotServable, match=r"forward reads .*os\.getcwd"):
+        package(Model(lambda _, h: h + len(os.getcwd())), tmp_path)
 
 
 def remembers(model, h):
@@ -389,8 +401,8 @@ def test_a_moved_clock_moves_each_reading_and_keeps_types():
         assert time.strftime("%Y", (1999, 1, 1, 0, 0, 0, 0, 1, 0)) == "1999"
     assert now is CLOCK
     with moved_process([globals()]):
-        assert os.getpid() == 7
-    assert os.getpid() != 7
+        assert os.getpid() == PID + 1
+    assert os.getpid() == PID
 
 
 def test_readings_of_libraries_are_not_the_user_s():

@@ -14,6 +14,7 @@ from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError, BrokerUnavailable
 from hopline_brokers import kafka, nats_stream
+from hopline_brokers.kafka_source import KafkaSource
 from hopline_brokers.testing.servers import broker_server
 from hopline_brokers.testing.suite import check_order, collect, numbers, outgoing, positions, until
 from packages.brokers.tests.servers import NatsServer, RedisServer
@@ -305,6 +306,30 @@ async def test_messages_that_kafka_deleted_unread_are_counted(kafka_server):
 
 
 # Odd messages
+
+
+async def test_kafka_messages_that_were_not_fetched_are_in_the_lag(kafka_server, monkeypatch):
+    """The driver knows the end of a partition only from a fetch, whose answer comes late here."""
+    address = kafka_server.address("unfetched")
+    await kafka_server.make("unfetched")
+    await send(address, range(50))
+    assign = KafkaSource._assign
+
+    def assign_and_pause(source):
+        kafka_server.pause()
+        assign(source)
+
+    monkeypatch.setattr(KafkaSource, "_assign", assign_and_pause)
+    source = await opened(open_source, address, {})
+    try:
+        while not source.health().ok:
+            assert await source.poll(1, 0) == []
+        assert sum((await source.lag()).values()) == 50
+    finally:
+        kafka_server.resume()
+    await collect(source, 50)
+    assert sum((await source.lag()).values()) == 0
+    await source.close()
 
 
 async def test_a_redis_entry_without_a_payload_says_so(redis_server):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hopline.packaging.watch import SOURCES
@@ -23,8 +24,33 @@ from hopline.packaging.watch import SOURCES
 SHIFTS = (289_381.7, 17_683_200.2, -86_053_019.4)
 #: Values of an environment variable; None is absent.
 SETTINGS = (None, "0", "1", "2.5")
-#: Changes of the hashes of text, as by PYTHONHASHSEED: a few bits of one may be the same by chance.
-SALTS = (0x5DEECE66D, 0x2545F4914F, 0x106689D45, 0x369DEA0F3)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Another process on another host.
+
+    Attributes:
+        salt: change of the hashes of text, as by PYTHONHASHSEED.
+        pid: id of the other process, from that of this one.
+        folder: working directory.
+        host: name of the host.
+    """
+
+    salt: int
+    pid: Callable[[int], int]
+    folder: str
+    host: str
+
+
+#: A value computed from one place may be the same by chance, such as a remainder, a length or a bit. Of
+#: process ids, the next one changes each remainder, 1 is that in a container, and two change all bits.
+PLACES = (
+    Place(0x5DEECE66D, lambda pid: pid + 1, "/", "elsewhere"),
+    Place(0x2545F4914F, lambda pid: 1, "/srv", "node-1"),
+    Place(0x106689D45, lambda pid: pid ^ 0x2AAAAA, "/home/else/where", "another-host"),
+    Place(0x369DEA0F3, lambda pid: pid ^ 0x155555, "/var/lib/elsewhere", "db7"),
+)
 _DATED = {"localtime", "gmtime", "ctime", "asctime", "strftime"}
 
 
@@ -45,13 +71,14 @@ def moved_clock(shift: float, namespaces: Iterable[dict[str, Any]]) -> Iterator[
 
 
 @contextmanager
-def moved_process(namespaces: Iterable[dict[str, Any]], salt: int = SALTS[0]) -> Iterator[None]:
+def moved_process(namespaces: Iterable[dict[str, Any]], place: Place = PLACES[0]) -> Iterator[None]:
     """Give this thread another process id, working directory, host name and hashes of text."""
+    pid, salt = place.pid(os.getpid()), place.salt
     pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-        (os.getpid, lambda: 7),
-        (os.getcwd, lambda: os.sep),
-        (os.uname, lambda: os.uname_result(("elsewhere",) * 5)),
-        (socket.gethostname, lambda: "elsewhere"),
+        (os.getpid, lambda: pid),
+        (os.getcwd, lambda: place.folder),
+        (os.uname, lambda: os.uname_result((place.host,) * 5)),
+        (socket.gethostname, lambda: place.host),
         (hash, lambda value, real=hash: real(value) ^ (0 if isinstance(value, int | float) else salt)),
     ]
     fakes = [(real, _of_this_thread(real, fake)) for real, fake in pairs]

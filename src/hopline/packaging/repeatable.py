@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
-from hopline.packaging.moved import SALTS, SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
+from hopline.packaging.moved import PLACES, SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
 from hopline.packaging.probe import Probe, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
 from hopline.packaging.user_source import is_users, iterated_sets, kept_orders
@@ -259,8 +259,8 @@ class _Check:
             for value in SETTINGS:
                 world = functools.partial(moved_variable, name, value)
                 self._in(world, [r for r in seen.readings if repr(name) in r])
-        for salt in SALTS:
-            world = functools.partial(moved_process, seen.codes.values(), salt)
+        for place in PLACES:
+            world = functools.partial(moved_process, seen.codes.values(), place)
             self._in(world, seen.of("the environment"))
         seen.notes += [
             f"forward reads {kind} ({reading}), {_READ_ONCE if kind == 'a file' else _NO_EFFECT}"

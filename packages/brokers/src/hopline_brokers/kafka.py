@@ -191,6 +191,8 @@ class KafkaReader(KafkaPart, Reader):
         self._caller = Caller("hopline-kafka")
         self._consumer: Any = None
         self._look_at = self._try_at = 0.0
+        #: partition -> its end when it was assigned: until it was fetched, the driver knows no end.
+        self._first_ends: dict[int, int] = {}
 
     def _join(self, settings: Mapping[str, Any]) -> None:
         """Create a consumer that commits explicitly. Raises: ConfigError: see `_driver`."""
@@ -264,8 +266,9 @@ class KafkaReader(KafkaPart, Reader):
         found = {}
         for number, offset in self._offsets().items():
             ends = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), cached=True)
-            if ends is not None and ends[1] >= 0 and offset >= 0:
-                found[f"{self._prefix}{number}"] = max(0, ends[1] - offset)
+            end = ends[1] if ends is not None and ends[1] >= 0 else self._first_ends.get(number, -1)
+            if end >= 0 and offset >= 0:
+                found[f"{self._prefix}{number}"] = max(0, end - offset)
         return found
 
     def _follow(self, partitions: Collection[int]) -> None:

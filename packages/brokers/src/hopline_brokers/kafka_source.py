@@ -98,6 +98,7 @@ class KafkaSource(kafka.KafkaReader):
     def _begin(self, number: int) -> int:
         # A partition that was added later is read from its first message.
         low, high = self._ends(number)
+        self._first_ends[number] = high
         return low if self._start == "earliest" or self._assigned else high
 
     def _ends(self, number: int) -> tuple[int, int]:

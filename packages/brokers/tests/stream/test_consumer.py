@@ -13,6 +13,7 @@ from hopline.observe.metrics import Metrics
 from hopline_brokers.stream.clock import Clock
 from hopline_brokers.stream.consumer import Consumer, StreamOptions
 from hopline_brokers.stream.dead_letters import FileDeadLetters, Refuse, SinkDeadLetters, StreamStopped
+from hopline_brokers.stream.intake import Intake
 from hopline_brokers.stream.meters import StreamMetrics
 from hopline_brokers.stream.outcomes import positions_of_sources
 from packages.brokers.tests.stream.fakes import (
@@ -536,6 +537,39 @@ async def test_a_broker_that_does_not_answer_is_reported(caplog):
     await running
     assert edges_of(disk) == [("u0", "u1")]
     assert "waiting for the broker: connection refused" in caplog.text
+
+
+class Late(FakeSource):
+    """Connects at its 10th poll; messages come from the 14th on: its driver fetches them by itself."""
+
+    def __init__(self, log):
+        super().__init__(log)
+        self.reason = "not connected yet"
+        #: What the intake says before each poll.
+        self.was_dry = []
+
+    async def poll(self, max_messages, max_wait_s):
+        self.was_dry.append(self.intake.is_dry)
+        if len(self.was_dry) >= 14:
+            return await super().poll(max_messages, max_wait_s)
+        if len(self.was_dry) >= 10:
+            self.reason = ""
+        await asyncio.sleep(0)
+        return []
+
+    async def lag(self):
+        return {} if self.reason else await super().lag()
+
+
+async def test_a_broker_that_has_just_connected_is_not_known_to_have_no_more():
+    source = Late(Log(a=[know("u0", "u1")]))
+    intake = source.intake = Intake(source, 10, StreamMetrics(Metrics()))
+    await intake.open({})
+    messages = await intake.take(60)
+    assert len(messages) == 1
+    assert not any(source.was_dry)
+    await until(lambda: intake.is_dry)
+    await intake.close()
 
 
 async def test_what_the_source_raises_ends_the_stream():

@@ -25,7 +25,7 @@ _PATIENCE_S = 1.0
 _MAX_BYTES = 32 << 20
 #: Seconds between two acknowledgements: after a crash the graph, not the broker, knows where to resume.
 _ACKNOWLEDGE_EVERY_S = 0.1
-#: Empty polls in a row after which the broker has no more messages.
+#: Empty polls in a row, of a broker that answers, after which it has no more messages.
 _DRY_POLLS = 4
 
 
@@ -158,7 +158,8 @@ class Intake:
                     room, 0.0 if self._waiting and self._pause_s else _POLL_S
                 )
                 self._polled.set()
-                self._dry_polls = 0 if messages else self._dry_polls + 1
+                is_dry = not messages and self._source.health().ok
+                self._dry_polls = self._dry_polls + 1 if is_dry else 0
                 if self._on_gap is not None:
                     self._take_gaps()  # before what comes after a gap is applied
                 if messages:

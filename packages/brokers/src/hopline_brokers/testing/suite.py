@@ -314,6 +314,16 @@ class BrokerSuite(_Suite):
         await collect(source, 50)
         assert sum((await source.lag()).values()) == 0
 
+    async def test_lag_includes_what_was_not_fetched(self, brokers: _Brokers) -> None:
+        """From the first poll on: `hopline stream --once` ends where it is zero."""
+        await brokers.send(range(50))
+        source = await brokers.source()
+        got: list[Message] = []
+        while not source.health().ok:
+            got += await source.poll(1, 0)
+        lags = await source.lag()
+        assert len(got) + sum(lags.values()) == 50
+
     async def test_a_sink_says_where_a_message_is(self, brokers: _Brokers) -> None:
         """As a source that delivers it does; Redis adds a count there."""
         sink = await brokers.sink()
