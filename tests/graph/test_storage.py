@@ -88,7 +88,7 @@ def test_saved_version_is_the_one_in_memory(tmp_path):
     assert json.loads((tmp_path / "g" / "graph.json").read_text())["version"] == version
 
 
-def test_save_refuses_to_replace_anything_unasked(folder, tmp_path):
+def test_save_replaces_a_graph_only_with_overwrite_and_nothing_else(folder, tmp_path):
     with pytest.raises(GraphError, match="pass overwrite=True"):
         drawn("a>b").save(folder)
     other = tmp_path / "documents"

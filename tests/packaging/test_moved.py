@@ -6,8 +6,8 @@ import pytest
 
 from hopline.packaging.moved import PLACES, SHIFTS
 
-#: One moment of each hour of a week.
-MOMENTS = [datetime.datetime(2026, 11, 23) + datetime.timedelta(hours=hour) for hour in range(7 * 24)]
+#: Moments of a week, in all hours, minutes and seconds.
+MOMENTS = [datetime.datetime(2026, 11, 23) + datetime.timedelta(seconds=at) for at in range(0, 604_800, 61)]
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,26 @@ MOMENTS = [datetime.datetime(2026, 11, 23) + datetime.timedelta(hours=hour) for 
         lambda moment: moment.weekday() >= 5,
         lambda moment: 9 <= moment.hour < 17,
         lambda moment: moment.hour >= 12,
+        lambda moment: moment.minute < 30,
+        lambda moment: moment.second < 30,
+        lambda moment: moment.minute % 2,
         lambda moment: moment.weekday(),
         lambda moment: moment.month,
         lambda moment: moment.year,
     ],
-    ids=["weekend", "working hours", "afternoon", "weekday", "month", "year"],
-)
-def test_from_any_hour_a_moved_clock_shows_another_value(part):
+    ids=[
+        "weekend",
+        "working hours",
+        "afternoon",
+        "half an hour",
+        "half a minute",
+        "minutes",
+        "weekday",
+        "month",
+        "year",
+    ],
+)  # fmt: skip
+def test_from_any_moment_a_moved_clock_shows_another_value(part):
     same = [
         moment
         for moment in MOMENTS

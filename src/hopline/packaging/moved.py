@@ -21,7 +21,8 @@ from hopline.packaging.watch import SOURCES
 
 #: Seconds by which clocks are moved: other months and years, later and earlier, by 3, 1 and 5 days of the
 #: week and by 8, 16 and 0 hours. From any moment one of them crosses the weekend, working hours, and noon.
-SHIFTS = (289_381.7, 17_683_200.2, -86_053_019.4)
+#: The last one, of 61 days, 1 1/2 hours and 30.5 s, crosses the half of an hour and of a minute.
+SHIFTS = (289_381.7, 17_683_200.2, -86_053_019.4, 5_275_830.5)
 #: Values of an environment variable; None is absent.
 SETTINGS = (None, "0", "1", "2.5")
 
