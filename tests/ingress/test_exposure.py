@@ -35,7 +35,9 @@ def test_a_name_that_does_not_resolve_is_reported() -> None:
         check_exposure(Config().replace(server__host="no.such.name.invalid"))
 
 
-def test_an_exposed_server_without_authentication_is_refused(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_an_exposed_server_without_authentication_is_refused(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     check_exposure(Config())
     exposed = Config().replace(server__host="0.0.0.0")
     message = "server.host: '0.0.0.0'.*auth.clients_file.*auth.jwt_key_file.*auth.allow_anonymous = true"
