@@ -33,9 +33,8 @@ class Place:
 
     Attributes:
         salt: change of the hashes of text, as by PYTHONHASHSEED.
-        pid: id of the other process, from that of this one.
-        folder: working directory.
-        host: name of the host.
+        pid: the process id, from that of this one.
+        folder, host: working directory, and name of the host.
     """
 
     salt: int
