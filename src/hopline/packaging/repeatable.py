@@ -1,8 +1,8 @@
 """Refuses modules that answer the same question differently at another call, time or place.
 
-One copy is called again and again, so that state that it keeps shows; with generators seeded differently;
-and in a world with another clock, process and environment. A package would freeze what the module reads
-there. What it reads or keeps without an effect on its answers is noted.
+One copy is called again and again, so that state that it keeps shows, and with generators seeded
+differently. Code that reads the clock, the process or the environment is refused: a package would freeze
+what it read. What it reads from files or keeps, without an effect on its answers, is noted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,33 +20,30 @@ from torch import Tensor, nn
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
-from hopline.packaging.moved import PLACES, SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
 from hopline.packaging.probe import Probe, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
 from hopline.packaging.user_source import is_users, iterated_sets, kept_orders
-from hopline.packaging.watch import Seen, seeded, watched
+from hopline.packaging.watch import Kind, Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
 _REPEATS = 16
 #: Draws of other weights that are compared, and how much larger weights are: with the module's own or with
 #: too large ones, an activation may hide a difference. A draw whose answers are all alike is skipped.
 _DRAWS, _FACTORS = 2, (1.0, 3.0, 10.0, 1.0, 3.0, 30.0, 1.0, 3.0)
-_World = Callable[[], AbstractContextManager[None]]
 #: Share of an answer that two calls of such a module may differ by: a drift is no rounding.
 _DRIFT = 1e-5
 #: Answers for edges in another order may be this many times as far off as float32 is from float64.
 _ROUNDING = 8.0
-_REMEDIES = {
-    "the clock": "give ages and times as feature columns",
+_REMEDIES: dict[Kind, str] = {
+    "the clock": "give ages and times as feature columns, and measure time outside of forward",
     "random bytes": "draw in __init__ and keep a buffer",
+    "the environment": "read it in __init__",
 }
-_READ_ONCE = "whose content of the time of packaging is in the package"
-_NO_EFFECT = "without an effect on the answers compared: a package has the values of its packaging"
 _SAME = "a server must answer the same question the same way"
 
 
 def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> Seen:
-    """Run the module again: one copy several times, in a moved world, and with the edges in another order.
+    """Run the module again: one copy several times, and with the edges in another order.
 
     Args:
         rows: its answers on the probe.
@@ -59,8 +56,8 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     check = _Check(reference, probe, pairs, rows)
     check.same_copy()
     check.orders_of_sets()
-    check.moved_world()
     check.integers()
+    check.trained()
     other = reference.answers(reordered(probe.check), pairs)
     if differ(rows, other).any():
         rounding = reference.rounding(probe.check, pairs, rows).max(initial=0.0)
@@ -148,6 +145,8 @@ class _Check:
         before = kept.state(self.seen)
         with suppress(PackagingError), seeded(1), watched() as self.seen:
             kept.answers(self._probe.check, self._pairs)
+        for kind in ("the clock", "the environment"):
+            self._read_outside(kind)
         first = kept.state(self.seen)
         self._same(kept)
         second = kept.state(self.seen)
@@ -166,6 +165,9 @@ class _Check:
         self.seen.notes += [
             f"forward draws from {name}, without an effect on the answers compared"
             for name in self.seen.consumed
+        ] + [
+            f"forward reads a file ({reading}), whose content of the time of packaging is in the package"
+            for reading in self.seen.of("a file")
         ]
 
     def orders_of_sets(self) -> None:
@@ -244,41 +246,26 @@ class _Check:
                 "of nodes that Graph.from_pyg(data, columns=[name]) keeps has its own dtype"
             )
 
-    def moved_world(self) -> None:
-        """Move each thing that it reads from outside."""
-        seen = self.seen
-        if clocks := seen.of("the clock"):
-            for shift in SHIFTS:
-                world = functools.partial(moved_clock, shift, seen.codes.values())
-                with world(), watched() as later:
-                    same = self._same(self._reference)
-                same = same and self._same_drawn(self._reference, world)
-                if not same or later.of("the clock"):
-                    self._outside("the clock", clocks, _REMEDIES["the clock"])
-        for name in seen.variables:
-            for value in SETTINGS:
-                world = functools.partial(moved_variable, name, value)
-                self._in(world, [r for r in seen.readings if repr(name) in r])
-        for place in PLACES:
-            world = functools.partial(moved_process, seen.codes.values(), place)
-            self._in(world, seen.of("the environment"))
-        seen.notes += [
-            f"forward reads {kind} ({reading}), {_READ_ONCE if kind == 'a file' else _NO_EFFECT}"
-            for reading, kind in seen.readings.items()
-        ]
+    def trained(self) -> None:
+        """Refuse a module that answers otherwise while its weights are trained: they are not here."""
+        trained = copy.copy(self._reference)
+        trained.module = copy.deepcopy(self._reference.module)
+        for parameter in trained.module.parameters():
+            if parameter.is_floating_point() and not parameter.is_inference():
+                parameter.requires_grad_()
+        if not self._same(trained):
+            raise NotServable(
+                "the model answers otherwise for weights that require gradients: forward reads "
+                f"requires_grad, which a package does not have. Write self.training instead; {_SAME}"
+            )
 
-    def _in(self, world: _World, readings: list[str]) -> None:
-        if readings:
-            with world():
-                same = self._same(self._reference)
-            if not (same and self._same_drawn(self._reference, world)):
-                self._outside("the environment", readings, "read it in __init__")
-
-    def _outside(self, kind: str, readings: list[str], remedy: str) -> NoReturn:
-        raise NotServable(
-            f"forward reads {kind} ({'; '.join(readings[:3])}), and the model's answers may change with "
-            f"it: a package would freeze what it read. {remedy[:1].upper()}{remedy[1:]}; {_SAME}"
-        )
+    def _read_outside(self, kind: Kind) -> None:
+        """Refuse code that reads something that is another at another time or place."""
+        if readings := self.seen.of(kind):
+            raise NotServable(
+                f"forward reads {kind} ({'; '.join(readings[:3])}), and its answers may change with that: "
+                f"a package would freeze what it read. {_REMEDIES[kind].capitalize()}; {_SAME}"
+            )
 
     def _same(self, reference: Reference, seed: int = 0) -> bool:
         """True if the answers on the probe are the first ones; False also if it fails."""
@@ -289,31 +276,24 @@ class _Check:
             return False
         return not differ(self._rows, again, self._tolerance).any()
 
-    def _same_drawn(self, reference: Reference, world: _World = nullcontext) -> bool:
-        """True if answers with other weights are the same in another world, or else with another seed."""
+    def _same_drawn(self, reference: Reference) -> bool:
+        """True if answers with other weights are the same with another seed."""
         num_compared = 0
         for draw, factor in enumerate(_FACTORS):
             if num_compared == _DRAWS:
                 break
             run = functools.partial(self._drawn, reference, draw, factor)
-            first = run(nullcontext, 1)
+            first = run(1)
             real = first[: self._probe.real.num_nodes(self._reference.targets[0])]
             if len(np.unique(real)) <= real.size // 8:
                 continue
             num_compared += 1
-            again, other = run(nullcontext, 1), run(world, 1 + (world is nullcontext))
-            is_exact = world is not nullcontext and np.array_equal(first, again, equal_nan=True)
-            same = np.array_equal(first, other, equal_nan=True)
-            if (
-                differ(first, again, _DRIFT).any()
-                or differ(first, other, _DRIFT).any()
-                or (is_exact and not same)
-            ):
+            if differ(first, run(1), _DRIFT).any() or differ(first, run(2), _DRIFT).any():
                 return False
         return True
 
-    def _drawn(self, reference: Reference, draw: int, factor: float, world: _World, seed: int) -> Rows:
-        with world(), seeded(seed):
+    def _drawn(self, reference: Reference, draw: int, factor: float, seed: int) -> Rows:
+        with seeded(seed):
             return with_other_weights(reference, self._probe.check, self._pairs, draw, factor)
 
     def _as_fresh(self, kept: Reference) -> bool:
@@ -354,10 +334,8 @@ class _Check:
                 f"nn.Dropout; {_SAME}"
             )
         fresh_differ = not all(self._same(self._reference, 100 + n) for n in range(_REPEATS))
-        for kind in ("random bytes", "the clock"):
-            readings = [] if seen.consumed else seen.of(kind)
-            if readings and (fresh_differ or not self._changed):
-                self._outside(kind, readings, _REMEDIES[kind])
+        if not seen.consumed and (fresh_differ or not self._changed):
+            self._read_outside("random bytes")
         if self._changed and not (fresh_differ and seen.consumed):
             raise NotServable(
                 f"the model keeps state between calls: forward changes {', '.join(self._changed[:3])}"

@@ -58,7 +58,8 @@ SOURCES: dict[Any, Kind] = {
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES, _CLOCK_WORDS = {"datetime64", "Timestamp"}, {"now", "today", "utcnow"}
 _ENVIRON = type(os.environ).__getitem__.__code__
-_IMPORTS = ("linecache.py", "tokenize.py", "inspect.py")
+#: Files of Python that read clocks, files and the process for messages.
+_MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
 
 #: Name -> (read the state, set it, seed it) of the generators of a process.
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], Any]]] = {
@@ -76,7 +77,6 @@ class Seen:
         draws, decisions: lines of the user's source that draw random numbers, and that branch on numbers of
             a tensor.
         readings: what it read from outside, in words -> kind.
-        variables: environment variables that it read.
         consumed: generators of the process that it drew from.
         codes: the user's functions that ran -> their globals.
         tensors: the user's line -> bytes of the largest tensor that an operation of torch answered there.
@@ -86,7 +86,6 @@ class Seen:
     draws: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
     readings: dict[str, Kind] = field(default_factory=dict)
-    variables: set[str] = field(default_factory=set)
     consumed: list[str] = field(default_factory=list)
     codes: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
     tensors: dict[str, int] = field(default_factory=dict)
@@ -123,17 +122,17 @@ class _Watch(TorchFunctionMode):
             code = frame.f_code
             if code is _ENVIRON:
                 if (caller := _caller(frame)) is not None and is_users(caller.f_code.co_filename):
-                    key = str(frame.f_locals.get("key"))
-                    self.seen.variables.add(key)
-                    self._read(f"environment variable {key!r}", "the environment")
+                    name = str(frame.f_locals.get("key"))
+                    self._read(f"environment variable {name!r}", "the environment")
             elif code not in self.seen.codes and is_users(code.co_filename):
                 self.seen.codes[code] = frame.f_globals
                 if _CLOCK_TYPES & set(code.co_names) and _CLOCK_WORDS & {*code.co_names, *code.co_consts}:
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
         elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
-            if frame.f_code.co_filename.endswith(_IMPORTS):
+            file = frame.f_code.co_filename
+            if file.endswith(_MESSAGES) or (arg is hash and file[:1] == "<"):  # a dataclass as a key
                 return
-            caller = frame if frame.f_code.co_filename[:1] != "<" else _caller(frame)
+            caller = frame if file[:1] != "<" else _caller(frame)
             # Clocks that torch, PyG and this package read decide nothing.
             if caller is None or not caller.f_code.co_filename.startswith(LIBRARIES):
                 owner = getattr(arg.__self__, "__name__", "") or arg.__module__
