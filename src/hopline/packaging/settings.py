@@ -112,8 +112,9 @@ def resolve_fanouts(
         if len(values) != num_layers:
             raise PackagingError(
                 f"{len(values)} fanouts for {key!r} ({list(values)}) but the model has {num_layers} "
-                "message-passing layers: give one number for each layer, seed-outward (the first is how "
-                "many in-neighbours of a requested node are sampled, the next how many of each of those)"
+                "message-passing layers (a convolution of K steps counts K times): give one number for "
+                "each, seed-outward (the first is how many in-neighbours of a requested node are sampled, "
+                "the next how many of each of those)"
             )
     return found
 
