@@ -86,12 +86,16 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         (lambda _, h: h * float(os.environ.get("SCALE", "1")), "environment variable 'SCALE'"),
         (lambda _, h: h + os.getpid() % 100, "os.getpid"),
         (lambda _, h: h + len(os.getcwd()), "os.getcwd"),
+        (lambda _, h: h * (1 + len(os.environ)), "os.environ"),
+        (lambda _, h: h * torch.get_num_threads(), "get_num_threads"),
+        (lambda _, h: h * os.cpu_count(), "os.cpu_count"),
         (lambda _, h: h + uuid.uuid4().int % 100, "random bytes .*os.urandom"),
         (lambda _, h: h + secrets.randbelow(100), "random bytes .*os.urandom"),
         (lambda _, h: h + random.SystemRandom().random(), "random bytes .*os.urandom"),
     ],
     ids=[
-        "variable", "process", "folder", "uuid", "secrets", "system random",
+        "variable", "process", "folder", "variables", "threads", "processors", "uuid", "secrets",
+        "system random",
     ],
 )  # fmt: skip
 def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):
@@ -601,8 +605,23 @@ def whole_numbers():
 )
 def test_a_branch_on_the_dtype_of_whole_numbers_is_refused(reads, named, tmp_path):
     """A graph gives float32; the module may have been trained with integers."""
-    with pytest.raises(NotServable, match=rf"integers than for float32.*{named}.*x\.long\(\)"):
+    with pytest.raises(NotServable, match=rf"int64 than for float32.*{named}.*x\.long\(\)"):
         hopline.package(Typed(reads), whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
+
+
+@pytest.mark.parametrize(
+    ("reads", "dtype"),
+    [
+        (lambda x: (x - 4).float(), "uint8"),  # wraps around
+        (lambda x: x.float() * (2 + (x.dtype == torch.float64)), "float64"),
+        (lambda x: x.float() * x.element_size(), "int64"),
+        (lambda x: ((x + 0.1) * 1e6).frac().float(), "float64"),
+    ],
+)
+def test_other_dtypes_of_the_same_numbers_are_tried(reads, dtype, tmp_path):
+    model = Typed(lambda model, x, e, a: (model.lin(reads(x)), e, model.lin(a.float())))
+    with pytest.raises(NotServable, match=f"otherwise for {dtype} than for float32"):
+        hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
 
 
 @pytest.mark.parametrize(

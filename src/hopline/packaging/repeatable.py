@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hopline.errors import NotServable, PackagingError
@@ -32,6 +33,8 @@ _REPEATS = 16
 _DRAWS, _FACTORS = 2, (1.0, 3.0, 10.0, 1.0, 3.0, 30.0, 1.0, 3.0)
 #: Share of an answer that two calls of such a module may differ by: a drift is no rounding.
 _DRIFT = 1e-5
+#: Dtypes that the rows of a graph may have had in training; it has them as float32.
+_DTYPES = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.float64, torch.float16)
 #: Answers for edges in another order may be this many times as far off as float32 is from float64.
 _ROUNDING = 8.0
 _REMEDIES: dict[Kind, str] = {
@@ -56,7 +59,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     check = _Check(reference, probe, pairs, rows)
     check.same_copy()
     check.orders_of_sets()
-    check.integers()
+    check.dtypes()
     check.trained()
     other = reference.answers(reordered(probe.check), pairs)
     if differ(rows, other).any():
@@ -105,16 +108,16 @@ class _Kept(Reference):
         return kept_state.state_of(modules, seen.codes)
 
 
-class _Integers(Reference):
-    """As `Reference`, with one slot as int64."""
+class _Cast(Reference):
+    """As `Reference`, with one slot in another dtype."""
 
-    def __init__(self, reference: Reference, slot: str) -> None:
+    def __init__(self, reference: Reference, slot: str, dtype: torch.dtype) -> None:
         vars(self).update(vars(reference))
-        self._slot = slot
+        self._slot, self._dtype = slot, dtype
 
     def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
-        """Call the module with integers."""
-        return super().call(module, {**slots, self._slot: slots[self._slot].long()})
+        """Call the module with the slot in its dtype."""
+        return super().call(module, {**slots, self._slot: slots[self._slot].to(self._dtype)})
 
 
 def _reordered(value: Any) -> Iterator[Any]:
@@ -223,28 +226,30 @@ class _Check:
                         f"{_SAME}"
                     )
 
-    def integers(self) -> None:
-        """Refuse a module that answers otherwise for integers: it gets whole numbers as float32."""
+    def dtypes(self) -> None:
+        """Refuse a module that answers otherwise for the same numbers in another dtype: it gets float32."""
         plain = copy.copy(self._reference)
         plain.head, plain.is_link = None, False
         real = self._probe.real
-        slots = plain.binding.slots(real)
-        for name, rows in slots.items():
-            if not rows.is_floating_point() or not rows.numel() or not bool((rows == rows.round()).all()):
+        for name, rows in plain.binding.slots(real).items():
+            if rows.dtype != torch.float32 or not rows.numel():
                 continue
-            integers = _Integers(plain, name)
-            try:
-                if not differ(plain.answers(real), integers.answers(real)).any():
+            for dtype in _DTYPES:
+                if not torch.equal(rows.to(dtype).to(rows.dtype), rows):
                     continue
-            except PackagingError:  # it does not take integers, and was trained with float32
-                continue
-            role, _, of = name.partition(":")
-            raise NotServable(
-                f"the model answers otherwise for integers than for float32 (it reads a dtype, or divides "
-                f"integers), and the {role} of {of!r}, all whole numbers, are given as float32: convert "
-                "them at the start of forward as in training, x = x.long() or x = x.float(). A tensor "
-                "of nodes that Graph.from_pyg(data, columns=[name]) keeps has its own dtype"
-            )
+                try:
+                    if not differ(plain.answers(real), _Cast(plain, name, dtype).answers(real)).any():
+                        continue
+                except PackagingError:  # it does not take this dtype, and was trained with float32
+                    continue
+                role, _, of = name.partition(":")
+                shown = str(dtype).removeprefix("torch.")
+                raise NotServable(
+                    f"the model answers otherwise for {shown} than for float32 (it reads a dtype, or "
+                    f"computes in {shown}), and the {role} of {of!r} are given as float32: convert them at "
+                    "the start of forward as in training, x = x.long() or x = x.float(). Integers that "
+                    "Graph.from_pyg(data, columns=[name]) keeps have their own dtype"
+                )
 
     def trained(self) -> None:
         """Refuse a module that answers otherwise while its weights are trained: they are not here."""

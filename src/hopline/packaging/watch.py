@@ -51,13 +51,18 @@ SOURCES: dict[Any, Kind] = {
     os.getpid: "the environment",
     os.getcwd: "the environment",
     os.uname: "the environment",
+    os.cpu_count: "the environment",
+    os.getloadavg: "the environment",
+    os.getppid: "the environment",
+    os.sched_getaffinity: "the environment",
+    torch.get_num_threads: "the environment",
     socket.gethostname: "the environment",
     hash: "the environment",  # of text, in each process another
     io.open: "a file",
 }
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES, _CLOCK_WORDS = {"datetime64", "Timestamp"}, {"now", "today", "utcnow"}
-_ENVIRON = type(os.environ).__getitem__.__code__
+_ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
 
@@ -120,10 +125,12 @@ class _Watch(TorchFunctionMode):
         """Record calls of the user's functions, and calls that read the world outside."""
         if event == "call":
             code = frame.f_code
-            if code is _ENVIRON:
+            if code in _ENVIRON:
                 if (caller := _caller(frame)) is not None and is_users(caller.f_code.co_filename):
-                    name = str(frame.f_locals.get("key"))
-                    self._read(f"environment variable {name!r}", "the environment")
+                    name = frame.f_locals.get("key")
+                    self._read(
+                        f"environment variable {name!r}" if name else "os.environ", "the environment"
+                    )
             elif code not in self.seen.codes and is_users(code.co_filename):
                 self.seen.codes[code] = frame.f_globals
                 if _CLOCK_TYPES & set(code.co_names) and _CLOCK_WORDS & {*code.co_names, *code.co_consts}:
