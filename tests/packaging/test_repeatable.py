@@ -13,6 +13,7 @@ import time
 import uuid
 from datetime import date
 from datetime import datetime as moment
+from pathlib import Path
 from time import time as now
 
 import numpy as np
@@ -242,6 +243,19 @@ def test_what_has_no_effect_on_answers_is_served_and_noted(middle, state, notes,
     assert len(own) == len(notes)
     for note, expected in zip(own, notes, strict=True):
         assert expected in note
+
+
+def test_records_of_a_library_s_logging_are_not_the_user_s(tmp_path):
+    """Ray's records read the clock once more."""
+    code = "def record(*args, **more):\n    time.time_ns()\n    return logging.LogRecord(*args, **more)"
+    space = {"time": time, "logging": logging}
+    exec(compile(code, f"{Path(np.__file__).parent}/log.py", "exec"), space)
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(space["record"])
+    try:
+        package(Model(logs, history=[]), tmp_path)
+    finally:
+        logging.setLogRecordFactory(before)
 
 
 def test_answers_that_depend_on_requires_grad_are_refused(tmp_path):

@@ -33,8 +33,10 @@ _REPEATS = 16
 _DRAWS, _FACTORS = 2, (1.0, 3.0, 10.0, 1.0, 3.0, 30.0, 1.0, 3.0)
 #: Share of an answer that two calls of such a module may differ by: a drift is no rounding.
 _DRIFT = 1e-5
-#: Dtypes that the rows of a graph may have had in training; it has them as float32.
-_DTYPES = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.float64, torch.float16)
+#: Dtypes that the rows of a graph may have had in training; it has them as float32. Sums of weights in a
+#: narrow one overflow, which says nothing.
+_DTYPES = (torch.int64, torch.float64, torch.int32, torch.uint8, torch.bool)
+_OF_WEIGHTS = _DTYPES[:2]
 #: Answers for edges in another order may be this many times as far off as float32 is from float64.
 _ROUNDING = 8.0
 _REMEDIES: dict[Kind, str] = {
@@ -234,7 +236,7 @@ class _Check:
         for name, rows in plain.binding.slots(real).items():
             if rows.dtype != torch.float32 or not rows.numel():
                 continue
-            for dtype in _DTYPES:
+            for dtype in _OF_WEIGHTS if name.startswith("edge_weight") else _DTYPES:
                 if not torch.equal(rows.to(dtype).to(rows.dtype), rows):
                     continue
                 try:

@@ -137,7 +137,7 @@ class _Watch(TorchFunctionMode):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
         elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
             file = frame.f_code.co_filename
-            if file.endswith(_MESSAGES) or (arg is hash and file[:1] == "<"):  # a dataclass as a key
+            if _is_for_message(frame) or (arg is hash and file[:1] == "<"):  # a dataclass as a key
                 return
             caller = frame if file[:1] != "<" else _caller(frame)
             # Clocks that torch, PyG and this package read decide nothing.
@@ -163,6 +163,15 @@ def _caller(frame: FrameType) -> FrameType | None:
     while above is not None and above.f_code.co_filename.startswith("<frozen"):
         above = above.f_back
     return above
+
+
+def _is_for_message(frame: FrameType | None) -> bool:
+    """True for a call on behalf of a message that the user's code writes, such as a log record."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_MESSAGES):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _place() -> str:
