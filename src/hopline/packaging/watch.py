@@ -40,6 +40,9 @@ _CLOCKS = (
     "process_time_ns", "thread_time", "thread_time_ns", "localtime", "gmtime", "ctime", "asctime",
     "strftime", "clock_gettime", "clock_gettime_ns",
 )  # fmt: skip
+_PROCESS = (
+    "getpid", "getppid", "getcwd", "uname", "cpu_count", "getloadavg", "sched_getaffinity",
+)  # fmt: skip
 #: Functions written in C that answer something else at another time or place.
 SOURCES: dict[Any, Kind] = {
     **{getattr(time, name): "the clock" for name in _CLOCKS},
@@ -48,14 +51,8 @@ SOURCES: dict[Any, Kind] = {
     datetime.datetime.today: "the clock",
     datetime.date.today: "the clock",
     os.urandom: "random bytes",
-    os.getpid: "the environment",
-    os.getcwd: "the environment",
-    os.uname: "the environment",
-    os.cpu_count: "the environment",
-    os.getloadavg: "the environment",
-    os.getppid: "the environment",
-    os.sched_getaffinity: "the environment",
     torch.get_num_threads: "the environment",
+    **{getattr(os, name): "the environment" for name in _PROCESS if hasattr(os, name)},
     socket.gethostname: "the environment",
     hash: "the environment",  # of text, in each process another
     io.open: "a file",
