@@ -5,29 +5,31 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hopline.packaging import oracle, parity
+from hopline.packaging import parity
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.lower import trace_and_lower
-from hopline.packaging.parity import check_rowwise
+from hopline.packaging.probe import beside, strangers
 from hopline.packaging.signature import bind
 from hopline.packaging.split import Splitter
 from hopline.packaging.trace import frozen_copy
+from tests.packaging import full_graph
 
 
 def split(model, graph, target="node", **options):
-    """Split; returns (binding, traced, plans, check graph)."""
+    """Split, check that rows do not mix; returns (binding, traced, plans, check graph)."""
     binding = bind(model, graph.schema, **options)
     check = CheckGraph.of(graph)
     targets = (target,) if isinstance(target, str) else target
     with torch.no_grad():
         slots = binding.slots(check)
         traced, lowered = trace_and_lower(frozen_copy(model), binding, targets, slots)
+        parity.check_rows(traced, binding, beside(check, strangers(check, 2, np.random.default_rng(0))))
         plans = Splitter(traced, lowered, dict(traced.outputs)).stages()
     return binding, traced, plans, check
 
 
 def assert_equals_pyg(model, graph, target="node", **options):
-    """Split, check each stage row by row, and compare the last state with the module's own answer."""
+    """Split, and compare the last state with the module's own answer."""
     binding, traced, plans, check = split(model, graph, target, **options)
     levels = [{} for _ in range(max(plan.level for plan in plans) + 1)]
     with torch.no_grad():
@@ -38,12 +40,11 @@ def assert_equals_pyg(model, graph, target="node", **options):
             previous = levels[plan.level - 1] if plan.level else {}
             query = None
             if plan.query is not None:
-                rows = oracle.stage_inputs(plan.query_inputs, plan.node_type, check, previous)
+                rows = full_graph.stage_inputs(plan.query_inputs, plan.node_type, check, previous)
                 query = plan.query(
                     *(torch.from_numpy(rows[item.name]) for item in plan.query_inputs)
                 ).numpy()
-            feeds = oracle.stage_inputs(plan.inputs, plan.node_type, check, previous, query)
-            check_rowwise(plan.module, plan.inputs, feeds, f"stage {plan.level}")
+            feeds = full_graph.stage_inputs(plan.inputs, plan.node_type, check, previous, query)
             state = plan.module(*(torch.from_numpy(feeds[item.name]) for item in plan.inputs)).numpy()
             assert state.shape[1] == plan.state_dim
             parity.compare(f"stage {plan.level}", state, parity.reference_state(traced, plan.values))

@@ -27,10 +27,11 @@ from hopline.errors import (
     RuntimeFailure,
 )
 from hopline.graph import Graph
-from hopline.packaging import export, job, oracle
+from hopline.packaging import export, job
 from hopline.packaging.check_graph import CheckGraph
 from hopline.runtimes.torch import WholeModel
 from hopline.types import ScoreRequest
+from tests.packaging import full_graph
 from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules, relational
 from tests.packaging.test_dense import trained, two_layers
 
@@ -56,17 +57,17 @@ def tensors(graph):
 def assert_rows_are_bit_equal(report, graph):
     """Alone, in any batch, and padded further (between multiples of 4)."""
     check = CheckGraph.of(graph)
-    states = oracle.full_graph_states(report.path, check)
+    states = full_graph.states(report.path, check)
     for level, stages in enumerate(report.spec.levels):
         for node_type, stage in stages.items():
             if stage.file is None:
                 continue
-            feeds = oracle.feeds_of(
+            feeds = full_graph.feeds_of(
                 report.path, stage, node_type, check, states[level - 1] if level else {}
             )
-            feeds = oracle.packed(stage, feeds)
+            feeds = full_graph.packed(stage, feeds)
             kinds = {"x": "self"} | {item.name: item.kind for item in stage.inputs}
-            session = oracle.session(report.path / stage.file)
+            session = full_graph.session(report.path / stage.file)
             full = session.run(["h"], feeds)[0]
             num_rows = len(full)
             for size in (1, 2, 7):
@@ -176,7 +177,7 @@ def test_a_sage_layer_is_one_gemm_whose_weight_is_an_initializer(sage):
 def test_oracle_equals_pyg_and_rows_are_bit_equal(sage):
     model, graph, report, _ = sage
     features, edges = tensors(graph)
-    logits = oracle.full_graph_logits(report.path, graph)
+    logits = full_graph.logits(report.path, graph)
     expected = answers(model, features["node"], edges["node__to__node"])
     np.testing.assert_allclose(logits, expected, atol=1e-5)
     assert_rows_are_bit_equal(report, graph)
@@ -198,7 +199,7 @@ def test_a_changed_file_is_noticed_when_read(sage, tmp_path):
     file = copy / "layers" / "1.node.onnx"
     file.write_bytes(file.read_bytes() + b" ")
     with pytest.raises(ArtifactCorrupted):
-        oracle.full_graph_states(copy, sage[1])
+        full_graph.states(copy, sage[1])
 
 
 def test_an_existing_version_is_refused_and_replaced_only_on_request(sage):
@@ -296,10 +297,10 @@ def test_padding_never_leaks_even_if_the_first_source_is_not_a_number(tmp_path):
     report = package(AttributesByCode(pyg.TransformerConv(6, 4, edge_dim=2)), graph, tmp_path)
     check = CheckGraph.of(graph)
     stage = report.spec.levels[1]["node"]
-    below = oracle.full_graph_states(report.path, check)[0]
-    feeds = oracle.feeds_of(report.path, stage, "node", check, below)
+    below = full_graph.states(report.path, check)[0]
+    feeds = full_graph.feeds_of(report.path, stage, "node", check, below)
     names = {item.kind: item.name for item in stage.inputs}
-    session = oracle.session(report.path / stage.file)
+    session = full_graph.session(report.path / stage.file)
     before = session.run(["h"], feeds)[0]
     feeds[names["sources"]] = feeds[names["sources"]].copy()
     feeds[names["sources"]][0] = np.nan
@@ -317,7 +318,7 @@ def test_jumping_knowledge_by_lstm_and_a_trailing_linear(tmp_path):
     assert report.spec.levels[2]["node"].state_dim == 8
     features, edges = tensors(graph)
     expected = answers(model, features["node"], edges["node__to__node"])
-    np.testing.assert_allclose(oracle.full_graph_logits(report.path, graph), expected, atol=1e-4)
+    np.testing.assert_allclose(full_graph.logits(report.path, graph), expected, atol=1e-4)
 
 
 def test_relations_become_one_reduction_each(tmp_path):
@@ -349,7 +350,7 @@ def test_a_sigmoid_at_the_end_is_left_to_the_server(tmp_path):
     graph, features_and_edges = homogeneous(), tensors(homogeneous())
     model = Model()
     report = package(model, graph, tmp_path, task="binary")
-    logits = oracle.full_graph_logits(report.path, graph)
+    logits = full_graph.logits(report.path, graph)
     assert logits.shape == (graph.num_nodes, 1)
     expected = answers(model, features_and_edges[0]["node"], features_and_edges[1]["node__to__node"])
     np.testing.assert_allclose(1 / (1 + np.exp(-logits[:, 0])), expected, atol=1e-5)
@@ -400,9 +401,7 @@ def test_link_heads_score_pairs_of_two_types(tmp_path):
     with torch.no_grad():
         states = model(features, keyed)
         expected = decoder(states["author"][pairs[0]], states["paper"][pairs[1]]).numpy()
-    np.testing.assert_allclose(
-        oracle.full_graph_logits(report.path, graph, pairs)[:, 0], expected, atol=1e-5
-    )
+    np.testing.assert_allclose(full_graph.logits(report.path, graph, pairs)[:, 0], expected, atol=1e-5)
 
     with pytest.raises(PackagingError, match="equal width"):
         package(model, graph, tmp_path, version="2", head="dot", **options)
@@ -410,9 +409,7 @@ def test_link_heads_score_pairs_of_two_types(tmp_path):
     with torch.no_grad():
         states = equal(features, keyed)
         expected = (states["author"][pairs[0]] * states["paper"][pairs[1]]).sum(1).numpy()
-    np.testing.assert_allclose(
-        oracle.full_graph_logits(report.path, graph, pairs)[:, 0], expected, atol=1e-4
-    )
+    np.testing.assert_allclose(full_graph.logits(report.path, graph, pairs)[:, 0], expected, atol=1e-4)
 
 
 def test_a_large_graph_is_checked_on_a_sample(tmp_path):
@@ -521,7 +518,7 @@ def test_two_columns_for_a_binary_task_hint_at_multiclass(tmp_path):
 
 
 def test_the_oracle_needs_no_torch():
-    code = "import hopline.packaging.oracle, hopline.runtimes.torch, sys; print('torch' in sys.modules)"
+    code = "import tests.packaging.full_graph, hopline.runtimes.torch, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -560,10 +557,10 @@ def test_a_node_head_is_part_of_a_whole_model(tmp_path):
 
 
 def test_a_file_that_the_runtime_cannot_load_is_a_reason_to_serve_whole(tmp_path, monkeypatch):
-    def refuse(path):
+    def refuse(path, *_):
         raise ArtifactError(f"{path}: ONNX Runtime cannot load it: no kernel for GatherND")
 
-    monkeypatch.setattr("hopline.packaging.oracle.session", refuse)
+    monkeypatch.setattr("hopline.runtimes.onnx.session", refuse)
     model, graph = pyg.SAGEConv(6, 3), homogeneous()
     report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="embedding")
     assert "no kernel for GatherND" in report.spec.why_whole

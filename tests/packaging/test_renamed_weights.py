@@ -9,8 +9,8 @@ from torch_geometric import nn as pyg
 import hopline
 from hopline.errors import PackagingError
 from hopline.graph import Graph
-from hopline.packaging import oracle
 from hopline.packaging.checkpoint import load_weights
+from tests.packaging import full_graph
 
 N = 7
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
@@ -210,4 +210,4 @@ def test_converted_weights_go_through_the_gate(tmp_path):
     load_weights(model, saved(tmp_path, {"conv.weight": W, "conv.bias": BIAS}))
     graph = Graph.from_edges(EDGES.numpy(), X.numpy()).save(tmp_path / "graph")
     report = hopline.package(model, graph, tmp_path / "models", name="m", task="regression", fanouts=[-1])
-    np.testing.assert_allclose(oracle.full_graph_logits(report.path, graph), gcn_1(W, BIAS), atol=1e-4)
+    np.testing.assert_allclose(full_graph.logits(report.path, graph), gcn_1(W, BIAS), atol=1e-4)

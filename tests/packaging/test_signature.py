@@ -13,8 +13,8 @@ import hopline
 from hopline.artifact import read_spec
 from hopline.errors import PackagingError
 from hopline.graph import Graph
-from hopline.packaging.oracle import full_graph_logits
 from hopline.packaging.signature import bind
+from tests.packaging import full_graph
 from tests.packaging.graphs import hetero, homogeneous, relational
 
 
@@ -183,7 +183,7 @@ def test_answers_are_those_of_the_call_without_the_hidden_state(tmp_path):
     graph, model = homogeneous(), Cell().eval()
     report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="multiclass")
     want = answers_of(model, graph)
-    torch.testing.assert_close(torch.from_numpy(full_graph_logits(report.path, graph)), want)
+    torch.testing.assert_close(torch.from_numpy(full_graph.logits(report.path, graph)), want)
     called = "called as forward(X=features[6], edge_index=edge_index, H=default)"
     assert report.notes[0] == called
     assert read_spec(report.path).called == called
@@ -489,4 +489,4 @@ def test_hooks_of_the_model_receive_arguments_as_a_caller_gives_them(kind, tmp_p
     model.register_forward_pre_hook(lambda _, given: (given[0] * 2, *given[1:]) if given else None)
     report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="multiclass")
     want = answers_of(model, graph)
-    torch.testing.assert_close(torch.from_numpy(full_graph_logits(report.path, graph)), want)
+    torch.testing.assert_close(torch.from_numpy(full_graph.logits(report.path, graph)), want)

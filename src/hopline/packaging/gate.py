@@ -27,15 +27,20 @@ from torch import Tensor
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel
+from hopline.engine.execute import execute
 from hopline.engine.model import Model, StateCachePlan, load_model
+from hopline.engine.plan import make_plan
 from hopline.engine.tasks import output_names
-from hopline.errors import ParityError
+from hopline.errors import NotSplittable, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
+from hopline.packaging import parity
 from hopline.packaging.export import quiet
 from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Rows
+from hopline.packaging.split import StagePlan
+from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
@@ -139,9 +144,7 @@ def judge(
         for name in answered.expected(spec.task)
         if not (whole and name == "embedding" and spec.task != "embedding")
     )
-    full = msgspec.structs.replace(
-        spec, fanouts={key: (-1,) * len(values) for key, values in spec.fanouts.items()}, max_degree=None
-    )
+    full = _at_full_neighbourhoods(spec)
     served_as = [full]
     if spec.fanouts != full.fanouts or spec.max_degree is not None:
         # Bounded fanouts use other code of the engine than unbounded ones.
@@ -168,6 +171,45 @@ def judge(
                     for name, difference in calls.figures.items():
                         figures[name] = max(figures.get(name, 0.0), difference)
     return figures
+
+
+def check_stages(
+    folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced, graph: Graph
+) -> dict[str, float]:
+    """Compare the states that the engine computes with the module's own values.
+
+    Args:
+        graph: its first nodes are those that the values are of, with the same neighbourhoods.
+
+    Returns: "<level>.<node type>" -> the largest absolute difference.
+
+    Raises:
+        NotSplittable: the engine cannot run the files.
+        ParityError: names the first stage that differs.
+    """
+    figures: dict[str, float] = {}
+    try:
+        with _one_thread(), quiet():
+            model = _loaded(folder, _at_full_neighbourhoods(spec), graph, False)
+            assert isinstance(model, Model)
+            for plan in plans:
+                expected = parity.reference_state(traced, plan.values)
+                wanted = {plan.node_type: np.arange(len(expected))}
+                states = execute(make_plan(model.levels, plan.level, wanted), model.features)
+                file = spec.levels[plan.level][plan.node_type].file
+                what = f"stage {plan.level} of node type {plan.node_type!r} ({file or 'raw features'})"
+                actual = states[plan.node_type] if states else expected
+                figures[f"{plan.level}.{plan.node_type}"] = parity.compare(what, actual, expected)
+    except ParityError:
+        raise
+    except Exception as error:  # any error of the runtime would reach a request
+        raise NotSplittable(f"the engine cannot run its stages: {error}".splitlines()[0]) from error
+    return figures
+
+
+def _at_full_neighbourhoods(spec: ModelSpec) -> ModelSpec:
+    fanouts = {key: (-1,) * len(values) for key, values in spec.fanouts.items()}
+    return msgspec.structs.replace(spec, fanouts=fanouts, max_degree=None)
 
 
 def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model | EgoModel:

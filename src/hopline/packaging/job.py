@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
-import torch
 from torch import fx, nn
 
-from hopline.artifact import ATTENTION_FORMAT, ONE_WAY, Head, ModelSpec, Stage
+from hopline.artifact import ATTENTION_FORMAT, ONE_WAY, Head, ModelSpec, Stage, StageInput
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.packaging import edge_kinds, gate, oracle, parity, pooled
+from hopline.packaging import edge_kinds, gate, parity, pooled
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
@@ -49,7 +48,7 @@ from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import write_whole
-from hopline.types import AnyArray, IdArray, Progress
+from hopline.types import IdArray, Progress
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -382,6 +381,7 @@ class Job:
                 f"Python branches were fixed while the model was traced, and held on every graph "
                 f"compared: {shown}"
             )
+        parity.check_rows(traced, self.binding, self.probe.check)
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
         self.progress(TRACE, 1.0)
@@ -395,7 +395,7 @@ class Job:
             fanouts=resolve_fanouts(self.fanouts, splitter.num_layers, edge_types),
             opset=OPSET,
         )
-        spec = self._export(folder, spec, plans, traced)
+        spec = self._export(folder, spec, plans)
         spec = self._write_head(folder, spec, head)
         return self._check(folder, spec, plans, traced)
 
@@ -437,36 +437,26 @@ class Job:
         inverse = ToLogits(self.task)
         return (inverse if head is None else nn.Sequential(head, inverse)).eval()
 
-    def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
-        """Check each stage row by row and write its file."""
-        references: list[oracle.States] = [{} for _ in range(spec.num_layers + 1)]
-        for plan in plans:
-            references[plan.level][plan.node_type] = parity.reference_state(traced, plan.values)
+    def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan]) -> ModelSpec:
+        """Write the file of each stage."""
         levels: list[dict[str, Stage]] = [{} for _ in range(spec.num_layers + 1)]
+        dims = {(plan.level, plan.node_type): plan.state_dim for plan in plans}
         for plan in plans:
             step = f"writing stage {plan.level} of {plan.node_type}"
             self.progress(step, 0.0)
             stage = Stage(plan.state_dim, None, plan.inputs)
             if plan.module is not None:
-                previous = references[plan.level - 1] if plan.level else {}
-                where = f"stage {plan.level} of node type {plan.node_type!r}"
-                file = f"layers/{plan.level}.{plan.node_type}.onnx"
-                query, query_file = None, ""
-                if plan.query is not None:
-                    feeds = oracle.stage_inputs(plan.query_inputs, plan.node_type, self.check, previous)
-                    parity.check_rowwise(plan.query, plan.query_inputs, feeds, where)
-                    query = plan.query(*(torch.from_numpy(rows) for rows in feeds.values())).numpy()
-                    query_file = f"layers/{plan.level}.{plan.node_type}.query.onnx"
-                    widths = [_width(feeds[item.name]) for item in plan.query_inputs]
-                    export_stage(plan.query, plan.query_inputs, widths, folder / query_file)
-                feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous, query)
-                parity.check_rowwise(plan.module, plan.inputs, feeds, where)
-                widths = [_width(feeds[item.name]) for item in plan.inputs]
+                file, query_file = f"layers/{plan.level}.{plan.node_type}.onnx", ""
+                widths = [self._width(item, plan, dims) for item in plan.inputs]
                 if plan.level == 0 and not sum(widths):
                     raise NotSplittable(
                         f"node type {plan.node_type!r} has no features, so that no stage can compute its "
                         "rows; a feature column of ones would let the model be split"
                     )
+                if plan.query is not None:
+                    query_file = f"layers/{plan.level}.{plan.node_type}.query.onnx"
+                    of_query = [self._width(item, plan, dims) for item in plan.query_inputs]
+                    export_stage(plan.query, plan.query_inputs, of_query, folder / query_file)
                 export_stage(plan.module, plan.inputs, widths, folder / file)
                 stage = msgspec.structs.replace(
                     pack(folder, Stage(plan.state_dim, file, plan.inputs)),
@@ -480,6 +470,20 @@ class Job:
         return msgspec.structs.replace(
             spec, levels=tuple(levels), format=ATTENTION_FORMAT if attends else spec.format
         )
+
+    def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:
+        """Columns of an input, 0 if its kind defines the whole shape; `dims`: those of each state."""
+        if item.attention is not None:
+            return item.attention.width
+        if item.columns is not None:
+            return item.columns[1] - item.columns[0]
+        if item.kind == "features":
+            return self.check.features[plan.node_type].shape[1]
+        edges = self.check.edges.get(item.edge_type)
+        if item.kind in ("self", "sources", "reduce"):
+            return dims[plan.level - 1, plan.node_type if edges is None else edges.src]
+        attr = None if edges is None else edges.attr
+        return attr.shape[1] if item.kind == "edge_attr" and attr is not None else 0
 
     def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
         file = None
@@ -498,10 +502,6 @@ class Job:
     def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
         """Compare each stage with the traced program, to name the first that differs."""
         self.progress(PARITY, 0.0)
-        _, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
+        self.figures = gate.check_stages(folder, spec, plans, traced, self.probe.graph)
         self.progress(PARITY, 1.0)
         return spec
-
-
-def _width(array: AnyArray) -> int:
-    return array.shape[-1] if array.ndim > 1 else 0

@@ -1,7 +1,7 @@
 """The slow, simple engine: every node of a graph at full neighbourhoods, level by level, in NumPy.
 
-Defines in NumPy what each input kind of `hopline.artifact` means; the parity gate of packaging and the
-tests of the real engine compare with it. Needs NumPy and ONNX Runtime, not torch.
+Defines in NumPy what each input kind of `hopline.artifact` means, independent of the engine. Needs NumPy
+and ONNX Runtime, not torch.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _loop_attr(attention: Attention, dst: NDArray[np.int64], attr: _Doubles, n: 
 States = dict[str, FloatArray]
 
 
-def full_graph_states(artifact: Path, graph: Graph | CheckGraph) -> list[States]:
+def states(artifact: Path, graph: Graph | CheckGraph) -> list[States]:
     """Compute every state of a split model for every node.
 
     Args:
@@ -150,7 +150,7 @@ def full_graph_states(artifact: Path, graph: Graph | CheckGraph) -> list[States]
     return levels
 
 
-def full_graph_logits(
+def logits(
     artifact: Path,
     graph: Graph | CheckGraph,
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
@@ -162,7 +162,7 @@ def full_graph_logits(
 
     Returns: float32 [N or n, output_dim].
     """
-    return head_logits(artifact, read_spec(artifact), full_graph_states(artifact, graph)[-1], pairs)
+    return head_logits(artifact, read_spec(artifact), states(artifact, graph)[-1], pairs)
 
 
 def head_logits(
@@ -171,7 +171,7 @@ def head_logits(
     states: States,
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
 ) -> FloatArray:
-    """Apply the head to final states; arguments as in `full_graph_logits`."""
+    """Apply the head to final states; arguments as in `logits`."""
     head = spec.head
     if head.kind == "node":
         feeds = {"h": states[head.node_type]}
