@@ -54,6 +54,39 @@ class CheckEdges:
         """int64 [2, E] in PyG's orientation: source row, destination row."""
         return np.stack([self.indices, self.destinations])
 
+    def drawn(self, count: int, rng: np.random.Generator) -> IdArray:
+        """Numbers of edges for `taken`, int64 [count]."""
+        return rng.integers(0, max(1, len(self.indices)), count)
+
+    def taken(
+        self,
+        places: IdArray | NDArray[np.bool_] | slice,
+        src: IdArray | None = None,
+        dst: IdArray | None = None,
+        num_dst: int | None = None,
+    ) -> CheckEdges:
+        """Edges with the attributes and weights of some of these, in the given order for one destination.
+
+        Args:
+            places: numbers of edges, or bool [E]. If there is no edge, attributes and weights are 1.
+            src, dst: other ends, int64 [n]; None for those of the edges at `places`.
+            num_dst: nodes of the destination type; None for the number of now.
+        """
+        src = self.indices[places] if src is None else src
+        dst = self.destinations[places] if dst is None else dst
+        count = np.bincount(dst, minlength=len(self.indptr) - 1 if num_dst is None else num_dst)
+        order = np.argsort(dst, kind="stable")
+        attr, weight = (
+            None
+            if column is None
+            else column[places][order]
+            if len(column)
+            else np.ones((len(dst), *column.shape[1:]), np.float32)
+            for column in (self.attr, self.weight)
+        )
+        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
+        return CheckEdges(self.src, self.dst, indptr, src[order], attr, weight)
+
 
 @dataclass(frozen=True, slots=True)
 class CheckGraph:

@@ -26,7 +26,7 @@ from hopline.artifact import ModelSpec
 from hopline.errors import PackagingError, ParityError
 from hopline.packaging import parity
 from hopline.packaging.arguments import Binding
-from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.runtimes.torch_compiled import FILE, RECORD_FILE, CompiledProgram, CompiledRecord, Machine
 from hopline.runtimes.whole_file import read_slots
@@ -180,20 +180,10 @@ def _drawn(
     for key, of in check.edges.items():
         num_src, num_dst = len(features[of.src]), len(features[of.dst])
         count = num_edges if num_src and num_dst else 0
-        counts = np.bincount(rng.integers(0, max(1, num_dst), count), minlength=num_dst)
-        taken = rng.integers(0, len(of.indices), count) if len(of.indices) else None
-        edges[key] = CheckEdges(
-            of.src,
-            of.dst,
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]),
+        edges[key] = of.taken(
+            of.drawn(count, rng),
             rng.integers(0, max(1, num_src), count),
-            _taken(of.attr, taken, count),
-            _taken(of.weight, taken, count),
+            rng.integers(0, max(1, num_dst), count),
+            num_dst,
         )
     return CheckGraph(features, edges)
-
-
-def _taken(values: Any, rows: Any, count: int) -> Any:
-    if values is None:
-        return None
-    return values[rows] if rows is not None else np.ones((count, *values.shape[1:]), np.float32)

@@ -17,11 +17,10 @@ from torch import nn
 
 from hopline.artifact import ANY_TYPE, ModelSpec
 from hopline.errors import PackagingError
-from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, beside, part_of
 from hopline.packaging.reference import Pairs, Reference, Rows, differ
 from hopline.packaging.relations import next_numbered, split_key
-from hopline.types import FloatArray
 
 #: Relation of the edge type that no module can know.
 _INVENTED = "an edge type that no model knows"
@@ -136,21 +135,16 @@ def _with_edges(graph: CheckGraph, key: str) -> CheckGraph:
     """A graph with drawn edges of one more type, which have the columns that all other types have."""
     src, _, dst = split_key(key)
     rng = np.random.default_rng(5)
-    degrees = np.full(graph.num_nodes(dst), _EDGES_PER_NODE)
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(degrees)])
-    count = int(indptr[-1])
-    indices = rng.integers(0, max(1, graph.num_nodes(src)), count)
-    attr = _drawn([each.attr for each in graph.edges.values()], count, rng)
-    weight = _drawn([each.weight for each in graph.edges.values()], count, rng)
-    return CheckGraph(
-        graph.features, graph.edges | {key: CheckEdges(src, dst, indptr, indices, attr, weight)}
-    )
-
-
-def _drawn(columns: list[FloatArray | None], count: int, rng: np.random.Generator) -> FloatArray | None:
-    """Rows of the first column; None if a type has no such column."""
-    given = [column for column in columns if column is not None and len(column)]
-    return given[0][rng.integers(0, len(given[0]), count)] if len(given) == len(columns) else None
+    num_src, num_dst = graph.num_nodes(src), graph.num_nodes(dst)
+    others = list(graph.edges.values())
+    like = next((each for each in others if len(each.indices)), others[0])
+    attr = None if any(each.attr is None for each in others) else like.attr
+    weight = None if any(each.weight is None for each in others) else like.weight
+    like = dataclasses.replace(like, src=src, dst=dst, attr=attr, weight=weight)
+    count = _EDGES_PER_NODE * num_dst
+    into = np.repeat(np.arange(num_dst), _EDGES_PER_NODE)
+    edges = like.taken(like.drawn(count, rng), rng.integers(0, max(1, num_src), count), into, num_dst)
+    return CheckGraph(graph.features, graph.edges | {key: edges})
 
 
 class _Asked(dict[Any, Any]):

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
-from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import (
     CROWD,
     Probe,
     beside,
-    grouped,
     may_be_one_way,
     middle_of_chains,
     part_of,
@@ -122,26 +122,12 @@ def check_memory(
 def extremes(graph: CheckGraph) -> CheckGraph:
     """Nodes with far larger features than real ones, and one of far larger degree."""
     rng = np.random.default_rng(3)
-    drawn = strangers(graph, 1, rng, CROWD)
-    return widened(drawn, rng, 1000.0)
+    return widened(strangers(graph, 1, rng, CROWD), rng, 1000.0)
 
 
 def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
     """A graph together with copies of itself."""
-    features = {name: np.tile(rows, (copies, 1)) for name, rows in graph.features.items()}
-    edges = {}
-    for key, part in graph.edges.items():
-        shift = np.repeat(np.arange(copies), len(part.indices))
-        starts = [part.indptr[1:] + copy * len(part.indices) for copy in range(copies)]
-        edges[key] = CheckEdges(
-            part.src,
-            part.dst,
-            np.concatenate([np.zeros(1, np.int64), *starts]),
-            np.tile(part.indices, copies) + shift * graph.num_nodes(part.src),
-            None if part.attr is None else np.tile(part.attr, (copies, 1)),
-            None if part.weight is None else np.tile(part.weight, copies),
-        )
-    return CheckGraph(features, edges)
+    return reduce(beside, [graph] * copies)
 
 
 def works_on_all(reference: Reference, graph: Graph, check: CheckGraph) -> bool:
@@ -275,7 +261,7 @@ def renumbered(graph: CheckGraph, order: dict[str, IdArray]) -> CheckGraph:
     edges = {}
     for key, part in graph.edges.items():
         src, dst = place[part.src][part.indices], place[part.dst][part.destinations]
-        edges[key] = grouped(part, src, dst, len(part.indptr) - 1, (part.attr, part.weight))
+        edges[key] = part.taken(slice(None), src, dst)
     return CheckGraph({name: rows[order[name]] for name, rows in graph.features.items()}, edges)
 
 
@@ -286,19 +272,12 @@ def _scaled(graph: CheckGraph, *, nodes: bool, edges: bool) -> CheckGraph:
         factors = np.where(np.arange(len(rows)) % 2, np.float32(100), np.float32(0.01))
         return rows * factors.reshape(-1, *[1] * (rows.ndim - 1))
 
-    return CheckGraph(
-        {name: scaled(rows) if nodes else rows for name, rows in graph.features.items()},
-        {
-            key: replace(
-                part,
-                attr=None if part.attr is None else scaled(part.attr),
-                weight=None if part.weight is None else scaled(part.weight),
-            )
-            if edges
-            else part
-            for key, part in graph.edges.items()
-        },
-    )
+    features = {name: scaled(rows) if nodes else rows for name, rows in graph.features.items()}
+    each = dict(graph.edges)
+    for key, part in graph.edges.items() if edges else ():
+        attr, weight = (None if column is None else scaled(column) for column in (part.attr, part.weight))
+        each[key] = replace(part, attr=attr, weight=weight)
+    return CheckGraph(features, each)
 
 
 def check_reach(reference: Reference, probe: Probe, sides: Sequence[IdArray], hops: int) -> None:
@@ -393,7 +372,8 @@ def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scal
         drawn = known[rng.integers(0, len(known), _CROWD)]
         codes = (known == np.rint(known)).all(axis=0)
         rows[name] = np.where(codes, drawn, scale * (1 + np.abs(drawn))).astype(np.float32)
-    nowhere = {key: _without_edges(each, _CROWD) for key, each in part.edges.items()}
+    none = np.zeros(0, np.int64)
+    nowhere = {key: each.taken(none, none, none, _CROWD) for key, each in part.edges.items()}
     joined = beside(part, CheckGraph(rows, nowhere))
     edges = {}
     for key, one in part.edges.items():
@@ -407,25 +387,13 @@ def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scal
             dst = np.concatenate(
                 [dst, np.tile(part.num_nodes(one.dst) + np.arange(_CROWD), len(read[key]))]
             )
-        like = rng.integers(0, max(1, len(one.indices)), len(src))
-        columns = [
-            None if column is None else np.concatenate([column, column[like]])
-            for column in (one.attr, one.weight)
-        ]
-        edges[key] = grouped(
-            one,
+        edges[key] = one.taken(
+            np.concatenate([np.arange(len(one.indices)), one.drawn(len(src), rng)]),
             np.concatenate([one.indices, src]),
             np.concatenate([one.destinations, dst]),
             joined.num_nodes(one.dst),
-            (columns[0], columns[1]),
         )
     return CheckGraph(joined.features, edges)
-
-
-def _without_edges(like: CheckEdges, num_dst: int) -> CheckEdges:
-    none = np.zeros(0, np.int64)
-    columns = [None if column is None else column[:0] for column in (like.attr, like.weight)]
-    return grouped(like, none, none, num_dst, (columns[0], columns[1]))
 
 
 def _spread(seeds: IdArray) -> IdArray:

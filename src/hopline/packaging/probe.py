@@ -192,46 +192,13 @@ def _drawn(
         src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
     if REPEATED in kinds or len(pairs) < len(real.indices):
         src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
-    return grouped(real, src, dst, count, _columns(real, len(src), rng))
+    return real.taken(real.drawn(len(src), rng), src, dst, count)
 
 
 def may_be_one_way(edges: CheckEdges) -> bool:
     """True unless there is each edge in both directions."""
     pairs = set(zip(edges.indices.tolist(), edges.destinations.tolist(), strict=True))
     return edges.src != edges.dst or not pairs or any((b, a) not in pairs for a, b in pairs)
-
-
-def _columns(
-    real: CheckEdges, count: int, rng: np.random.Generator
-) -> tuple[FloatArray | None, FloatArray | None]:
-    """Attributes and weights of drawn edges: sampled from real ones; 1 if there are none."""
-    picks = rng.integers(0, len(real.indices), count) if len(real.indices) else None
-
-    def of(values: FloatArray | None) -> FloatArray | None:
-        if values is None:
-            return None
-        return np.ones((count, *values.shape[1:]), np.float32) if picks is None else values[picks]
-
-    return of(real.attr), of(real.weight)
-
-
-def grouped(
-    like: CheckEdges,
-    src: IdArray,
-    dst: IdArray,
-    num_dst: int,
-    columns: tuple[FloatArray | None, FloatArray | None],
-) -> CheckEdges:
-    """Edges of the type of `like`, grouped by destination, in the given order within one.
-
-    Args:
-        src, dst: int64 [E]. num_dst: nodes of the destination type.
-        columns: attributes [E, d_e] and weights [E].
-    """
-    order = np.argsort(dst, kind="stable")
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(dst, minlength=num_dst))])
-    attr, weight = (None if column is None else column[order] for column in columns)
-    return CheckEdges(like.src, like.dst, indptr, src[order], attr, weight)
 
 
 def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
@@ -242,10 +209,14 @@ def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
     edges = {}
     for key, one in first.edges.items():
         other = second.edges[key]
-        src = np.concatenate([one.indices, other.indices + first.num_nodes(one.src)])
-        dst = np.concatenate([one.destinations, other.destinations + first.num_nodes(one.dst)])
-        columns = (_joined(one.attr, other.attr), _joined(one.weight, other.weight))
-        edges[key] = grouped(one, src, dst, len(features[one.dst]), columns)
+        edges[key] = CheckEdges(
+            one.src,
+            one.dst,
+            np.concatenate([one.indptr, other.indptr[1:] + len(one.indices)]),
+            np.concatenate([one.indices, other.indices + first.num_nodes(one.src)]),
+            _joined(one.attr, other.attr),
+            _joined(one.weight, other.weight),
+        )
     return CheckGraph(features, edges)
 
 
@@ -259,30 +230,16 @@ def part_of(graph: CheckGraph, edges: Mapping[str, NDArray[np.bool_]]) -> CheckG
     Args:
         edges: edge type -> bool [E], true for those that stay.
     """
-    kept = {}
-    for key, part in graph.edges.items():
-        stays = edges[key]
-        columns = tuple(None if column is None else column[stays] for column in (part.attr, part.weight))
-        kept[key] = grouped(
-            part,
-            part.indices[stays],
-            part.destinations[stays],
-            len(part.indptr) - 1,
-            (columns[0], columns[1]),
-        )
-    return CheckGraph(graph.features, kept)
+    return CheckGraph(graph.features, {key: part.taken(edges[key]) for key, part in graph.edges.items()})
 
 
 def reordered(graph: CheckGraph) -> CheckGraph:
     """The same edges in another order within each destination; parallel edges keep theirs."""
     rng = np.random.default_rng(2)
-    edges: dict[str, CheckEdges] = {}
+    edges = {}
     for key, part in graph.edges.items():
-        src, dst = part.indices, part.destinations
-        num_src = max(1, graph.num_nodes(part.src))
-        order = np.argsort(rng.permutation(num_src)[src], kind="stable")
-        columns = tuple(None if column is None else column[order] for column in (part.attr, part.weight))
-        edges[key] = grouped(part, src[order], dst[order], len(part.indptr) - 1, (columns[0], columns[1]))
+        rank = rng.permutation(max(1, graph.num_nodes(part.src)))
+        edges[key] = part.taken(np.argsort(rank[part.indices], kind="stable"))
     return CheckGraph(graph.features, edges)
 
 
@@ -293,12 +250,9 @@ def only(graph: CheckGraph, stays: Mapping[str, NDArray[np.bool_]]) -> CheckGrap
         stays: node type -> bool [N], true for those that stay.
     """
     number = {name: np.cumsum(kept) - 1 for name, kept in stays.items()}
-    kept = {key: stays[e.src][e.indices] & stays[e.dst][e.destinations] for key, e in graph.edges.items()}
-    edges = {
-        key: grouped(
-            part, number[part.src][part.indices], number[part.dst][part.destinations],
-            int(stays[part.dst].sum()), (part.attr, part.weight),
-        )
-        for key, part in part_of(graph, kept).edges.items()
-    }  # fmt: skip
+    edges = {}
+    for key, part in graph.edges.items():
+        kept = stays[part.src][part.indices] & stays[part.dst][part.destinations]
+        src, dst = number[part.src][part.indices[kept]], number[part.dst][part.destinations[kept]]
+        edges[key] = part.taken(kept, src, dst, int(stays[part.dst].sum()))
     return CheckGraph({name: rows[stays[name]] for name, rows in graph.features.items()}, edges)

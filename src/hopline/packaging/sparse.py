@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,14 +162,7 @@ def _loops(edges: CheckEdges) -> NDArray[np.bool_]:
 
 def _unweighted(graph: CheckGraph) -> CheckGraph:
     edges = {
-        key: CheckEdges(
-            part.src,
-            part.dst,
-            part.indptr,
-            part.indices,
-            part.attr,
-            None if part.weight is None else np.ones_like(part.weight),
-        )
+        key: replace(part, weight=None if part.weight is None else np.ones_like(part.weight))
         for key, part in graph.edges.items()
     }
     return CheckGraph(graph.features, edges)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.probe import grouped
 from hopline.types import IdArray, InlineNode
 
 #: Numbers of nodes and of their neighbours that are copied, so that copies refer to each other.
@@ -82,17 +81,12 @@ def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> U
                 weights[i][key] = part.weight[own]
             places.append(own)
             sources.append(src)
-        taken = np.concatenate(places)
         into = np.repeat(first + np.arange(len(of)), [len(own) for own in places[1:]])
-        edges[key] = grouped(
-            part,
+        edges[key] = part.taken(
+            np.concatenate(places),
             np.concatenate(sources),
             np.concatenate([part.destinations, into]),
             first + len(of),
-            (
-                None if part.attr is None else part.attr[taken],
-                None if part.weight is None else part.weight[taken],
-            ),
         )
     nodes = tuple(
         InlineNode(features[node_type][first + i], neighbors[i], f"copy {i}", attrs[i], weights[i])
