@@ -381,15 +381,16 @@ def values_of_a_state_lie_in_reverse_order(patch):
 def change_weights(patch, change, name):
     """Have `change(array)` take the place of each matrix of the file called `name`."""
 
-    def wrong(_, module, inputs, widths, path):
+    def wrong(packed, module, inputs, widths, path):
         if path.name != name:
-            return
+            return packed
         written = onnx.load(path)
         for tensor in written.graph.initializer:
             array = numpy_helper.to_array(tensor)
             if array.ndim == 2:
                 tensor.CopyFrom(numpy_helper.from_array(change(array.copy()), tensor.name))
         onnx.save(written, path)
+        return packed
 
     after(patch, job, "export_stage", wrong)
 
@@ -422,7 +423,7 @@ def bias_of_a_packed_gemm_is_dropped(patch):
     patch.setattr(
         pack,
         "_replace",
-        lambda graph, names, old, root, weight, _: right(graph, names, old, root, weight, None),
+        lambda graph, old, weight, _: right(graph, old, weight, None),
     )
 
 

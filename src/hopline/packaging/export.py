@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
+from hopline.packaging.pack import pack
 from hopline.packaging.settled import refuse_codes, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
@@ -34,11 +35,13 @@ _ROWS, _WIDTH, _SOURCES = 7, 3, 11
 
 def export_stage(
     module: nn.Module, inputs: Sequence[StageInput], widths: Sequence[int], path: Path
-) -> None:
+) -> bool:
     """Write a stage, output `h`.
 
     Args:
         widths: columns of each input, 0 if its kind defines the whole shape.
+
+    Returns: True if the file has one input for all of them.
 
     Raises:
         NotSplittable: an operation has no ONNX form.
@@ -48,7 +51,7 @@ def export_stage(
         example, shape = _example(item, width)
         examples.append(example)
         shapes.append(shape)
-    export(module, examples, shapes, [item.name for item in inputs], "h", path)
+    return export(module, examples, shapes, [item.name for item in inputs], "h", path, inputs)
 
 
 def _example(item: StageInput, width: int) -> tuple[Tensor, dict[int, Any]]:
@@ -76,8 +79,14 @@ def export(
     names: Sequence[str],
     output: str,
     path: Path,
-) -> None:
+    stage: Sequence[StageInput] = (),
+) -> bool:
     """Write a module that takes tensors and returns one tensor.
+
+    Args:
+        stage: the inputs of a stage, which may become one.
+
+    Returns: True if they did.
 
     Raises:
         NotSplittable: the exporter refuses an operation, with the reason. Its own failures pass through:
@@ -102,8 +111,10 @@ def export(
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
             refuse_codes(program.model)
             settle(program.model)
+            packed = pack(program.model.graph, stage)
             _anonymous(program.model)
             program.save(str(path), external_data=False)
+            return packed
     except torch.onnx.errors.OnnxExporterError as error:
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
 

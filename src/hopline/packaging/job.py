@@ -38,7 +38,6 @@ from hopline.packaging.head import (
 )
 from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
-from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, Rows, check_numbers
 from hopline.packaging.repeatable import check_repeatable, may_be_random
@@ -457,13 +456,11 @@ class Job:
                     query_file = f"layers/{plan.level}.{plan.node_type}.query.onnx"
                     of_query = [self._width(item, plan, dims) for item in plan.query_inputs]
                     export_stage(plan.query, plan.query_inputs, of_query, folder / query_file)
-                export_stage(plan.module, plan.inputs, widths, folder / file)
-                stage = msgspec.structs.replace(
-                    pack(folder, Stage(plan.state_dim, file, plan.inputs)),
-                    query=query_file,
-                    query_dim=plan.query_dim,
-                    query_inputs=plan.query_inputs,
-                )
+                packed = export_stage(plan.module, plan.inputs, widths, folder / file)
+                stage = Stage(
+                    plan.state_dim, file, plan.inputs, packed, "", query_file, plan.query_dim,
+                    plan.query_inputs,
+                )  # fmt: skip
             levels[plan.level][plan.node_type] = stage
             self.progress(step, 1.0)
         attends = any(item.attention for plan in plans for item in plan.inputs)

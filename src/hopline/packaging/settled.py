@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +40,13 @@ def settle(model: ir.Model) -> None:
         if data is None or data.dtype not in _FLOATS:
             continue
         if node.op_type in ("ReduceMax", "ReduceMin"):
-            _reduce(model.graph, node, data)
+            _reduce(node, data)
         elif node.op_type in _STAND_INS:
-            _order(model.graph, node, data)
+            _order(node, data)
         elif node.op_type in ("ReduceSum", "ReduceMean"):
-            _sum(model.graph, node, data)
+            _sum(node, data)
         elif node.op_type == "Log":
-            _log(model.graph, node, data)
+            _log(node, data)
 
 
 def refuse_codes(model: ir.Model) -> None:
@@ -59,8 +58,7 @@ def refuse_codes(model: ir.Model) -> None:
     for node in tuple(model.graph):
         if node.op_type == "GatherND" and node.inputs[1].dtype == ir.DataType.INT32:  # type: ignore[union-attr]
             tape = ir.tape.Tape()
-            node.replace_input_with(1, tape.op("Cast", [node.inputs[1]], {"to": ir.DataType.INT64}))
-            node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
+            _feed(node, 1, tape, tape.op("Cast", [node.inputs[1]], {"to": ir.DataType.INT64}))
         if node.op_type not in _INDEXED or not _CHECKED.search(node.metadata_props.get(_NOTE, "")):
             continue
         index = node.inputs[1]
@@ -68,40 +66,31 @@ def refuse_codes(model: ir.Model) -> None:
             continue  # ours, or known while packaging
         tape = ir.tape.Tape()
         wide = tape.op("Cast", [index], {"to": ir.DataType.INT64})
-        zero, outside = (
-            tape.op("Constant", [], {"value": ir.tensor(np.array(number, np.int64))})
-            for number in (0, _OUTSIDE)
-        )
-        node.replace_input_with(1, tape.op("Where", [tape.op("Less", [wide, zero]), outside, wide]))
-        node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
+        zero, outside = (_array(tape, np.array(number, np.int64)) for number in (0, _OUTSIDE))
+        _feed(node, 1, tape, tape.op("Where", [tape.op("Less", [wide, zero]), outside, wide]))
 
 
-def _reduce(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+def _reduce(node: ir.Node, data: ir.Value) -> None:
     """The result is NaN where an input is."""
     tape = ir.tape.Tape()
-    found = tape.op("Cast", [_is_nan(tape, data)], {"to": ir.DataType.UINT8})
+    found = tape.op("Cast", [tape.op("IsNaN", [data])], {"to": ir.DataType.UINT8})
     found = tape.op("ReduceMax", [found, *node.inputs[1:]], dict(node.attributes))
     found = tape.op("Cast", [found], {"to": ir.DataType.BOOL})
-    result = tape.op("Where", [found, _constant(tape, data, np.nan), node.outputs[0]])
-    node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
-    _replace(graph, node.outputs[0], result, tape.nodes)
+    replace(node, tape, tape.op("Where", [found, _number(tape, data, np.nan), node.outputs[0]]))
 
 
-def _order(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+def _order(node: ir.Node, data: ir.Value) -> None:
     """NaN has its place in the order; values are read from the input, by their index."""
     tape = ir.tape.Tape()
-    stand_in = _constant(tape, data, _STAND_INS[node.op_type])
-    node.replace_input_with(0, tape.op("Where", [_is_nan(tape, data), stand_in, data]))
-    node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
+    stand_in = _number(tape, data, _STAND_INS[node.op_type])
+    _feed(node, 0, tape, tape.op("Where", [tape.op("IsNaN", [data]), stand_in, data]))
     if node.op_type == "TopK":
         tape = ir.tape.Tape()
         axis = node.attributes.get_int("axis", -1)
-        values = tape.op("GatherElements", [data, node.outputs[1]], {"axis": axis})
-        node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
-        _replace(graph, node.outputs[0], values, tape.nodes)
+        replace(node, tape, tape.op("GatherElements", [data, node.outputs[1]], {"axis": axis}))
 
 
-def _sum(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+def _sum(node: ir.Node, data: ir.Value) -> None:
     """Columns of zeros make each row begin at a multiple of 16 bytes."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     tensor = None if axes is None else ir.convenience.get_const_tensor(axes)
@@ -114,49 +103,49 @@ def _sum(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
     if not missing:
         return
     tape = ir.tape.Tape()
-    pads = tape.op(
-        "Constant", [], {"value": ir.tensor(np.array([0] * (2 * rank - 1) + [missing], np.int64))}
-    )
-    padded = tape.op("Pad", [data, pads])
-    result = tape.op("ReduceSum", [padded, axes], dict(node.attributes))
+    pads = _array(tape, np.array([0] * (2 * rank - 1) + [missing], np.int64))
+    result = tape.op("ReduceSum", [tape.op("Pad", [data, pads]), axes], dict(node.attributes))
     if node.op_type == "ReduceMean":
-        result = tape.op("Div", [result, _constant(tape, data, width)])
-    node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
-    _replace(graph, node.outputs[0], result, tape.nodes)
-    node.graph.remove(node)  # type: ignore[union-attr]
+        result = tape.op("Div", [result, _number(tape, data, width)])
+    replace(node, tape, result)
 
 
-def _log(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+def _log(node: ir.Node, data: ir.Value) -> None:
     """log(sigmoid(x)) is −softplus(−x)."""
     inner = data.producer()
-    if inner is None or inner.op_type != "Sigmoid":
-        return
-    tape = ir.tape.Tape()
-    result = tape.op("Neg", [tape.op("Softplus", [tape.op("Neg", [inner.inputs[0]])])])
-    node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
-    _replace(graph, node.outputs[0], result, tape.nodes)
-    node.graph.remove(node)  # type: ignore[union-attr]
+    if inner is not None and inner.op_type == "Sigmoid":
+        tape = ir.tape.Tape()
+        replace(node, tape, tape.op("Neg", [tape.op("Softplus", [tape.op("Neg", [inner.inputs[0]])])]))
 
 
-def _is_nan(tape: Any, data: ir.Value) -> ir.Value:
-    value: ir.Value = tape.op("IsNaN", [data])
-    return value
-
-
-def _constant(tape: Any, data: ir.Value, number: float) -> ir.Value:
-    """A scalar of the type of `data`."""
-    array = np.array(number, np.float64 if data.dtype == ir.DataType.DOUBLE else np.float32)
+def _array(tape: Any, array: Any) -> ir.Value:
     value: ir.Value = tape.op("Constant", [], {"value": ir.tensor(array)})
     return value
 
 
-def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, but: Sequence[ir.Node]) -> None:
-    """Use a value in the place of another one, also as an output, except in some nodes."""
+def _number(tape: Any, data: ir.Value, number: float) -> ir.Value:
+    """A scalar of the type of `data`."""
+    return _array(tape, np.array(number, np.float64 if data.dtype == ir.DataType.DOUBLE else np.float32))
+
+
+def _feed(node: ir.Node, place: int, tape: ir.tape.Tape, value: ir.Value) -> None:
+    """Give a node another input, which the nodes of a tape compute."""
+    node.replace_input_with(place, value)
+    node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
+
+
+def replace(node: ir.Node, tape: ir.tape.Tape, new: ir.Value) -> None:
+    """Use a value of a tape in the place of a node's first output; a node that nothing reads then goes."""
+    graph, old = node.graph, node.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    graph.insert_after(node, tape.nodes)
     new.type, new.shape = old.type, old.shape
     for user, place in tuple(old.uses()):
-        if user not in but:
+        if user not in tape.nodes:
             user.replace_input_with(place, new)
     for place, output in enumerate(graph.outputs):
         if output is old:
             new.name, old.name = old.name, new.name
             graph.outputs[place] = new
+    if not any(output.uses() for output in node.outputs):
+        graph.remove(node, safe=True)
