@@ -299,15 +299,67 @@ class _Calls:
             how: kind of request, for messages. parts: places of each request. outputs: that it names.
         """
         parts = [part for part in parts if len(part)]
-        answers = _ask(self._answerer, self._spec, self._answered, parts, outputs, how)
-        for part, served in zip(parts, answers, strict=True):
+        for part, served in zip(parts, self._ask(how, parts, outputs), strict=True):
             right = self._judged[part]
             for name in self._names:
-                found = _compare(
-                    name, served[name][right], self._expected[name][part[right]], self._answered,
-                    part[right], how, self._spec,
-                )  # fmt: skip
+                found = self._difference(name, how, part[right], served[name][right])
                 self.figures[name] = max(self.figures.get(name, 0.0), found)
+
+    def _ask(
+        self, how: str, parts: list[IdArray], outputs: tuple[str, ...]
+    ) -> Iterator[Mapping[str, AnyArray]]:
+        requests = []
+        for part in parts:
+            sides = [side[part].tolist() for side in self._answered.sides]  # as decoded from JSON
+            named: dict[str, Any] = {"nodes": sides[0]}
+            if self._answered.unseen is not None:
+                named = {"inline": [self._answered.unseen.nodes[at] for at in part]}
+            elif self._spec.head.kind == "link":
+                named = {"pairs": (sides[0], sides[1])}
+            requests.append(ScoreRequest(self._spec.name, outputs=outputs, **named))
+        try:
+            outcomes = self._answerer.answer(requests)
+        except Exception as error:  # any error of the runtime would reach a request
+            raise ParityError(
+                f"the served model fails for {self._named(parts[0][0])} {how}, where the module answers: "
+                f"{type(error).__name__}: {error}".splitlines()[0]
+            ) from error
+        for part, outcome in zip(parts, outcomes, strict=True):
+            if not isinstance(outcome, ScoreResult):
+                raise ParityError(f"the served model refuses {self._named(part[0])} {how}: {outcome}")
+            yield outcome.outputs
+
+    def _difference(self, name: str, how: str, part: IdArray, served: AnyArray) -> float:
+        actual = np.asarray(served, np.float64).reshape(len(part), -1)
+        wanted = np.asarray(self._expected[name][part], np.float64).reshape(len(part), -1)
+        if actual.shape != wanted.shape:
+            raise ParityError(
+                f"the served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
+            )
+        rounding = self._answered.rounding
+        size = np.nan_to_num(np.abs(wanted), posinf=0.0).max(axis=1, initial=1.0)
+        slack = np.zeros(len(part)) if rounding is None else _ROUNDING * rounding[part]
+        slack = np.minimum(slack, _MOST_ROUNDING * size)[:, None]
+        if name == "label":
+            close = np.isnan(wanted) | (slack > TOLERANCE)  # too close to compare
+            wanted = np.where(close, actual, wanted)
+        largest, place = parity.difference(actual, wanted, slack)
+        if place is not None:
+            raise ParityError(
+                f"served {name} of {self._named(part[place[0]])} {how} differ from the module's: "
+                f"{actual[place]:.6g} instead of {wanted[place]:.6g} in column {place[1]} (allowed "
+                f"{TOLERANCE:g} and {TOLERANCE:g} of it)"
+            )
+        return largest
+
+    def _named(self, at: int) -> str:
+        answered, node_type = self._answered, self._spec.head.node_type
+        nodes = [int(side[at]) for side in answered.places]
+        which = f"node {nodes[0]}" if len(nodes) == 1 else f"the pair of node {nodes[0]} and {nodes[1]}"
+        if answered.unseen is not None:
+            which = f"a copy of {which}"
+        is_real = nodes[0] < answered.probe.real.num_nodes(node_type)
+        return which + ("" if is_real else " (one of those drawn for the check)")
 
 
 def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
@@ -327,93 +379,6 @@ def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
     types = (spec.head.node_type, spec.head.dst_node_type or spec.head.node_type)
     sees = [seen[name][side] for name, side in zip(types, answered.places, strict=False)]
     return np.logical_and.reduce(sees)
-
-
-def _ask(
-    answerer: Answerer,
-    spec: ModelSpec,
-    answered: Answered,
-    parts: list[IdArray],
-    outputs: tuple[str, ...],
-    how: str,
-) -> list[Mapping[str, AnyArray]]:
-    requests = []
-    for part in parts:
-        if answered.unseen is not None:
-            inline = [answered.unseen.nodes[at] for at in part]
-            requests.append(ScoreRequest(spec.name, inline=inline, outputs=outputs))
-            continue
-        sides = [side[part].tolist() for side in answered.sides]  # as decoded from JSON
-        if spec.head.kind == "link":
-            requests.append(ScoreRequest(spec.name, pairs=(sides[0], sides[1]), outputs=outputs))
-        else:
-            requests.append(ScoreRequest(spec.name, nodes=sides[0], outputs=outputs))
-    first = parts[0][0]
-    try:
-        outcomes = answerer.answer(requests)
-    except Exception as error:  # any error of the runtime would reach a request
-        raise ParityError(
-            f"the served model fails for {_named(answered, first, spec)} {how}, where the module answers: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
-    results = []
-    for part, outcome in zip(parts, outcomes, strict=True):
-        if not isinstance(outcome, ScoreResult):
-            raise ParityError(
-                f"the served model refuses {_named(answered, part[0], spec)} {how}: {outcome}"
-            )
-        results.append(outcome.outputs)
-    return results
-
-
-def _compare(
-    name: str,
-    served: AnyArray,
-    expected: AnyArray,
-    answered: Answered,
-    part: IdArray,
-    how: str,
-    spec: ModelSpec,
-) -> float:
-    actual = np.asarray(served, np.float64).reshape(len(part), -1)
-    wanted = np.asarray(expected, np.float64).reshape(len(part), -1)
-    if actual.shape != wanted.shape:
-        raise ParityError(
-            f"the served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
-        )
-    slack = np.zeros(len(part)) if answered.rounding is None else _ROUNDING * answered.rounding[part]
-    size = np.nan_to_num(np.abs(wanted), posinf=0.0).max(axis=1, initial=1.0)
-    slack = np.minimum(slack, _MOST_ROUNDING * size)
-    if name == "label":
-        close = np.isnan(wanted) | (slack[:, None] > TOLERANCE)  # too close to compare
-        wanted = np.where(close, actual, wanted)
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(actual - wanted)
-    difference[(actual == wanted) | (np.isnan(actual) & np.isnan(wanted))] = 0.0
-    excess = np.nan_to_num(difference, nan=np.inf) - TOLERANCE * np.nan_to_num(np.abs(wanted), posinf=0.0)
-    excess -= slack[:, None]
-    if excess.size and excess.max() > TOLERANCE:
-        row, column = np.unravel_index(int(excess.argmax()), excess.shape)
-        raise ParityError(
-            f"served {name} of {_named(answered, part[row], spec)} {how} differ from the module's: "
-            f"{actual[row, column]:.6g} instead of {wanted[row, column]:.6g} in column {column} (allowed "
-            f"{TOLERANCE:g} and {TOLERANCE:g} of it)"
-        )
-    return float(difference.max(initial=0.0))
-
-
-def _named(answered: Answered, at: int, spec: ModelSpec) -> str:
-    node = int(answered.places[0][at])
-    node_type = spec.head.node_type
-    which = (
-        f"node {node}"
-        if len(answered.places) == 1
-        else f"the pair of node {node} and {int(answered.sides[1][at])}"
-    )
-    if answered.unseen is not None:
-        which = f"a copy of {which}"
-    num_real = answered.probe.real.num_nodes(node_type)
-    return which + ("" if node < num_real else " (one of those drawn for the check)")
 
 
 def _labels(task: str, probabilities: Tensor) -> AnyArray:

@@ -39,13 +39,13 @@ from hopline.packaging.head import (
 from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Reference, Rows, check_numbers
+from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
 from hopline.packaging.repeatable import check_repeatable, may_be_random
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
-from hopline.packaging.unseen import chosen, copied
+from hopline.packaging.unseen import Unseen, chosen, copied
 from hopline.packaging.whole import write_whole
 from hopline.types import IdArray, Progress
 
@@ -98,7 +98,7 @@ class Job:
     probe: Probe = field(init=False)
     rows: Rows = field(init=False)
     lacks: edge_kinds.Kinds = field(default_factory=dict)
-    pairs: tuple[IdArray, IdArray] | None = None
+    pairs: Pairs | None = None
     are_probabilities: bool = False
     pooled: bool = False
     embedding: Rows | None = None
@@ -181,16 +181,30 @@ class Job:
     def answered(self, runtime: str) -> gate.Answered:
         """The module's answers for the requested nodes."""
         sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
-        rows, rounding = self.rows, None
         if self.pooled:
-            sides, rows = pooled.answers(self.reference, self.probe.check, sides[0], num_hops(self.fanouts))
-        elif not self.is_link:
-            rows = rows[sides[0]]
-        embedding = None if self.embedding is None or runtime == "torch" else self.embedding[sides[0]]
-        if not self.pooled:
-            rounding = self.reference.rounding(self.probe.check, self.pairs, self.rows)
-            rounding = rounding if self.is_link else rounding[sides[0]]
-        return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding, rounding)
+            return self._of_components(self.probe, sides[0])
+        embedding = None if runtime == "torch" else self.embedding
+        return self._answered(self.probe, sides, self.probe.check, self.pairs, self.rows, embedding)
+
+    def _answered(
+        self,
+        probe: Probe,
+        sides: tuple[IdArray, ...],
+        check: CheckGraph,
+        pairs: Pairs | None,
+        rows: Rows,
+        embedding: Rows | None = None,
+        unseen: Unseen | None = None,
+    ) -> gate.Answered:
+        rounding = self.reference.rounding(check, pairs, rows)
+        if pairs is None:
+            rows, rounding = rows[sides[0]], rounding[sides[0]]
+            embedding = None if embedding is None else embedding[sides[0]]
+        return gate.Answered(probe, sides, rows, self.are_probabilities, embedding, rounding, unseen)
+
+    def _of_components(self, probe: Probe, seeds: IdArray) -> gate.Answered:
+        sides, rows = pooled.answers(self.reference, probe.check, seeds, num_hops(self.fanouts))
+        return gate.Answered(probe, sides, rows, self.are_probabilities)
 
     def _relied_on(self, folder: Path, spec: ModelSpec) -> edge_kinds.Kinds:
         """Kinds of edges that the graph lacks, and for which the artifact is wrong or was not compared."""
@@ -206,16 +220,11 @@ class Job:
         sides = gate.sides_of(probe, self.targets, spec.runtime, self.is_link, real=False)
         try:
             if self.pooled:
-                sides, rows = pooled.answers(self.reference, probe.check, sides[0], num_hops(self.fanouts))
-                answered = gate.Answered(probe, sides, rows, self.are_probabilities)
+                answered = self._of_components(probe, sides[0])
             else:
                 pairs = (sides[0], sides[1]) if self.is_link else None
                 rows = self.reference.answers(probe.check, pairs)
-                rounding = self.reference.rounding(probe.check, pairs, rows)
-                picked = slice(None) if self.is_link else sides[0]
-                answered = gate.Answered(
-                    probe, sides, rows[picked], self.are_probabilities, rounding=rounding[picked]
-                )
+                answered = self._answered(probe, sides, probe.check, pairs, rows)
             gate.judge(folder, spec, answered)
         except PackagingError:
             return False
@@ -232,17 +241,10 @@ class Job:
             unseen = copied(check, target, of, linked=linked)
             sides = (check.num_nodes(target) + np.arange(len(of)),)
             rows = self.reference.answers(unseen.check)
-            rounding = self.reference.rounding(unseen.check, None, rows)
             embedding = None
             if self.embedding is not None:
-                every = self.reference.embedding(unseen.check, self.embedding_layer)
-                embedding = None if every is None else every[sides[0]]
-            found.append(
-                gate.Answered(
-                    self.probe, sides, rows[sides[0]], self.are_probabilities, embedding,
-                    rounding[sides[0]], unseen,
-                )
-            )  # fmt: skip
+                embedding = self.reference.embedding(unseen.check, self.embedding_layer)
+            found.append(self._answered(self.probe, sides, unseen.check, None, rows, embedding, unseen))
         return found
 
     def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:

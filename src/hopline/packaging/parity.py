@@ -20,7 +20,7 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
 from hopline.packaging.reference import as_rows, differ
 from hopline.packaging.trace import Traced, describe
-from hopline.types import FloatArray
+from hopline.types import AnyArray, FloatArray
 
 #: Absolute tolerance, and relative for values above 1.
 TOLERANCE = 1e-4
@@ -32,6 +32,24 @@ def reference_state(traced: Traced, values: list[fx.Node]) -> FloatArray:
     return torch.cat([row.reshape(len(row), -1) for row in rows], dim=1).numpy()
 
 
+def difference(actual: AnyArray, expected: AnyArray, slack: Any = 0.0) -> tuple[float, Any]:
+    """The largest absolute difference of two arrays [n, c], and where they agree least.
+
+    Args:
+        slack: that is allowed beyond the tolerance, a number or [n, 1].
+
+    Returns: the difference; the row and column of one that is beyond the tolerance, or None.
+    """
+    with np.errstate(invalid="ignore"):
+        found = np.abs(actual.astype(np.float64) - expected)
+    found[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
+    allowed = TOLERANCE * np.nan_to_num(np.abs(expected), posinf=0.0) + slack
+    excess = np.nan_to_num(found, nan=np.inf) - allowed
+    is_far = excess.size and excess.max() > TOLERANCE
+    place = np.unravel_index(int(excess.argmax()), excess.shape) if is_far else None
+    return float(found.max(initial=0.0)), place
+
+
 def compare(what: str, actual: FloatArray, expected: FloatArray) -> float:
     """Largest absolute difference of two arrays.
 
@@ -40,20 +58,13 @@ def compare(what: str, actual: FloatArray, expected: FloatArray) -> float:
     """
     if actual.shape != expected.shape:
         raise ParityError(f"{what} has shape {actual.shape}, the PyG module gives {expected.shape}")
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(actual.astype(np.float64) - expected)
-    difference[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
-    excess = difference - TOLERANCE * np.abs(expected)
-    if (difference.size and not np.nanmax(excess, initial=0.0) <= TOLERANCE) or np.isnan(difference).any():
-        row, column = np.unravel_index(
-            int(np.argmax(np.nan_to_num(difference, nan=np.inf))), difference.shape
-        )
+    largest, place = difference(actual, expected)
+    if place is not None:
         raise ParityError(
-            f"{what} differs from the PyG module: {actual[row, column]:.6g} instead of "
-            f"{expected[row, column]:.6g} in row {row}, column {column} (difference "
-            f"{difference[row, column]:.3g}, allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
+            f"{what} differs from the PyG module: {actual[place]:.6g} instead of {expected[place]:.6g} in row "
+            f"{place[0]}, column {place[1]} (allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
         )
-    return float(difference.max(initial=0.0))
+    return largest
 
 
 def check_rows(traced: Traced, binding: Binding, graph: CheckGraph) -> None:
