@@ -23,11 +23,8 @@ from hopline.packaging.dense import (
     attend,
     base,
     block,
-    gcn,
-    graph,
     pna,
-    rgcn,
-    sage,
+    sums,
 )
 
 FAULTS = {}
@@ -146,19 +143,19 @@ def mean_instead_of_sum(patch):
 
 @fault("dense", "sage")
 def bias_is_dropped(patch):
-    patch.setattr(sage, "as_linear", lambda module: base.linear(module.weight))
+    patch.setattr(sums, "as_linear", lambda module: base.linear(module.weight))
 
 
 @fault("dense", "sage")
 def root_weight_is_dropped(patch):
-    after(patch, sage.DenseSAGE, "forward", lambda _, self, near, own=None: self.neighbour(near))
+    after(patch, sums.DenseSum, "forward", lambda _, self, near, own=None: self.neighbour(near))
 
 
 @fault("dense", "gcn")
 def added_self_loop_is_lost(patch):
     after(
         patch,
-        gcn,
+        sums,
         "ConvInput",
         lambda need, *_, **__: base.ConvInput("reduce", need.edge_type, "source", "gcn_noself"),
     )
@@ -327,7 +324,7 @@ def aggregations_are_in_another_order(patch):
 
 @fault("dense", "rgcn")
 def relations_are_in_another_order(patch):
-    after(patch, rgcn, "relation_weights", lambda weights, _: weights.flip(0))
+    after(patch, sums, "relation_weights", lambda weights, _: weights.flip(0))
 
 
 @fault("dense", "hetero")
@@ -341,9 +338,7 @@ def conv_reads_another_edge_type_of_the_same_source(patch):
 
 @fault("dense", "graph_conv")
 def own_rows_are_multiplied_by_the_neighbours_weight(patch):
-    after(
-        patch, graph.DenseGraphConv, "__init__", lambda _, self, *rest: setattr(self, "own", self.neighbour)
-    )
+    after(patch, sums.DenseSum, "__init__", lambda _, self, *rest: setattr(self, "own", self.neighbour))
 
 
 # --- cutting into stages ---

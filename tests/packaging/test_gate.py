@@ -138,10 +138,10 @@ def test_a_split_model_has_a_fanout_for_each_hop(model, tmp_path):
 
 
 def test_a_wrong_stage_ends_in_a_whole_model_that_is_right(tmp_path, monkeypatch):
-    from hopline.packaging.dense import sage
+    from hopline.packaging.dense import sums
 
     monkeypatch.setattr(
-        sage.DenseSAGE, "forward", lambda self, neighbours, own=None: self.neighbour(neighbours)
+        sums.DenseSum, "forward", lambda self, neighbours, own=None: self.neighbour(neighbours)
     )
     graph, model = homogeneous(), Two()
     report = package(model, graph, tmp_path)

@@ -61,8 +61,8 @@ def compare(what: str, actual: FloatArray, expected: FloatArray) -> float:
     largest, place = difference(actual, expected)
     if place is not None:
         raise ParityError(
-            f"{what} differs from the PyG module: {actual[place]:.6g} instead of {expected[place]:.6g} in row "
-            f"{place[0]}, column {place[1]} (allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
+            f"{what} differs from the PyG module: {actual[place]:.6g} instead of {expected[place]:.6g} in "
+            f"row {place[0]}, column {place[1]} (allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
         )
     return largest
 

@@ -77,35 +77,34 @@ def _forms(layer: nn.Module) -> Iterator[_Form]:
             yield from _FORMS.get(cls.__name__, ())
 
 
-def _renamed(**names: str) -> _Convert:
-    """Other names: new=old, `__` for a dot; tensors are the same."""
-    pairs = {old.replace("__", "."): new.replace("__", ".") for new, old in names.items()}
-    return lambda layer, own: {pairs.get(name, name): value for name, value in own.items()}
+def _moved(own: _State, moves: str) -> dict[str, Tensor]:
+    """Weights under other names, "old new, …"; "old new.T": a matrix [in, out] that is [out, in] now."""
+    names = dict(each.split() for each in moves.split(", "))
+    found = {}
+    for name, value in own.items():
+        new = names.get(name, name)
+        is_turned = new.endswith(".T")
+        found[new.removesuffix(".T")] = value.t().contiguous() if is_turned else value
+    return found
 
 
-def _turned(**names: str) -> _Convert:
-    """Matrices [in, out] that are [out, in] now: new=old, `__` for a dot."""
-    turned = {old: new.replace("__", ".") for new, old in names.items()}
-
-    def convert(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
-        return {
-            turned.get(name, name): value.t().contiguous() if name in turned else value
-            for name, value in own.items()
-        }
-
-    return convert
+def _moves(moves: str) -> _Convert:
+    return lambda layer, own: _moved(own, moves)
 
 
 def _refused(why: str) -> _Convert:
     return lambda layer, own: why
 
 
+def _without(own: _State, *names: str) -> dict[str, Tensor]:
+    return {name: value for name, value in own.items() if name not in names}
+
+
 def _gat_of_2(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
-    rest = {name: value for name, value in own.items() if name not in ("lin_src.weight", "lin_dst.weight")}
     src = own["lin_src.weight"]
     if not torch.equal(own.get("lin_dst.weight", src), src):
         return "lin_src and lin_dst differ, and this layer has one lin for both: give it in_channels=(…, …)"
-    return rest | {"lin.weight": src}
+    return _moved(_without(own, "lin_dst.weight"), "lin_src.weight lin.weight")
 
 
 def _gat_of_1_6(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
@@ -114,53 +113,48 @@ def _gat_of_1_6(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
             "some of these releases scored both ends of an edge by att_l and ignored att_r; rename lin_l "
             "to lin, and att_l and att_r to att_src and att_dst (att_l to both, if att_r was not trained)"
         )
-    names = {"lin_l.weight": "lin_src.weight", "lin_r.weight": "lin_dst.weight"}
-    names |= {"att_l": "att_src", "att_r": "att_dst"}
-    return {names.get(name, name): value for name, value in own.items()}
+    ends = "lin_l.weight lin_src.weight, lin_r.weight lin_dst.weight, att_l att_src, att_r att_dst"
+    return _moved(own, ends)
 
 
 def _gat_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
     if "lin.weight" not in layer.state_dict():
         return "this layer has other weights for each end of an edge"
     channels = own["att"].shape[-1] // 2
-    rest = {name: value for name, value in own.items() if name not in ("weight", "att")}
-    dst, src = own["att"][..., :channels], own["att"][..., channels:]
-    return rest | {"lin.weight": own["weight"].t().contiguous(), "att_src": src, "att_dst": dst}
+    ends = {"att_src": own["att"][..., channels:], "att_dst": own["att"][..., :channels]}
+    return _moved(_without(own, "att"), "weight lin.weight.T") | ends
 
 
 def _graph_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
     if getattr(layer, "aggr", None) not in ("add", "sum", "mean"):
         return "it multiplied before it took the maximum"
-    names = {"lin.weight": "lin_root.weight", "lin.bias": "lin_rel.bias"}
-    rest = {names.get(name, name): value for name, value in own.items() if name != "weight"}
-    return rest | {"lin_rel.weight": own["weight"].t().contiguous()}
+    return _moved(own, "lin.weight lin_root.weight, lin.bias lin_rel.bias, weight lin_rel.weight.T")
 
 
 def _cheb_of_1(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
-    rest = {name: value for name, value in own.items() if name != "weight"}
-    return rest | {f"lins.{k}.weight": each.t().contiguous() for k, each in enumerate(own["weight"])}
+    parts = {f"lins.{k}.weight": each.t().contiguous() for k, each in enumerate(own["weight"])}
+    return _without(own, "weight") | parts
 
 
 def _tag_of_1(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
     count = sum(name.startswith("lins.") for name in layer.state_dict())
-    names = {"lin.bias": "bias"}
-    rest = {names.get(name, name): value for name, value in own.items() if name != "lin.weight"}
-    parts = own["lin.weight"].chunk(count, dim=1)
-    return rest | {f"lins.{k}.weight": each.contiguous() for k, each in enumerate(parts)}
+    parts = enumerate(own["lin.weight"].chunk(count, dim=1))
+    rest = _moved(_without(own, "lin.weight"), "lin.bias bias")
+    return rest | {f"lins.{k}.weight": each.contiguous() for k, each in parts}
 
 
 def _rgcn_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
     if getattr(layer, "aggr", None) not in ("add", "sum"):
         return "it added messages, and this layer takes their mean: give it aggr='add'"
-    names = {"basis": "weight", "att": "comp"}
-    return {names.get(name, name): value for name, value in own.items()}
+    return _moved(own, "basis weight, att comp")
 
 
+_LIN = _moves("weight lin.weight.T")
 _FORMS: dict[str, tuple[_Form, ...]] = {
-    "GCNConv": (_Form(("weight",), "2.0", _turned(lin__weight="weight")),),
-    "FeaStConv": (_Form(("weight", "u"), "2.0", _turned(lin__weight="weight", u__weight="u")),),
-    "NNConv": (_Form(("root",), "2.0", _turned(lin__weight="root")),),
-    "HypergraphConv": (_Form(("weight",), "2.0", _turned(lin__weight="weight")),),
+    "GCNConv": (_Form(("weight",), "2.0", _LIN),),
+    "FeaStConv": (_Form(("weight", "u"), "2.0", _moves("weight lin.weight.T, u u.weight.T")),),
+    "NNConv": (_Form(("root",), "2.0", _moves("root lin.weight.T")),),
+    "HypergraphConv": (_Form(("weight",), "2.0", _LIN),),
     "GATConv": (
         _Form(("lin_src.weight",), "2.5", _gat_of_2),
         _Form(("lin_l.weight", "att_l", "att_r"), "2.0", _gat_of_1_6),
@@ -168,25 +162,15 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
     ),
     "SAGEConv": (
         _Form(
-            ("lin_rel.weight", "lin_root.weight"),
-            "1.6",
-            _renamed(
-                lin_l__weight="lin_rel__weight",
-                lin_l__bias="lin_rel__bias",
-                lin_r__weight="lin_root__weight",
-            ),
+            ("lin_rel.weight", "lin_root.weight"), "1.6",
+            _moves("lin_rel.weight lin_l.weight, lin_rel.bias lin_l.bias, lin_root.weight lin_r.weight"),
         ),
         _Form(("weight",), "1.5", _refused("one matrix was for a node and its neighbours")),
     ),
     "GraphConv": (
         _Form(
-            ("lin_l.weight", "lin_r.weight"),
-            "1.7",
-            _renamed(
-                lin_rel__weight="lin_l__weight",
-                lin_rel__bias="lin_l__bias",
-                lin_root__weight="lin_r__weight",
-            ),
+            ("lin_l.weight", "lin_r.weight"), "1.7",
+            _moves("lin_l.weight lin_rel.weight, lin_l.bias lin_rel.bias, lin_r.weight lin_root.weight"),
         ),
         _Form(("weight", "lin.weight"), "1.6", _graph_of_1_5),
     ),
@@ -195,9 +179,8 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
     "RGCNConv": (_Form(("basis", "att"), "1.6", _rgcn_of_1_5),),
     "HGTConv": (
         _Form(
-            ("k_lin", "a_rel", "m_rel"),
-            "2.3",
+            ("k_lin", "a_rel", "m_rel"), "2.3",
             _refused("it took the softmax of attention for each edge type, and takes one over all now"),
         ),
     ),
-}
+}  # fmt: skip

@@ -6,20 +6,20 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.errors import HoplineError
-from hopline.packaging.dense import attend, gcn, graph, pna, rgcn, sage
+from hopline.packaging.dense import attend, pna, sums
 from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
 #: Exact classes only: a subclass may have another message function.
 BUILDERS: dict[type, Builder] = {
-    pyg.SAGEConv: sage.build,
-    pyg.GCNConv: gcn.build,
+    pyg.SAGEConv: sums.sage,
+    pyg.GCNConv: sums.gcn,
     pyg.GATConv: attend.gat,
     pyg.GATv2Conv: attend.gatv2,
-    pyg.GraphConv: graph.build,
+    pyg.GraphConv: sums.graph,
     pyg.PNAConv: pna.build,
     pyg.TransformerConv: attend.transformer,
-    pyg.RGCNConv: rgcn.build,
-    pyg.FastRGCNConv: rgcn.build,
+    pyg.RGCNConv: sums.rgcn,
+    pyg.FastRGCNConv: sums.rgcn,
 }
 
 #: Convs that must get edge attributes. The others that can read them have an option, `edge_dim`.

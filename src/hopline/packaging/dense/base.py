@@ -1,6 +1,6 @@
 """Dense convolutions: convs rewritten over the stage inputs of `hopline.artifact`.
 
-A worked example is `GraphConv` with a mean, `lin_rel(mean h_j) + lin_root(h_i)` (`graph.py`):
+A worked example is `GraphConv` with a mean, `lin_rel(mean h_j) + lin_root(h_i)` (`sums.py`):
 
     needs = (ConvInput("reduce", edge_type, "source", reduce="mean"),   # forward's 1st argument, [n, d1]
              ConvInput("self", value="destination"))                    # its 2nd argument, [n, d2]

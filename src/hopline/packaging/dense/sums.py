@@ -116,9 +116,7 @@ def rgcn(call: ConvCall) -> DenseConv:
     weights = relation_weights(conv)[: len(keys)]
     neighbour = linear(weights.reshape(-1, conv.out_channels).T, conv.bias)
     own = linear(conv.root.T) if conv.root is not None and call.has_destination else None
-    dense = DenseSum(call, reduction(call), neighbour, own, keys)
-    dense.prepare_source = dense.prepare_destination = None
-    return dense
+    return DenseSum(call, reduction(call), neighbour, own, keys)
 
 
 def relation_weights(conv: Any) -> Tensor:
