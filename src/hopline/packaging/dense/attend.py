@@ -1,4 +1,5 @@
-"""GATConv, GATv2Conv and TransformerConv as one reduction of the engine (`artifact.Attention`).
+"""GATConv (Veličković et al., arXiv 1710.10903), GATv2Conv (Brody et al., arXiv 2105.14491) and
+TransformerConv (Shi et al., arXiv 2009.03509) as one reduction of the engine (`artifact.Attention`).
 
 The engine's kernel computes scores, softmax and sums, and `forward` gets the attended rows. Keys and values
 are projected one level below, once for each node. Linear terms are moved to where they are computed once
@@ -60,11 +61,15 @@ class Values(nn.Module):
 
 
 class Attending(DenseConv):
-    """Base of the three. Inputs: attended rows, [own row], [number of neighbours].
+    """Attended rows, a map of the node's own row and a bias, added up.
+
+    Inputs: attended rows, [own row], [number of neighbours].
 
     Args:
-        reads_own: the code after the attention reads the destination's own row.
         values: projects the attended rows; None where they are projected below.
+        of_edges: projects the attended attributes of edges, the last columns.
+        own: the map of the own row; None where the code after the attention does not read it.
+        gate: decides, from both, how much of each there is in their sum.
     """
 
     bias: Tensor | None
@@ -74,18 +79,19 @@ class Attending(DenseConv):
         call: ConvCall,
         attention: Attention,
         *,
-        reads_own: bool,
         values: Values | None = None,
+        of_edges: Values | None = None,
+        own: nn.Module | None = None,
+        gate: nn.Module | None = None,
         bias: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.channels = attention.heads, attention.channels
         self.concat = bool(call.conv.concat)
         self.must_lift = True
-        self.values = values
-        self.reads_own = reads_own
+        self.values, self.of_edges, self.own, self.gate = values, of_edges, own, gate
         needs = [ConvInput("attend", call.edge_type, "source", attention=attention)]
-        if reads_own:
+        if own is not None:
             needs.append(ConvInput("self", value="destination"))
         if values is not None and values.bias is not None:
             needs.append(ConvInput("count", call.edge_type))
@@ -95,12 +101,18 @@ class Attending(DenseConv):
     def forward(self, attended: Tensor, *rest: Tensor) -> Tensor:
         """float32 [n, H C] or [n, C]."""
         extra = iter(rest)
-        own = next(extra) if self.reads_own else None
-        return self.finish(attended, own, next(extra, None))
-
-    def finish(self, attended: Tensor, own: Tensor | None, count: Tensor | None) -> Tensor:
-        """`forward`, with its arguments by name."""
-        raise NotImplementedError
+        own = None if self.own is None else self.own(next(extra))
+        count = next(extra, None)
+        if self.of_edges is None:
+            out = self.joined(attended, count)
+        else:
+            width = self.heads * self.channels
+            out = self.joined(attended[:, :width], count) + self.of_edges(attended[:, width:])
+        if own is not None and self.gate is not None:
+            beta = self.gate(torch.cat([out, own, out - own], dim=-1)).sigmoid()
+            return beta * own + (1 - beta) * out
+        out = out if own is None else out + own
+        return out if self.bias is None else out + self.bias
 
     def joined(self, attended: Tensor, count: Tensor | None) -> Tensor:
         """float32 [n, H C] of the heads as [n, H C] or their mean [n, C]."""
@@ -109,54 +121,6 @@ class Attending(DenseConv):
         if self.concat or self.heads == 1:
             return attended
         return attended.unflatten(1, (self.heads, self.channels)).mean(dim=1)
-
-
-class AttendingGAT(Attending):
-    """GATConv (Veličković et al., arXiv 1710.10903) and GATv2Conv (Brody et al., arXiv 2105.14491)."""
-
-    def __init__(
-        self, call: ConvCall, attention: Attention, residual: Any, values: Values | None = None
-    ) -> None:
-        reads_own = residual is not None
-        super().__init__(call, attention, reads_own=reads_own, values=values, bias=call.conv.bias)
-        self.residual = None if residual is None else linear(residual.weight)
-
-    def finish(self, attended: Tensor, own: Tensor | None, count: Tensor | None) -> Tensor:
-        """float32 [n, H C] or [n, C]."""
-        out = self.joined(attended, count)
-        if self.residual is not None and own is not None:
-            out = out + self.residual(own)
-        return out if self.bias is None else out + self.bias
-
-
-class AttendingTransformer(Attending):
-    """TransformerConv (Shi et al., arXiv 2009.03509)."""
-
-    def __init__(
-        self, call: ConvCall, attention: Attention, edge: Tensor | None, values: Values | None
-    ) -> None:
-        conv = call.conv
-        super().__init__(call, attention, reads_own=bool(conv.root_weight), values=values)
-        self.skip = as_linear(conv.lin_skip) if conv.root_weight else None
-        self.gate = linear(conv.lin_beta.weight) if conv.root_weight and conv.lin_beta is not None else None
-        self.of_edges = None
-        if edge is not None:
-            self.of_edges = Values(edge.flatten(0, 1), None, attention.heads, concat=self.concat)
-
-    def finish(self, attended: Tensor, own: Tensor | None, count: Tensor | None) -> Tensor:
-        """float32 [n, H C] or [n, C]."""
-        if self.of_edges is None:
-            out = self.joined(attended, count)
-        else:
-            width = self.heads * self.channels
-            out = self.joined(attended[:, :width], count) + self.of_edges(attended[:, width:])
-        if self.skip is None or own is None:
-            return out
-        skip = self.skip(own)
-        if self.gate is None:
-            return out + skip
-        beta = self.gate(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
-        return beta * skip + (1 - beta) * out
 
 
 def _check(call: ConvCall, *, needs_own: bool = True) -> None:
@@ -193,7 +157,7 @@ def gat(call: ConvCall) -> DenseConv:
     weight_dst = (conv.lin if conv.lin is not None else conv.lin_dst).weight.detach()
     uses_edges = call.has_edge_attr and conv.lin_edge is not None
     edge = _fold(conv.lin_edge.weight.detach(), conv.att_edge).T if uses_edges else None
-    residual = conv.res if call.has_destination else None
+    own = linear(conv.res.weight) if call.has_destination and conv.res is not None else None
     of_source = _fold(weight_src, conv.att_src)
     of_own = _fold(weight_dst, conv.att_dst) if call.has_destination else None
     attention = _attention(
@@ -207,13 +171,12 @@ def gat(call: ConvCall) -> DenseConv:
             vector=_bytes(of_source),
             own_vector=b"" if of_own is None else _bytes(of_own),
         )
-        dense = AttendingGAT(
-            call, attention, residual, Values(weight_src, None, conv.heads, concat=bool(conv.concat))
-        )
+        values = Values(weight_src, None, conv.heads, concat=bool(conv.concat))
+        dense = Attending(call, attention, values=values, own=own, bias=conv.bias)
         dense.must_lift = False
         dense.is_query_state = dense.is_query_destination = call.has_destination
         return dense
-    dense = AttendingGAT(call, attention, residual)
+    dense = Attending(call, attention, own=own, bias=conv.bias)
     dense.prepare_source = linear(torch.cat([weight_src, of_source]))
     if of_own is not None:
         dense.prepare_query = linear(of_own)
@@ -230,7 +193,8 @@ def gatv2(call: ConvCall) -> DenseConv:
     attention = _attention(
         call, "gatv2", edge=edge, slope=conv.negative_slope, vector=conv.att, is_query_state=shared
     )
-    dense = AttendingGAT(call, attention, conv.res)
+    own = None if conv.res is None else linear(conv.res.weight)
+    dense = Attending(call, attention, own=own, bias=conv.bias)
     dense.prepare_source = as_linear(conv.lin_l)
     if shared:
         dense.is_query_state = dense.is_query_source = True
@@ -252,15 +216,20 @@ def transformer(call: ConvCall) -> DenseConv:
     rows = scale * torch.cat(with_bias, dim=1)
     # [H, C, d] and [H, C, e] to [H e, d]
     of_edges = [] if edge is None else [_through(rows, edge)]
+    after: dict[str, Any] = {
+        "of_edges": None if edge is None else Values(edge.flatten(0, 1), None, heads, concat=conv.concat),
+        "own": as_linear(conv.lin_skip) if conv.root_weight else None,
+        "gate": linear(conv.lin_beta.weight) if conv.root_weight and conv.lin_beta is not None else None,
+    }
     if call.source_dim <= 2 * heads * channels:
         attention = msgspec.structs.replace(attention, shared=True, channels=call.source_dim)
         values = Values(value.weight, value.bias, heads, concat=bool(conv.concat))
-        dense = AttendingTransformer(call, attention, edge, values)
+        dense = Attending(call, attention, values=values, **after)
         dense.must_lift = False
         # q b of the keys' bias b is the same for all neighbours: the softmax is as without it.
         rows = _through(rows, key.weight.detach().view(heads, channels, -1))
     else:
-        dense = AttendingTransformer(call, attention, edge, None)
+        dense = Attending(call, attention, **after)
         bias = None if key.bias is None else torch.cat([key.bias, value.bias]).detach()
         dense.prepare_source = linear(torch.cat([key.weight, value.weight]).detach(), bias)
     rows = torch.cat([rows, *of_edges])
