@@ -1,13 +1,14 @@
 """Pages that take seconds to play, and their texts when `scripts/test --all` last played all of them.
 
-A slow page whose text has not changed since is left to the check of a release. The pages of commands count
-as its text: they hold the help of every command, so that a new or renamed option plays all slow pages.
+A slow page whose text has not changed since is left to the check of a release. The help of commands that it
+names counts as its text: a new or renamed option plays the slow pages that may use it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,11 +22,15 @@ SLOW = (
 
 
 def digest(page: str, root: Path = ROOT) -> str:
-    """Hash of a page and of the pages of commands; `page` is relative to the root."""
-    sums = hashlib.blake2b(digest_size=16)
-    for each in (page, *COMMANDS):
-        sums.update((root / each).read_bytes())
-    return sums.hexdigest()
+    """Hash of a page and of the help of commands that it names; `page` is relative to the root."""
+    text = (root / page).read_text()
+    parts = [text]
+    for each in COMMANDS:
+        for section in re.split("^(?=### )", (root / each).read_text(), flags=re.MULTILINE)[1:]:
+            command = section.partition("\n")[0].removeprefix("### ")
+            if re.search(rf"{re.escape(command)}\b", text):
+                parts.append(section)
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def unchanged(root: Path = ROOT, record: Path = RECORD) -> set[str]:
