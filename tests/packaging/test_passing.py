@@ -405,7 +405,7 @@ def test_aggregations_that_need_an_order_are_refused_by_name():
     refused(Gated(aggr="median"), "MedianAggregation")
 
 
-def test_edges_of_all_relations_together_are_refused():
+def test_edges_of_all_relations_together_equal_pyg():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -414,7 +414,7 @@ def test_edges_of_all_relations_together_are_refused():
         def forward(self, x, edge_index, edge_type):
             return self.conv(x, edge_index)
 
-    refused(Model(), "all relations", relational())
+    assert_equals_pyg(Model(), relational())
 
 
 def test_functions_of_torch_and_pyg_are_as_before_once_a_model_was_traced():

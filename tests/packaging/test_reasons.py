@@ -389,13 +389,13 @@ class Hgt(nn.Module):
         return self.last(self.conv(x_dict, edge_index_dict)["paper"])
 
 
-def test_hgt_is_refused_by_name(tmp_path):
-    graph = hetero()
-    with pytest.raises(
-        PackagingError, match=r"cannot follow HGTConv \(at test_reasons\.py.*HeteroConv"
-    ) as caught:
-        package(Hgt(graph), tmp_path, graph, target="paper")
-    assert ".item()" not in str(caught.value)
+def test_hgt_whose_forward_is_its_own_is_refused_and_another_one_is_split(tmp_path):
+    graph, model = hetero(), Hgt(hetero())
+    report = package(model, tmp_path / "split", graph, target="paper", fanouts=[-1])
+    assert report.spec.runtime == "onnx"
+    model.conv.forward = model.conv.forward
+    with pytest.raises(PackagingError, match="changes a part of a tensor in place"):
+        package(model, tmp_path / "refused", graph, target="paper", fanouts=[-1])
 
 
 class Graphs(nn.Module):

@@ -22,8 +22,9 @@ from hopline.packaging.edges import (
     edges_of,
     grouping,
     is_aggregation,
+    joined,
+    listed_by,
     neighbour_rows,
-    ones,
     own_rows,
     size_of,
     slot_of,
@@ -116,7 +117,10 @@ class _Analysis(fx.Interpreter):
             return self._loops_domain(n)
         if n.target is softmax or is_aggregation(self.traced.module, n):
             return self._grouped_domain(n)
-        if (edges := edges_of(n.args[0] if n.target is ones else n)) is not None:
+        if (edges := edges_of(n)) is not None:
+            return edges
+        listed = [self.traced.domains.get(part) for part in listed_by(n, 0)]
+        if listed and (edges := joined(listed)) is not None:
             return edges
         inputs = n.all_input_nodes
         if n.op == "call_method" and n.target in _FILLED:
@@ -133,10 +137,12 @@ class _Analysis(fx.Interpreter):
     def _closed(self, conv: fx.Node, reason: str) -> Closed:
         return Closed(f"{describe(self.traced.module, conv)} {reason}", frozenset([str(conv.target)]))
 
-    def _ends(self, edges: Domain) -> tuple[str, str]:
-        """The node types of an edge type's sources and destinations."""
-        source, _, destination = edges.type.split("__")
-        return source, destination
+    def _ends(self, n: fx.Node, edges: Domain) -> tuple[str, str]:
+        """The node types of the sources of edges, as a text, and of their destinations."""
+        ends = [key.split("__") for key in edges.keys(self.binding.relations)]
+        if len({end[2] for end in ends}) > 1:
+            raise self._refusal(n, f"lists edges that lead to several node types: {edges.type}")
+        return " and ".join(dict.fromkeys(end[0] for end in ends)), ends[0][2]
 
     def _end_domain(self, n: fx.Node) -> Domain:
         """Of rows of nodes as rows of edges."""
@@ -144,9 +150,7 @@ class _Analysis(fx.Interpreter):
         edges = edges_of(edge_index)
         if edges is None:
             raise self._refusal(n, "reads edges that are not those of the model's edge_index argument")
-        if edges.type == "*":
-            raise self._refusal(n, "reads the edges of all relations together")
-        end = self._ends(edges)[n.target is own_rows]
+        end = self._ends(n, edges)[n.target is own_rows]
         if not isinstance(rows, fx.Node) or self.traced.domains.get(rows) != Domain("node", end):
             raise self._refusal(
                 n, f"reads rows by the numbers of nodes that are not rows of node type {end!r}"
@@ -159,7 +163,7 @@ class _Analysis(fx.Interpreter):
         if edges is None:
             raise self._refusal(n, "changes edges that are not those of the model's edge_index argument")
         before = edges_of(given["edge_index"])
-        source, destination = self._ends(edges) if edges.type != "*" else ("", "*")
+        source, destination = self._ends(n, edges)
         if edges != before and source != destination:
             raise self._refusal(n, "reads or adds self-loops of edges between two lists of nodes")
         for name in ("edge_attr", "edge_weight"):
@@ -175,17 +179,23 @@ class _Analysis(fx.Interpreter):
         if isinstance(number, fx.Node):
             known = self.traced.domains.get(number) == nodes
             number = self.traced.values[number] if known else None
-        if number != self.num_rows[nodes]:
+        if number != self._num_rows(nodes):
             raise self._refusal(
                 n,
                 "adds self-loops to some nodes only: pass it the number of all nodes (num_nodes=x.size(0))",
             )
 
+    def _num_rows(self, domain: Domain) -> int:
+        if domain not in self.num_rows:
+            keys = domain.keys(self.binding.relations)
+            self.num_rows[domain] = sum(self.num_rows[Domain("edge", key)] for key in keys)
+        return self.num_rows[domain]
+
     def _grouped_domain(self, n: fx.Node) -> Domain:
         """Of values made of groups of rows: the groups must be the in-edges of each node."""
         found = grouping(self.traced.module, n)
         edges = found.edges
-        if edges is None or edges.type == "*":
+        if edges is None:
             raise self._refusal(
                 n,
                 "mixes rows: it groups by another index than edge_index[1], the destinations of the edges",
@@ -199,7 +209,7 @@ class _Analysis(fx.Interpreter):
                 raise self._refusal(n, "groups another dimension than that of the edges")
             if value.dtype != torch.float32:
                 raise self._refusal(n, f"groups rows of {value.dtype}, not of float32")
-        return edges if n.target is softmax else Domain("node", self._ends(edges)[1])
+        return edges if n.target is softmax else Domain("node", self._ends(n, edges)[1])
 
     def _conv_domain(self, n: fx.Node) -> Domain:
         edges = conv_arguments(self.traced.module, n).get("edge_index")
@@ -214,7 +224,7 @@ class _Analysis(fx.Interpreter):
             self.num_rows[domain] = value[0].shape[1]
         if not isinstance(value, Tensor) or edges_of(n) is not None or (slot_of(n) or "").startswith(EDGES):
             return
-        rows = self.num_rows[domain]
+        rows = self._num_rows(domain)
         if value.dim() == 0 or value.shape[0] != rows:
             raise self._refusal(
                 n,

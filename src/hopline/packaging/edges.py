@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,10 @@ class Domain:
     def __str__(self) -> str:
         return f"{self.kind} type {self.type!r}"
 
+    def keys(self, relations: Sequence[str]) -> tuple[str, ...]:
+        """The edge types: one, several lists of edges in one, or all `relations`."""
+        return tuple(relations) if self.type == "*" else tuple(self.type.split(_AND))
+
     @property
     def adds_loops(self) -> bool:
         """True if each node has an edge to itself that the model added."""
@@ -60,11 +64,8 @@ def own_rows(rows: Tensor, edge_index: Tensor) -> Tensor:
     return rows.index_select(0, edge_index[1])
 
 
-def ones(edge_index: Tensor) -> Tensor:
-    """A weight of 1 for each edge, float32 [E]."""
-    return torch.ones(edge_index.shape[1])
-
-
+#: Between the keys of edge types whose edges the model has in one list.
+_AND = " and "
 #: Methods that answer the same edges.
 _SAME = frozenset({"clone", "contiguous", "detach", "long"})
 #: Functions over all edges of a node, and such that answer another list of edges.
@@ -87,13 +88,31 @@ def edges_of(node: Any) -> Domain | None:
     """The edges that an edge index holds: the model's argument, or that with other self-loops."""
     while isinstance(node, fx.Node) and node.op == "call_method" and node.target in _SAME:
         node = node.args[0]
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem:
+    if not isinstance(node, fx.Node):
+        return None
+    if listed := listed_by(node, 1):
+        return joined([edges_of(each) for each in listed])
+    if node.target is not operator.getitem:
         return None
     slot = slot_of(node)
     if slot is not None:
         role, _, edge_type = slot.partition(":")
         return Domain("edge", edge_type) if role == "edge_index" else None
     return edges_after(node.args[0]) if node.args[1] == 0 else None
+
+
+def listed_by(node: fx.Node, dim: int) -> list[Any]:
+    """The values that `torch.cat` joins in a dimension; none for other values."""
+    if node.target is not torch.cat:
+        return []
+    given: dict[str, Any] = {**dict(zip(("tensors", "dim"), node.args, strict=False)), **node.kwargs}
+    return list(given["tensors"]) if given.get("dim", 0) == dim else []
+
+
+def joined(parts: Sequence[Domain | None]) -> Domain | None:
+    """The edges of several lists in one; None if any are not a graph's own edges."""
+    types = [part.type for part in parts if part is not None and part.kind == "edge" and not part.loops]
+    return Domain("edge", _AND.join(types)) if len(types) == len(parts) else None
 
 
 def edges_after(node: Any) -> Domain | None:
@@ -184,23 +203,60 @@ def grouping(module: fx.GraphModule, node: fx.Node) -> Grouping:
     return Grouping(rows, index, given.get("dim", 0), others == (None, None))
 
 
-def name_ends(graph: fx.Graph) -> None:
-    """Rewrite `x[edge_index[0]]` and `x.index_select(0, edge_index[1])` as rows of the edges' ends."""
+def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:
+    """Rewrite `x[edge_index[0]]` and `x.index_select(0, edge_index[1])` as rows of the edges' ends.
+
+    And `edge_index[:, edge_type == 1]` as the edges of the second relation.
+    """
     for node in graph.nodes:
         if node.op == "call_function" and node.target is operator.getitem and len(node.args) == 2:
             rows, index = node.args
+            slot, number = slot_of(rows) or "", _relation(index[-1] if isinstance(index, tuple) else index)
+            if slot.endswith(":*") and number in range(len(relations)):
+                node.args = (rows.args[0], slot.replace("*", relations[number]))
+                continue
         elif (
             node.target in ("index_select", torch.index_select)
             and node.args[1:2] == (0,)
             and len(node.args) == 3
         ):
             rows, _, index = node.args
+        elif node.target is torch.bmm:
+            _multiply_by_relation(graph, node, relations)
+            continue
         else:
             continue
         end = end_of(index)
         if end is not None:
             node.op, node.target = "call_function", (neighbour_rows, own_rows)[end[1]]
             node.args, node.kwargs = (rows, index.args[0]), {}
+
+
+def _multiply_by_relation(graph: fx.Graph, node: fx.Node, relations: Sequence[str]) -> None:
+    """Rewrite rows [E, 1, d] times a matrix for each edge as those of each relation times its matrix."""
+    given: tuple[Any, ...] = node.args
+    rows, matrices = given
+    if rows.target != "unsqueeze" or matrices.target is not torch.index_select:
+        return
+    ends, weight, where = rows.args[0], matrices.args[0], matrices.args[1:]
+    if rows.args[1] != 1 or where[0] != 0 or slot_of(where[1]) != "edge_type:*":
+        return
+    if ends.target not in (neighbour_rows, own_rows) or slot_of(ends.args[1]) != "edge_index:*":
+        return
+    parts = []
+    with graph.inserting_before(node):
+        for number, key in enumerate(relations):
+            edges = graph.call_function(operator.getitem, (where[1].args[0], f"edge_index:{key}"))
+            part = graph.call_function(ends.target, (ends.args[0], edges))
+            matrix = graph.call_function(operator.getitem, (weight, number))
+            parts.append(graph.call_function(torch.matmul, (part, matrix)))
+        node.target, node.args = torch.unsqueeze, (graph.call_function(torch.cat, (parts,)), 1)
+
+
+def _relation(mask: Any) -> Any:
+    """The number of the relation whose edges a mask selects; -1 for another value."""
+    is_mask = isinstance(mask, fx.Node) and mask.target is operator.eq
+    return mask.args[1] if is_mask and slot_of(mask.args[0]) == "edge_type:*" else -1
 
 
 def size_of(node: fx.Node) -> tuple[fx.Node, int | None] | None:
@@ -212,12 +268,12 @@ def size_of(node: fx.Node) -> tuple[fx.Node, int | None] | None:
             return None
     elif node.op == "call_method" and node.target == "size" and len(node.args) == 2:
         dim = node.args[1]
-    elif node.op != "call_method" or node.target != "numel":
+    elif node.op != "call_method" or node.target not in ("numel", "size"):
         return None
     is_shape = sizes.target is getattr and sizes.args[1] == "shape"
     is_shape |= sizes.op == "call_method" and sizes.target in ("size", "numel")
-    of = sizes.args[0]
-    if not is_shape or not isinstance(of, fx.Node) or not isinstance(dim, int | None):
+    of = sizes.args[0] if is_shape else None
+    if not isinstance(of, fx.Node) or not isinstance(dim, int | None):
         return None
     return of, dim
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from hopline.errors import NotSplittable
 from hopline.packaging.analysis import analyse
 from hopline.packaging.arguments import Binding
-from hopline.packaging.dense import ConvCall, DenseConv, build
+from hopline.packaging.dense import ConvCall, ConvInput, DenseConv, build
 from hopline.packaging.edges import Domain, is_aggregation, slot_of
 from hopline.packaging.regions import Region, reduction, region
 from hopline.packaging.settings import Device
@@ -45,6 +45,12 @@ class LoweredConv:
     edge_attr: fx.Node | None
     edge_types: tuple[str, ...]
     query: fx.Node | None = None
+
+    def value(self, need: ConvInput) -> fx.Node:
+        """The value that an input of the dense form has columns of."""
+        value = self.source if need.value == "source" else self.destination
+        assert value is not None  # else the form needs own rows that its call does not pass
+        return value
 
 
 Lowered = dict[fx.Node, LoweredConv | Region]

@@ -11,19 +11,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import Parameter
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch_geometric import utils
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_remaining_self_loops, scatter
 
 from hopline.errors import NotSplittable
-from hopline.packaging.edges import GROUPED, LOOPS, neighbour_rows, ones, own_rows
+from hopline.packaging.edges import GROUPED, LOOPS
 from hopline.packaging.proxy import value_of
 
 #: Makes a traced value: (kind, target, args, kwargs).
@@ -44,7 +43,7 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     Args:
         opens_norm: true where `gcn_norm` is code instead, which reads degrees of the neighbours.
     """
-    places = {id(vars(utils)): vars(utils)}
+    places = {id(names): names for names in (vars(utils), gcn_norm.__globals__)}
     for part in model.modules():
         for name in ("forward", *_TRACED):
             names = getattr(getattr(part, name, None), "__globals__", None)
@@ -52,9 +51,7 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
                 places[id(names)] = names
     wrapped = {function: _one_value(function, create) for function in (*GROUPED, *LOOPS)}
     whole = wrapped[gcn_norm]
-    wrapped[gcn_norm] = lambda *args, **kwargs: (
-        _norm(wrapped, create, *args, **kwargs) if opens_norm() else whole(*args, **kwargs)
-    )
+    wrapped[gcn_norm] = lambda *args, **kwargs: (gcn_norm if opens_norm() else whole)(*args, **kwargs)
     replaced = [
         (names, name, value)
         for names in places.values()
@@ -90,35 +87,11 @@ def _one_value(function: Callable[..., Any], create: Create) -> Callable[..., An
     return call
 
 
-def _norm(
-    functions: dict[Any, Callable[..., Any]],
-    create: Create,
-    edge_index: Any,
-    edge_weight: Any = None,
-    num_nodes: Any = None,
-    improved: bool = False,
-    add_self_loops: bool = True,
-    flow: str = "source_to_target",
-    dtype: Any = None,
-) -> tuple[Any, Any]:
-    """PyG's `gcn_norm` over the given functions on edges."""
-    if flow != "source_to_target" or num_nodes is None:
-        raise NotSplittable("gcn_norm is called with another flow, or without the number of nodes")
-    if add_self_loops:
-        fill = 2.0 if improved else 1.0
-        add = functions[add_remaining_self_loops]
-        edge_index, edge_weight = add(edge_index, edge_weight, fill, num_nodes)
-    if edge_weight is None:
-        edge_weight = create("call_function", ones, (edge_index,), {})
-    row, col = (create("call_function", operator.getitem, (edge_index, end), {}) for end in (0, 1))
-    scale = functions[scatter](edge_weight, col, dim=0, dim_size=num_nodes, reduce="sum").pow(-0.5)
-    scale = scale.masked_fill(scale == float("inf"), 0.0)
-    return edge_index, scale[row] * edge_weight * scale[col]
-
-
 @contextmanager
-def passed_as_values(conv: MessagePassing, create: Create) -> Iterator[None]:
-    """Replace a conv's `propagate` and `edge_updater` by traced values.
+def passed_as_values(conv: MessagePassing) -> Iterator[None]:
+    """Make a conv pass messages by PyG's general code, which is traced.
+
+    PyG writes a faster one for each class, and compares numbers of rows. No decision of a model is in these.
 
     Raises:
         NotSplittable: the conv passes messages in another way, or against the direction of the edges.
@@ -128,12 +101,25 @@ def passed_as_values(conv: MessagePassing, create: Create) -> Iterator[None]:
     own_way = _own_way(conv)
     if own_way:
         raise _refusal(conv, own_way)
-    passing, names = _Passing(conv, create), vars(conv)
-    names["propagate"], names["edge_updater"] = passing.propagate, passing.edge_updater
+
+    def set_size(size: list[Any], side: int, rows: Any) -> None:
+        if conv.node_dim % max(rows.dim(), 1) != 0:
+            raise _refusal(conv, f"nodes are dimension {conv.node_dim} of its rows, not the first")
+        size[side] = rows.size(0) if size[side] is None else size[side]
+
+    replaced = {
+        "propagate": partial(MessagePassing.propagate, conv),
+        "edge_updater": partial(MessagePassing.edge_updater, conv),
+        "_check_input": lambda edge_index, size: [None, None] if size is None else list(size),
+        "_set_size": set_size,
+        "_lift": lambda rows, edge_index, side: rows.index_select(0, edge_index[side]),
+    }
+    vars(conv).update(replaced)
     try:
         yield
     finally:
-        del names["propagate"], names["edge_updater"]
+        for name in replaced:
+            del vars(conv)[name]
 
 
 def hooks_of(conv: MessagePassing) -> str:
@@ -167,96 +153,52 @@ def _own_way(conv: MessagePassing) -> str:
     return ""
 
 
-class _Passing:
-    """`propagate` and `edge_updater` of one conv, as traced values."""
-
-    def __init__(self, conv: MessagePassing, create: Create) -> None:
-        self._conv = conv
-        self._create = create
-
-    def propagate(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
-        """As `MessagePassing.propagate`."""
-        conv = self._conv
-        found = _Arguments(conv, self._create, conv._user_args, edge_index, size, given)
-        messages = conv.message(**found.of("message"))
-        aggregated = conv.aggregate(messages, **found.of("aggregate"))
-        return conv.update(aggregated, **found.of("update"))
-
-    def edge_updater(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
-        """As `MessagePassing.edge_updater`."""
-        conv = self._conv
-        found = _Arguments(conv, self._create, conv._edge_user_args, edge_index, size, given)
-        return conv.edge_update(**found.of("edge_update"))
+def by_type(lin: Any, x: Any, type_vec: Any) -> Any:
+    """The forward of a `HeteroLinear`: the rows for all types, and of these one for each node."""
+    bias = None if lin.bias is None else lin.bias.flatten()
+    rows = nn.functional.linear(x, lin.weight.mT.flatten(0, 1), bias)
+    mine = type_vec.unsqueeze(1) == torch.arange(lin.num_types)
+    return torch.where(mine.unsqueeze(2), rows.view(-1, lin.num_types, lin.out_channels), 0.0).sum(1)
 
 
-class _Arguments:
-    """The arguments that PyG collects for a conv's functions in one call of `propagate`.
+def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, Any]) -> dict[str, Any]:
+    """The forward of an `HGTConv`, with one list of edges for each destination type.
 
-    Args:
-        names: that the functions read.
-        given: what the call passes, by name.
+    PyG lists the nodes of all types in one tensor. Its keys and values of an edge type are linear in the
+    rows of the sources, as its prior for each head is in the keys.
     """
+    shape = conv.heads, conv.out_channels // conv.heads
 
-    def __init__(
-        self,
-        conv: MessagePassing,
-        create: Create,
-        names: list[str],
-        edge_index: Any,
-        size: Any,
-        given: dict[str, Any],
-    ) -> None:
-        self._names = names
-        self._conv = conv
-        self._create = create
-        self._edge_index = edge_index
-        self._given = given
-        self._found: dict[str, Any] = {"edge_index": edge_index, "adj_t": None, "ptr": None, "size": size}
+    def linear(name: str, *parts: tuple[int, Any]) -> Any:
+        """Keys (0), queries (1) or values (2) [n, parts, heads, dim] of a node type, times weights."""
+        lin, rows = conv.kqv_lin.lins[name], []
+        for part, weight in parts:
+            of = [each.chunk(3)[part].view(*shape, -1) for each in (lin.weight, lin.bias)]
+            rows.append([weight.mT @ each for each in of])
+        weight, bias = (torch.stack(each).flatten(0, 2) for each in zip(*rows, strict=True))
+        return nn.functional.linear(x_dict[name], weight, bias.flatten()).view(-1, len(parts), *shape)
 
-    def of(self, method: str) -> dict[str, Any]:
-        """Those of one function."""
-        parameters = self._conv.inspector.get_param_dict(method)
-        for name, parameter in parameters.items():
-            if name not in self._found:
-                self._found[name] = self._argument(name)
-            if self._found[name] is Parameter.empty:
-                self._found[name] = parameter.default
-        return {name: self._found[name] for name in parameters}
+    def sent(key: tuple[str, ...]) -> Any:
+        """Keys and values of the sources [E, 2, heads, dim]."""
+        each = slice(conv.edge_types_map[key], None, len(conv.edge_types))
+        k, v = conv.k_rel.weight[each], conv.v_rel.weight[each]
+        prior = conv.p_rel["__".join(key)].view(-1, 1, 1)
+        return linear(key[0], (0, k * prior), (2, v)).index_select(0, edge_index_dict[key][0])
 
-    def _argument(self, name: str) -> Any:
-        if name in ("index", "edge_index_i", "edge_index_j"):
-            return self._create(
-                "call_function", operator.getitem, (self._edge_index, int(name[-1] != "j")), {}
-            )
-        if name in ("dim_size", "size_i", "size_j"):
-            return self._num_rows(first=int(name != "size_j"))
-        if not name.endswith(("_i", "_j")):
-            return self._given.get(name, Parameter.empty)
-        value, side = self._given.get(name[:-2], Parameter.empty), int(name.endswith("_i"))
-        if isinstance(value, tuple | list):
-            value = value[side]
-        if not isinstance(value, fx.Proxy | Tensor):
-            return value
-        known = value if isinstance(value, Tensor) else value_of(value.node)
-        if isinstance(known, Tensor) and self._conv.node_dim % max(known.dim(), 1) != 0:
-            raise _refusal(
-                self._conv, f"nodes are dimension {self._conv.node_dim} of {name[:-2]}, not the first"
-            )
-        return self._create(
-            "call_function", (neighbour_rows, own_rows)[side], (value, self._edge_index), {}
-        )
-
-    def _num_rows(self, *, first: int) -> Any:
-        """The number of nodes at one side, else at the other: as given, or of the rows that are passed."""
-        sizes: list[dict[int, Any]] = []
-        for name in sorted(self._names):
-            value = self._given.get(name[:-2]) if name.endswith(("_i", "_j")) else None
-            sides = value if isinstance(value, tuple | list) else None
-            sizes.append(dict(enumerate(sides)) if sides else {int(name.endswith("_i")): value})
-        for side in (first, 1 - first):
-            if self._found["size"] is not None and self._found["size"][side] is not None:
-                return self._found["size"][side]
-            for each in sizes:
-                if isinstance(each.get(side), fx.Proxy):
-                    return self._create("call_method", "size", (each[side], 0), {})
-        return None
+    found = {}
+    for name in (name for name in x_dict if name in conv.dst_node_types):
+        x, keys = x_dict[name], [key for key in edge_index_dict if key[-1] == name]
+        q = linear(name, (1, torch.eye(shape[1]))).select(1, 0)
+        out = torch.zeros_like(q).flatten(1)
+        if keys:
+            edges = torch.cat([edge_index_dict[key] for key in keys], dim=1)
+            rows = torch.cat([sent(key) for key in keys])
+            ends = edges[1], None, x.size(0)
+            q_i = q.index_select(0, edges[1])
+            out = conv.aggregate(conv.message(rows.select(1, 0), q_i, rows.select(1, 1), 1.0, *ends), *ends)
+        out = conv.out_lin.lins[name](nn.functional.gelu(out))
+        if out.size(-1) == x.size(-1):
+            alpha = conv.skip[name].sigmoid()
+            out = alpha * out + (1 - alpha) * x
+        found[name] = out
+    return found

@@ -322,8 +322,3 @@ def as_their_values() -> Iterator[None]:
         yield
     finally:
         builtins.isinstance = true
-
-
-def is_container(module: nn.Module) -> bool:
-    """True if a module only calls its parts in order."""
-    return type(module) is torch.nn.Sequential

@@ -62,7 +62,11 @@ def region(traced: Traced, node: fx.Node, path: str) -> Region:
     if found.rows is None:
         return Region(path, None, edges, [], [])
     sources, own = _read_by(traced, found.rows)
-    traced.module.add_submodule(path, BlockAggregation(_aggregation(traced, node), _Refusing(traced, node)))
+
+    def refusal(reason: str) -> NotSplittable:
+        return NotSplittable(f"{describe(traced.module, node)} cannot be a stage: {reason}")
+
+    traced.module.add_submodule(path, BlockAggregation(_aggregation(traced, node), refusal))
     return Region(path, found.rows, edges, sources, own)
 
 
@@ -142,17 +146,6 @@ def _aggregation(traced: Traced, node: fx.Node) -> Aggregation:
         raise NotSplittable(f"{describe(traced.module, node)} reduces by {reduce!r}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusing:
-    """The name of an aggregation in refusals."""
-
-    traced: Traced
-    node: fx.Node
-
-    def refusal(self, reason: str) -> NotSplittable:
-        return NotSplittable(f"{describe(self.traced.module, self.node)} cannot be a stage: {reason}")
-
-
 class Reduced(DenseConv):
     """An aggregation that the engine computes: a reduction of neighbours' rows.
 
@@ -193,7 +186,8 @@ def reduction(traced: Traced, node: fx.Node) -> tuple[Reduced, fx.Node] | None:
             return None
         kind, weighted = norm
         edges = replace(edges, loops="")
-    if edges.loops or (kind == "max" and weighted):
+    several = len(edges.keys(traced.relations)) > 1
+    if edges.loops or several or (kind == "max" and weighted):
         return None
     shape = tuple(traced.values[node].shape[1:])
     return Reduced(edges.type, kind, weighted=weighted, shape=shape), source

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from torch import nn
+from torch_geometric.nn import HGTConv
 
 
 def split_key(key: str) -> tuple[str, str, str]:
@@ -14,6 +18,15 @@ def split_key(key: str) -> tuple[str, str, str]:
 def natural(key: str) -> list[tuple[int, str]]:
     """A sort key that puts r2 before r10: relation numbers are positions in this order."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", key)]
+
+
+def in_order(keys: Iterable[str], module: nn.Module) -> list[str]:
+    """Edge types in the order of their names, or in that of an `HGTConv`, whose input must have it."""
+    for part in module.modules():
+        listed = ["__".join(key) for key in part.edge_types] if isinstance(part, HGTConv) else []
+        if listed:
+            return sorted(keys, key=lambda key: listed.index(key) if key in listed else len(listed))
+    return sorted(keys, key=natural)
 
 
 def numbered(keys: tuple[str, ...]) -> bool:

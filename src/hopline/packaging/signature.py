@@ -22,7 +22,7 @@ from hopline.errors import PackagingError
 from hopline.packaging.advice import INSTEAD, NUMBER, lost
 from hopline.packaging.arguments import Binding, by_position
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
-from hopline.packaging.relations import natural, numbered
+from hopline.packaging.relations import in_order, numbered
 from hopline.packaging.settings import NAMED_ROLES, Role
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def bind(
         PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks; the message
             shows the call to write.
     """
-    edge_keys = tuple(relations or sorted(schema.edge_types, key=natural))
+    edge_keys = tuple(relations or in_order(schema.edge_types, module))
     for key in edge_keys:
         if key not in schema.edge_types:
             raise PackagingError(

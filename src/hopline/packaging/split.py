@@ -14,7 +14,6 @@ from torch import Tensor, fx
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-from hopline.packaging.dense import ConvInput
 from hopline.packaging.edges import slot_of
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region
@@ -94,7 +93,8 @@ class Splitter:
                 if isinstance(conv, Region):
                     for source in conv.sources:
                         _add(self._state(level - 1, self.traced.domains[source].type).values, source)
-                    counted += [] if conv.sources else [conv.edges.type.split("__")[0]]
+                    if not conv.sources:
+                        counted += [key.split("__")[0] for key in conv.edges.keys(self.traced.relations)]
                     continue
                 for need in conv.dense.needs:
                     if need.kind in ("sources", "reduce", "attend"):
@@ -152,7 +152,7 @@ class Splitter:
                 return
             for need in conv.dense.needs:
                 if need.kind == "self":
-                    self._require(place, _value(conv, need), seen)
+                    self._require(place, conv.value(need), seen)
                 elif need.kind == "attend" and conv.query is not None and not conv.dense.is_query_state:
                     for arg in conv.query.all_input_nodes:
                         self._require(place, arg, seen)
@@ -234,13 +234,6 @@ def _built(
     used = [node for node in own if first.env[node].users]
     # query rows and the rest of a stage read different parts of the own state
     return built if len(used) == len(own) else StageCode(splitter, place, used).build(values)
-
-
-def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:
-    value = conv.source if need.value == "source" else conv.destination
-    if value is None:
-        raise AssertionError("a dense conv needs own rows that its call does not pass")
-    return value
 
 
 def _add(values: list[fx.Node], node: fx.Node) -> None:

@@ -7,7 +7,7 @@ what groups edges by their destinations is a masked operation over its second di
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -24,9 +24,9 @@ from hopline.packaging.edges import (
     end_of,
     grouping,
     is_number_of_edges,
+    listed_by,
     loops_of,
     neighbour_rows,
-    ones,
     own_rows,
     slot_of,
 )
@@ -34,38 +34,22 @@ from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region, attributes_before
 from hopline.packaging.trace import Traced, describe
 
+if TYPE_CHECKING:
+    from hopline.packaging.split import Splitter
+
 #: (level, node type) of a stage.
 Place = tuple[int, str]
-
-
-class Layout(Protocol):
-    """The states below a stage.
-
-    Attributes:
-        convs: aggregations and convs -> how they are computed.
-    """
-
-    traced: Traced
-    convs: dict[fx.Node, LoweredConv | Region]
-
-    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
-        """Columns of a value in the state at `place`."""
-
-    def total(self, place: Place) -> int:
-        """Columns of the state at `place`."""
-
-    def query_columns(self, place: Place, conv: LoweredConv) -> tuple[int, int] | None:
-        """Columns of a conv's query row, in the state below or in the stage's query rows."""
 
 
 class StageCode:
     """One stage as an fx graph.
 
     Args:
+        layout: the states below it.
         own: the values that it may read from the node's own state below.
     """
 
-    def __init__(self, layout: Layout, place: Place, own: list[fx.Node]) -> None:
+    def __init__(self, layout: Splitter, place: Place, own: list[fx.Node]) -> None:
         self.layout = layout
         self.traced = layout.traced
         self.place = place
@@ -186,7 +170,7 @@ class StageCode:
 
     def _need(self, conv: LoweredConv, need: ConvInput) -> fx.Node:
         if need.kind == "self":
-            return self.emit(_value(conv, need))
+            return self.emit(conv.value(need))
         fields: dict[str, Any] = {"edge_type": need.edge_type}
         if need.kind in ("sources", "reduce", "attend"):
             below = (self.place[0] - 1, self.traced.domains[conv.source].type)
@@ -269,12 +253,14 @@ class EdgeCode:
         if node.target is softmax:
             logits = self.rows(grouping(self.traced.module, node).rows)
             return self.graph.call_function(block.softmax_of_edges, (logits, self.mask(edges)))
-        if node.target is ones:
-            return self.graph.call_function(block.ones_of_edges, (self.mask(edges),))
         if is_number_of_edges(node):
             return self.graph.call_method("numel", (self.mask(edges),))
         if (call := loops_of(node)) is not None:
             return self._attributes_after(call, edges)
+        if parts := [part for part in listed_by(node, 0) if self.traced.domains[part] != edges]:
+            pairs = [(self.rows(part), self.mask(self.traced.domains[part])) for part in parts]
+            blocks = [self.graph.call_function(block.as_block, each) for each in pairs]
+            return self.graph.call_method("flatten", (self._side_by_side(blocks), 0, 1))
         if edges_of(node) is not None or end_of(node) is not None:
             raise NotSplittable(
                 f"{describe(self.traced.module, node)} is read as numbers, not as ends of edges"
@@ -282,7 +268,12 @@ class EdgeCode:
         return self.stage.copied(node, self.rows)
 
     def _feed(self, kind: str, edges: Domain) -> fx.Node:
-        return self.stage.feed(kind, edge_type=edges.type)
+        keys = edges.keys(self.traced.relations)
+        return self._side_by_side([self.stage.feed(kind, edge_type=key) for key in keys])
+
+    def _side_by_side(self, blocks: list[fx.Node]) -> fx.Node:
+        """Blocks [n, K, …] of several edge types as one."""
+        return blocks[0] if len(blocks) == 1 else self.graph.call_function(torch.cat, (blocks,), {"dim": 1})
 
     def _slot(self, node: fx.Node, slot: str, edges: Domain) -> fx.Node:
         kind = slot.split(":", 1)[0]
@@ -290,6 +281,11 @@ class EdgeCode:
             rows = self.graph.call_method("unsqueeze", (self._feed(kind, edges), 2))
         elif kind == "edge_attr":
             rows = self._feed(kind, edges)
+        elif slot == "edge_type:*":
+            keys = enumerate(self.traced.relations)
+            masks = [(self.stage.feed("mask", edge_type=key), number) for number, key in keys]
+            numbers = [self.graph.call_function(block.numbered, each) for each in masks]
+            return self.graph.call_method("flatten", (self._side_by_side(numbers),))
         else:
             raise NotSplittable(
                 f"{describe(self.traced.module, node)} reads {slot}, which is not rows of edges in a block"
@@ -304,8 +300,12 @@ class EdgeCode:
         """Rows of the neighbours [n K, …]."""
         below = (self.stage.place[0] - 1, self.traced.domains[value].type)
         columns = self.stage.span(below, *self.stage.layout.columns(below, value))
-        sources = self.stage.feed("sources", edge_type=edges.type, columns=columns)
-        rows = self.graph.call_function(F.embedding, (self._feed("positions", edges), sources))
+        found = []
+        for key in edges.keys(self.traced.relations):
+            sources = self.stage.feed("sources", edge_type=key, columns=columns)
+            positions = self.stage.feed("positions", edge_type=key)
+            found.append(self.graph.call_function(F.embedding, (positions, sources)))
+        rows = self._side_by_side(found)
         if edges.adds_loops:
             own = self.stage.flat(value, self.stage.emit(value))
             rows = self.graph.call_function(block.with_own_rows, (rows, own))
@@ -345,10 +345,3 @@ def _may_read_codes(traced: Traced) -> bool:
         elif not value.is_floating_point() and edges_of(node) is None and end_of(node) is None:
             return True
     return False
-
-
-def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:
-    value = conv.source if need.value == "source" else conv.destination
-    if value is None:
-        raise AssertionError("a dense conv needs own rows that its call does not pass")
-    return value

@@ -12,26 +12,33 @@ import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
-from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, MessagePassing
+from torch_geometric.nn import (
+    Aggregation,
+    HeteroConv,
+    HeteroDictLinear,
+    HeteroLinear,
+    HGTConv,
+    MessagePassing,
+)
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS
 from hopline.packaging.edges import Domain, edges_of, is_aggregation, name_ends, slot_of
 from hopline.packaging.learned import Rows
-from hopline.packaging.passing import grouped_as_values, passed_as_values
+from hopline.packaging.passing import by_destination, by_type, grouped_as_values, passed_as_values
 from hopline.packaging.proxy import (
     CHANGED,
     VALUE,
     RunningTracer,
     as_their_values,
-    is_container,
     same_tensor,
     value_of,
 )
@@ -67,30 +74,20 @@ def without_changes(module: fx.GraphModule, describe: Any) -> None:
                 f"{describe(module, node)} changes a part of a tensor in place, which other code sees"
             )
         if node.target is operator.setitem:
-            result = _replaced(graph, node, graph.call_function, (set_item, node.args))
+            node.target = set_item
         elif same_tensor(value_of(node), value_of(target)):
             with graph.inserting_before(node):
                 copied = graph.call_function(torch.clone, (latest(target),))
             copied.meta[VALUE] = value_of(target)
             node.replace_input_with(latest(target), copied)
-            result = node
         else:
             raise NotSplittable(
                 f"{describe(module, node)} changes its argument in place and returns something else"
             )
         for n in changed:
-            newest[n] = result
-        newest[target] = result
+            newest[n] = node
+        newest[target] = node
     graph.lint()
-
-
-def _replaced(graph: fx.Graph, node: fx.Node, make: Any, what: tuple[Any, Any]) -> fx.Node:
-    with graph.inserting_before(node):
-        made: fx.Node = make(*what)
-    made.stack_trace = node.stack_trace
-    made.meta[VALUE] = node.meta.get(VALUE)
-    graph.erase_node(node)
-    return made
 
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
@@ -115,6 +112,7 @@ class Traced:
         levels: value -> number of convs on its longest path.
         values: value -> what it was on the check graph.
         decisions: branches and numbers that Python derived from types and sizes, with the user's line.
+        relations: edge types, in the order of an `edge_type` argument's numbers.
     """
 
     module: fx.GraphModule
@@ -123,6 +121,7 @@ class Traced:
     levels: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, Any] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
+    relations: tuple[str, ...] = ()
 
     @property
     def convs(self) -> list[fx.Node]:
@@ -224,7 +223,7 @@ class _Tracer(RunningTracer):
             return type(m) in BUILDERS and module_qualified_name not in self.opened
         if isinstance(m, Aggregation):
             return True
-        if is_container(m) or isinstance(m, Rows) or m is self.root.model:
+        if type(m) is nn.Sequential or isinstance(m, Rows) or m is self.root.model:
             return False
         return not any(isinstance(part, MessagePassing) for part in m.modules())
 
@@ -237,6 +236,10 @@ class _Tracer(RunningTracer):
         if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
             # torch.max over a dimension returns a pair, which PyG unpacks only if it is not a proxy.
             m.aggr = f"a{m.aggr}"
+        if isinstance(m, HeteroLinear):
+            return by_type(m, *args, **kwargs)
+        if type(m) is HGTConv and "forward" not in vars(m):
+            forward = partial(by_destination, m)
         given = (*args, *kwargs.values())
         if any(isinstance(value, dict) for value in given):
             return forward(*args, **kwargs)
@@ -247,7 +250,7 @@ class _Tracer(RunningTracer):
         if isinstance(m, MessagePassing):
             kwargs = self._with_weights(m, args, kwargs)
             if not self.is_leaf_module(m, self.path_of_module(m)):
-                with passed_as_values(m, self.create_proxy):
+                with passed_as_values(m):
                     return super().trace_module(m, forward, args, kwargs)
         return super().trace_module(m, forward, args, kwargs)
 
@@ -304,7 +307,7 @@ def trace(
         ) from error
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
-    name_ends(graph)
+    name_ends(graph, binding.relations)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
     decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))
@@ -313,7 +316,7 @@ def trace(
         node.meta.pop(VALUE, None)
         node.meta.pop(CHANGED, None)
     module.recompile()
-    return Traced(module, outputs, decisions=decisions)
+    return Traced(module, outputs, decisions=decisions, relations=binding.relations)
 
 
 #: One that the caller's own program has hardly set.
@@ -359,11 +362,10 @@ def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.N
     return found
 
 
-_REDUCTIONS = {
-    torch.sum: torch.sum, torch.mean: torch.mean, torch.max: torch.max, torch.min: torch.min,
-    torch.amax: torch.amax, torch.amin: torch.amin, torch.prod: torch.prod, torch.median: torch.median,
-    "sum": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "amax", "amin": "amin",
-}  # fmt: skip
+_REDUCTIONS = frozenset(
+    {torch.sum, torch.mean, torch.max, torch.min, torch.amax, torch.amin, torch.prod, torch.median,
+     "sum", "mean", "max", "min", "amax", "amin"}
+)  # fmt: skip
 
 
 def _stack_by_column(module: fx.GraphModule) -> None:

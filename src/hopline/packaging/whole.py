@@ -105,12 +105,6 @@ def _refusal(error: Exception, pooled: bool) -> str:
     where = user_line(error)
     where = f" (at {where})" if where else ""
     if "DataDependent" in type(error).__name__ or "data-dependent" in text:
-        layer = _layer(error)
-        if layer == "HGTConv":
-            return (
-                f"torch.export cannot follow HGTConv{where}: it slices rows by node type, at sizes that "
-                "are a tensor's numbers. Use RGCNConv, or HeteroConv of SAGEConv or TransformerConv"
-            )
         if pooled and any(
             Path(f.filename).match(_POOLS) for f in traceback.extract_tb(error.__traceback__)
         ):
@@ -137,16 +131,6 @@ def _refusal(error: Exception, pooled: bool) -> str:
         )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
-
-
-def _layer(error: Exception) -> str:
-    """The class of the innermost message-passing layer that was running, "" if none."""
-    found = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        layer = frame.f_locals.get("self")
-        if isinstance(layer, MessagePassing):
-            found = type(layer).__name__
-    return found
 
 
 def _message_hooks(model: nn.Module) -> str:

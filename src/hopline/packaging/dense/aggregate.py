@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +22,11 @@ from hopline.packaging.dense.block import total
 _MIN_VARIANCE = 1e-5
 
 
-class Named(Protocol):
-    """The name of a conv in refusals."""
-
-    def refusal(self, reason: str) -> NotSplittable:
-        """The error for an aggregation that has no form here."""
-
-
 class BlockAggregation(nn.Module):
     """An aggregation of `torch_geometric.nn.aggr`, over messages in a padded block.
 
     Args:
-        module: PyG's. call: for the refusal's name of the conv.
+        module: PyG's. refusal: the error for what has no form here, which names the conv.
 
     Raises:
         NotSplittable: another class, or a mode that has no form here.
@@ -42,7 +35,7 @@ class BlockAggregation(nn.Module):
     mean_degree: Tensor
     mean_log_degree: Tensor
 
-    def __init__(self, module: Any, call: Named) -> None:
+    def __init__(self, module: Any, refusal: Callable[[str], NotSplittable]) -> None:
         super().__init__()
         self._scalers: list[str] = []
         self._steps: list[tuple[Callable[..., Tensor], Any]] = []
@@ -53,12 +46,12 @@ class BlockAggregation(nn.Module):
             module = module.aggr
         several = type(module) is pyg.MultiAggregation
         if several and module.mode != "cat":
-            raise call.refusal(f"its aggregations are combined by {module.mode!r}, not concatenated")
+            raise refusal(f"its aggregations are combined by {module.mode!r}, not concatenated")
         for each in module.aggrs if several else [module]:
             step = _STEPS.get(type(each))
             if step is None:
                 names = ", ".join(sorted(kind.__name__ for kind in _STEPS))
-                raise call.refusal(
+                raise refusal(
                     f"its aggregation {type(each).__name__} has no form here; known are {names}, several "
                     "of them, and these scaled by degrees"
                 )

@@ -73,9 +73,9 @@ def count(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return total(mask.unsqueeze(2).float(), mask).squeeze(1).to(dtype)
 
 
-def ones_of_edges(mask: Tensor) -> Tensor:
-    """A one for each edge of a block, [n K]."""
-    return torch.ones_like(mask, dtype=torch.float32).flatten()
+def numbered(mask: Tensor, number: int) -> Tensor:
+    """A number for each edge of a block, int64 [n, K]."""
+    return torch.full_like(mask, number, dtype=torch.int64)
 
 
 def softmax_of_edges(logits: Tensor, mask: Tensor) -> Tensor:

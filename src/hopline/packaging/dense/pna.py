@@ -38,7 +38,7 @@ class DensePNA(DenseConv):
             of_edges = linear(torch.cat([part[2] for part in parts]))
             self.edge = nn.Sequential(as_linear(conv.edge_encoder), of_edges)
         self.pre = nn.ModuleList(pre[1:] for pre in conv.pre_nns)
-        self.aggregation = BlockAggregation(conv.aggr_module, call)
+        self.aggregation = BlockAggregation(conv.aggr_module, call.refusal)
         self.post, self.lin = conv.post_nns, as_linear(conv.lin)
         needs = [*block_inputs(call.edge_type), ConvInput("self", value="destination")]
         if self.edge is not None:
