@@ -219,7 +219,7 @@ def test_an_existing_version_is_refused_and_replaced_only_on_request(sage):
 
 def test_the_gate_trips_on_a_tampered_weight_and_leaves_nothing(tmp_path, monkeypatch):
     def tampered(module, inputs, widths, path):
-        export.export_stage(module, inputs, widths, path)
+        packed = export.export_stage(module, inputs, widths, path)
         if path.name == "2.node.onnx":
             model = onnx.load(path)
             weight = model.graph.initializer[0]
@@ -227,6 +227,7 @@ def test_the_gate_trips_on_a_tampered_weight_and_leaves_nothing(tmp_path, monkey
             values.flat[0] += 0.01
             weight.CopyFrom(numpy_helper.from_array(values, weight.name))
             onnx.save(model, path)
+        return packed
 
     monkeypatch.setattr(job, "export_stage", tampered)
     with pytest.raises(ParityError, match=r"stage 2 of node type 'node' \(layers/2\.node\.onnx\)"):
