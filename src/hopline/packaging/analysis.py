@@ -29,7 +29,7 @@ from hopline.packaging.edges import (
     size_of,
     slot_of,
 )
-from hopline.packaging.reference import hint
+from hopline.packaging.reference import described, hint
 from hopline.packaging.trace import Closed, Traced, conv_arguments, describe, is_conv
 
 #: Slots that hold an edge index.
@@ -61,11 +61,7 @@ class _Analysis(fx.Interpreter):
         self.extra_traceback = False  # else it is appended to every message
         self.traced = traced
         self.binding = binding
-        self.given = ", ".join(
-            f"{role} of {name!r} [n, {rows.shape[1]}]"
-            for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
-            if role in ("features", "edge_attr")
-        )
+        self.given = described(slots)
         self.num_rows = {
             _domain_of(name): rows.shape[1] if name.startswith(EDGES) else len(rows)
             for name, rows in slots.items()

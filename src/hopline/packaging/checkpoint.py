@@ -273,16 +273,11 @@ def _check_shared(module: nn.Module, state: Mapping[str, Any], path: Path) -> No
     """Refuse two values for one tensor that the module has under two names: one of them would be lost."""
     first: dict[int, str] = {}
     for name, own in module.state_dict(keep_vars=True).items():
-        value = state.get(name)
         other = first.setdefault(id(own), name)
-        if (
-            other == name
-            or not isinstance(value, Tensor)
-            or not isinstance(own, Tensor)
-            or other not in state
-        ):
+        value, shared = state.get(name), state.get(other)
+        if not (isinstance(own, Tensor) and isinstance(value, Tensor) and isinstance(shared, Tensor)):
             continue
-        if not _same(value, state[other].to(value)):
+        if not _same(value, shared.to(value)):
             raise PackagingError(
                 f"{path}: {type(module).__name__} uses one tensor as {other} and {name}, but the file has "
                 "two different ones; was it trained without sharing them?"

@@ -109,16 +109,21 @@ class Columns(nn.Module):
 
     Args:
         head: over one node's state, or over the states of a pair.
+        then: follows it.
     """
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: nn.Module, then: nn.Module | None = None) -> None:
         super().__init__()
-        self.head = head
+        self.head, self.then = head, then
         self.eval()
 
     def forward(self, h: Tensor) -> Tensor:
         """float32 [n, c]."""
-        return as_columns(self.head(h))
+        return self._behind(self.head(h))
+
+    def _behind(self, out: Tensor) -> Tensor:
+        columns = as_columns(out)
+        return columns if self.then is None else self.then(columns)
 
 
 class LinkColumns(Columns):
@@ -126,20 +131,7 @@ class LinkColumns(Columns):
 
     def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:  # type: ignore[override]
         """float32 [n, c]."""
-        return as_columns(self.head(h_src, h_dst))
-
-
-class Chained(nn.Module):
-    """A decoder of pairs and the module that follows it."""
-
-    def __init__(self, decoder: nn.Module, then: nn.Module) -> None:
-        super().__init__()
-        self.decoder, self.then = decoder, then
-
-    def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:
-        """float32 [n, c]."""
-        out: Tensor = self.then(self.decoder(h_src, h_dst))
-        return out
+        return self._behind(self.head(h_src, h_dst))
 
 
 def as_columns(out: Tensor) -> Tensor:
@@ -154,14 +146,12 @@ class HeadPlan:
     Attributes:
         kind: as in `hopline.artifact.Head`.
         module: None where the last state (or the dot product) is the answer.
-        names: its inputs, `h` or `h_src` and `h_dst`.
-        widths: their columns.
+        widths: columns of its inputs, `h` or `h_src` and `h_dst`.
         output_dim: columns of the logits.
     """
 
     kind: Literal["node", "link"]
     module: nn.Module | None
-    names: tuple[str, ...]
     widths: tuple[int, ...]
     output_dim: int
 
@@ -171,7 +161,8 @@ class HeadPlan:
             return
         rows = torch.export.Dim("n", min=1)
         examples = [torch.zeros(7, width) for width in self.widths]
-        export(self.module, examples, [{0: rows}] * len(examples), self.names, "logits", path)
+        names = ["h"] if self.kind == "node" else ["h_src", "h_dst"]
+        export(self.module, examples, [{0: rows}] * len(examples), names, "logits", path)
 
 
 def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:

@@ -23,7 +23,6 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.compile import compiled_note
 from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.head import (
-    Chained,
     Columns,
     HeadPlan,
     LinkColumns,
@@ -403,21 +402,18 @@ class Job:
     def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], HeadPlan]:
         """The value that each target's last state holds, and the head."""
         dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
+        then = ToLogits(self.task).eval() if self.are_probabilities else None
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
-            if isinstance(self.head, nn.Module):
-                decoder: nn.Module = LinkColumns(self.head)
-                if self.are_probabilities:
-                    decoder = Chained(decoder, ToLogits(self.task)).eval()
-                plan = HeadPlan("link", decoder, ("h_src", "h_dst"), widths, run_head(decoder, widths))
-            else:
-                plan = HeadPlan("link", None, ("h_src", "h_dst"), widths, 1)
-            return dict(traced.outputs), plan
+            if not isinstance(self.head, nn.Module):
+                return dict(traced.outputs), HeadPlan("link", None, widths, 1)
+            decoder = LinkColumns(self.head, then)
+            return dict(traced.outputs), HeadPlan("link", decoder, widths, run_head(decoder, widths))
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
-            columns = self._to_logits(Columns(self.head)) or self.head
+            columns = Columns(self.head, then)
             self.embedding = self.reference.embedding(self.probe.check)
-            return {node_type: output}, HeadPlan("node", columns, ("h",), dims, run_head(columns, dims))
+            return {node_type: output}, HeadPlan("node", columns, dims, run_head(columns, dims))
         below = logits_below(traced, output, self.task) if self.are_probabilities else None
         last = output if below is None else below
         state = last if self.task == "embedding" else embedding_of(traced, last)
@@ -427,16 +423,9 @@ class Job:
             traced.outputs[node_type] = output = below
         width = int(np.prod(traced.values[state].shape[1:]))
         trailing = trailing_module(traced, state, output)
-        if below is None:
-            trailing = self._to_logits(trailing)
-        return {node_type: state}, HeadPlan("node", trailing, ("h",), (width,), dims[0])
-
-    def _to_logits(self, head: nn.Module | None) -> nn.Module | None:
-        """The head, followed by the inverse of the activation that the module ends in."""
-        if not self.are_probabilities:
-            return head
-        inverse = ToLogits(self.task)
-        return (inverse if head is None else nn.Sequential(head, inverse)).eval()
+        if below is None and then is not None:
+            trailing = then if trailing is None else nn.Sequential(trailing, then).eval()
+        return {node_type: state}, HeadPlan("node", trailing, (width,), dims[0])
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan]) -> ModelSpec:
         """Write the file of each stage."""

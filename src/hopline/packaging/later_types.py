@@ -18,7 +18,7 @@ from torch import nn
 from hopline.artifact import ANY_TYPE, ModelSpec
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.probe import Probe, beside, part_of
+from hopline.packaging.probe import Probe, beside
 from hopline.packaging.reference import Pairs, Reference, Rows, differ
 from hopline.packaging.relations import next_numbered, split_key
 
@@ -95,8 +95,7 @@ def types_not_empty(reference: Reference, probe: Probe, pairs: Pairs | None) -> 
     """
     graph, found = probe.check, []
     for key, part in graph.edges.items():
-        kept = {name: np.full(len(each.indices), name != key) for name, each in graph.edges.items()}
-        without = part_of(graph, kept)
+        without = CheckGraph(graph.features, graph.edges | {key: part.taken(np.zeros(0, np.int64))})
         if not len(part.indices):
             continue
         try:
@@ -116,18 +115,12 @@ def _ends(key: str) -> set[str]:
 
 def _with_type(reference: Reference, key: str) -> Reference:
     """The reference on graphs of `_with_edges`."""
-    binding = reference.binding
-
-    def extended(keys: tuple[str, ...]) -> tuple[str, ...]:
-        return (*keys, key) if keys == binding.relations else keys
-
-    other = copy.copy(reference)
-    other.binding = dataclasses.replace(
-        binding,
-        relations=extended(binding.relations),
-        attributed=extended(binding.attributed),
-        weighted=extended(binding.weighted),
-    )
+    other, binding = copy.copy(reference), reference.binding
+    full: dict[str, Any] = {}
+    for name in ("relations", "attributed", "weighted"):
+        if getattr(binding, name) == binding.relations:
+            full[name] = (*binding.relations, key)
+    other.binding = dataclasses.replace(binding, **full)
     return other
 
 
