@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "memory": 407,
     "models": 2376,
     "observe": 1151,
-    "packaging": 11307,
+    "packaging": 11293,
     "process": 1796,
     "records": 4052,
     "rollout": 4024,

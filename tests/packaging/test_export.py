@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import decomp_utils, exported_program
-from torch.onnx._internal.exporter import _registration
+from torch.onnx._internal.exporter import _fx_passes, _registration
 
 from hopline.packaging.export import _keep_tables, export
 
@@ -12,13 +12,14 @@ from hopline.packaging.export import _keep_tables, export
 MODULES = {
     "linear": nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.LayerNorm(5)),
     "composed": nn.Sequential(nn.Linear(6, 4), nn.Softmax(1), nn.SELU(), nn.Softplus()),
-    "decomposed": nn.Sequential(nn.Mish(), nn.Hardtanh(), nn.GLU(), nn.LogSigmoid()),
+    "activations": nn.Sequential(nn.Mish(), nn.Hardtanh(), nn.GLU(), nn.LogSigmoid()),
+    "decomposed": nn.Sequential(nn.BatchNorm1d(6), nn.ReLU()),
 }
 KEPT = [
     (exported_program, "_collect_all_valid_cia_ops"),
     (decomp_utils, "_collect_all_valid_cia_ops"),
     (decomp_utils, "_get_decomp_for_cia"),
-    (exported_program, "_override_composite_implicit_decomp"),
+    (_fx_passes, "decompose_with_registry"),
     (_registration.ONNXRegistry, "from_torchlib"),
 ]
 
@@ -47,6 +48,29 @@ def test_a_file_is_that_of_torchs_own_exporter(name, tmp_path):
             patch.setattr(place, function, staticmethod(torchs) if function == "from_torchlib" else torchs)
         own = written(MODULES[name], tmp_path / "own.onnx")
     assert found == [own] * 3
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return torch.relu_(x * 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_decomposed"),
+    [(MODULES["linear"], False), (MODULES["decomposed"], True), (InPlace(), True)],
+)
+def test_only_what_has_no_form_or_changes_a_tensor_is_decomposed(
+    module, is_decomposed, tmp_path, monkeypatch
+):
+    decompose, calls = exported_program.ExportedProgram.run_decompositions, []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return decompose(*args, **options)
+
+    monkeypatch.setattr(exported_program.ExportedProgram, "run_decompositions", counted)
+    written(module, tmp_path / "a.onnx")
+    assert bool(calls) == is_decomposed
 
 
 def test_kernels_are_made_for_the_first_file_alone(tmp_path, monkeypatch):
