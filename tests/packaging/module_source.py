@@ -61,6 +61,7 @@ from torch_geometric.utils import (
 )
 
 CALLS = 0
+CACHE = {}
 """
 #: Names that some lines use; each is written only where it is used.
 _DEFINITIONS = {

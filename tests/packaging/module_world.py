@@ -44,6 +44,7 @@ _MEMORIES = {
         "type(self).seen = getattr(type(self), 'seen', 0) + 1\nh = h * type(self).seen",
         "",
     ),
+    "cache that the first call fills": ("h = h - CACHE.setdefault('row', h[0].clone())", ""),
     "global": ("global CALLS\nCALLS += 1\nh = h * CALLS", ""),
     "generator": ("h = h * next(self.p{n})", "iter(range(1, 10**9))"),
     "running mean in a number": (

@@ -164,6 +164,101 @@ def test_state_that_answers_depend_on_is_refused(middle, state, name, tmp_path):
         package(Model(middle, **state), tmp_path)
 
 
+CENTRES = {}
+KEPT_ROWS = []
+CENTRE = None
+
+
+def global_dict(_, h):
+    return h - CENTRES.setdefault("mean", h.mean(0))
+
+
+def global_list(_, h):
+    KEPT_ROWS.extend([] if KEPT_ROWS else [h[0].clone()])
+    return h - KEPT_ROWS[0]
+
+
+def global_tensor(_, h):
+    global CENTRE
+    CENTRE = h[0].clone() if CENTRE is None else CENTRE
+    return h - CENTRE
+
+
+class Cache:
+    row = None
+    rows = {}  # noqa: RUF012
+
+
+def attribute_of_a_class(_, h):
+    Cache.row = h[0].clone() if Cache.row is None else Cache.row
+    return h - Cache.row
+
+
+def dict_of_a_class(_, h):
+    return h - Cache.rows.setdefault(0, h[0].clone())
+
+
+def default_argument(_, h, cache={}):  # noqa: B006
+    return h - cache.setdefault(0, h[0].clone())
+
+
+def attribute_of_a_function(_, h):
+    if not hasattr(attribute_of_a_function, "row"):
+        attribute_of_a_function.row = h[0].clone()
+    return h - attribute_of_a_function.row
+
+
+LAST = []
+
+
+@functools.cache
+def cached_row(_):
+    return LAST[0][0].clone()
+
+
+def cached_function(_, h):
+    LAST[:] = [h]
+    return h - cached_row(h.shape[1])
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        global_dict,
+        global_list,
+        global_tensor,
+        attribute_of_a_class,
+        dict_of_a_class,
+        default_argument,
+        attribute_of_a_function,
+        cached_function,
+    ],
+    ids=lambda middle: middle.__name__,
+)
+def test_a_cache_that_the_first_input_fills_is_refused_though_it_was_filled_before(middle, tmp_path):
+    model = Model(middle)
+    with torch.no_grad():
+        model(torch.randn(4, 6), torch.tensor([[0, 1], [1, 2]]))  # as training did
+    with pytest.raises(NotServable, match="fills a cache, .*the first request would decide"):
+        package(model, tmp_path)
+
+
+CONSTANTS = {}
+
+
+@functools.cache
+def ramp(width):
+    return torch.linspace(0, 1, width)
+
+
+def test_cached_constants_are_served_and_stay_as_they_were(tmp_path):
+    def middle(_, h):
+        return h * CONSTANTS.setdefault("two", torch.tensor(2.0)) + ramp(h.shape[1])
+
+    package(Model(middle), tmp_path)
+    assert CONSTANTS == {"two": torch.tensor(2.0)}
+
+
 class Memory(nn.Module):
     def __init__(self, width):
         super().__init__()

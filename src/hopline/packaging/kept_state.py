@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -65,14 +67,56 @@ def state_of(modules: Mapping[str, nn.Module], codes: Mapping[CodeType, dict[str
             for what, holder in (("parameter", part._parameters), ("buffer", part._buffers)):
                 _add(found, what, path, holder, holder)
             _add(found, "attribute", path, vars(part), set(vars(part)) - _OF_TORCH)
-            for base in type(part).__mro__:
-                if is_users(getattr(sys.modules.get(base.__module__), "__file__", None) or "<"):
-                    names = [name for name in vars(base) if not name.startswith("__")]
-                    _add(found, "class attribute", base.__name__, base, names)
+            _add_class(found, type(part))
     for code, space in codes.items():
-        used = [name for name in code.co_names if name in space and _is_data(space[name])]
-        _add(found, "global", str(space.get("__name__", "")), space, used)
+        used = [name for name in code.co_names if name in space and not isinstance(space[name], ModuleType)]
+        data = [name for name in used if not isinstance(space[name], type | nn.Module)]
+        _add(found, "global", str(space.get("__name__", "")), space, data)
+        for name in set(used) - set(data):
+            _add_class(found, space[name] if isinstance(space[name], type) else type(space[name]))
     return found
+
+
+@contextmanager
+def emptied(entry: Entry) -> Iterator[Callable[[], bool]]:
+    """Empty a place that may be a cache, and restore it at the end.
+
+    Yields: tells if the place has been filled again.
+    """
+    value = entry.value
+    parts = [] if isinstance(value, type) else list(_containers(value, _DEPTH))
+    kept = [copy.copy(part) for part in parts]
+    clear = getattr(value, "cache_clear", None) or (lambda: None)
+    plain = isinstance(value, Tensor | np.ndarray | int | float)
+    if plain:
+        entry.put(None)
+    for part in parts:
+        part.clear()
+    clear()
+    info = getattr(value, "cache_info", None)
+    try:
+        yield lambda: any(parts) or bool(info and info().currsize) or (plain and entry.value is not None)
+    finally:
+        clear()
+        for part, content in zip(parts, kept, strict=True):
+            part.clear()
+            (part.extend if isinstance(part, list | deque) else part.update)(content)
+        if plain:
+            entry.put(value)
+
+
+def _containers(value: Any, depth: int) -> Iterator[Any]:
+    """What can be filled in a value: containers, also those that a function or an object holds."""
+    if isinstance(value, dict | list | set | deque):
+        yield value
+    elif isinstance(value, FunctionType):
+        cells = [c.cell_contents for c in value.__closure__ or () if c != type(c)()]
+        yield vars(value)
+        for each in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *cells):
+            yield from _containers(each, 0)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type | ModuleType):
+        for each in vars(value).values():
+            yield from _containers(each, depth - 1)
 
 
 def changed(one: State, other: State) -> list[str]:
@@ -95,8 +139,12 @@ def others(value: Any) -> Iterator[Any]:
         yield type(value)()
 
 
-def _is_data(value: Any) -> bool:
-    return not isinstance(value, ModuleType | type | nn.Module)
+def _add_class(found: State, of: type) -> None:
+    """Add the attributes of a class and of its bases, of those that the user wrote."""
+    for base in of.__mro__:
+        if is_users(getattr(sys.modules.get(base.__module__), "__file__", None) or "<"):
+            names = [name for name in vars(base) if not name.startswith("__")]
+            _add(found, "class attribute", base.__name__, base, names)
 
 
 def _add(found: State, what: str, where: str, holder: Any, names: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
-from hopline.packaging.probe import Probe, reordered
+from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
 from hopline.packaging.user_source import is_users, iterated_sets, kept_orders
 from hopline.packaging.watch import Kind, Seen, seeded, watched
@@ -167,6 +167,7 @@ class _Check:
             self._refuse()
         for name in each_time:
             self._depends_on(kept, name, second[name])
+        self._caches(second)
         self.seen.notes += [
             f"forward draws from {name}, without an effect on the answers compared"
             for name in self.seen.consumed
@@ -174,6 +175,25 @@ class _Check:
             f"forward reads a file ({reading}), whose content of the time of packaging is in the package"
             for reading in self.seen.of("a file")
         ]
+
+    def _caches(self, state: kept_state.State) -> None:
+        """Refuse a module that fills a cache outside of it from its input: the first request would decide."""
+        check, real = self._probe.check, self._probe.real
+        strangers = only(
+            check, {name: np.arange(check.num_nodes(name)) >= real.num_nodes(name) for name in check.features}
+        )
+        for name, entry in state.items():
+            if not (name.startswith(("global", "class attribute")) or callable(entry.value)):
+                continue  # each call has a copy of it
+            with kept_state.emptied(entry) as is_filled:
+                with suppress(PackagingError):
+                    self._reference.answers(strangers)
+                if is_filled() and not self._same(self._reference):
+                    raise NotServable(
+                        f"forward fills a cache, {name}, with what it computes from its first input, and "
+                        "answers later ones from it: the first request would decide. Compute it in __init__ "
+                        f"from the training data, and keep it as a buffer; {_SAME}"
+                    )
 
     def orders_of_sets(self) -> None:
         """Refuse code that reads the order of a set: that of texts is another in each process."""
