@@ -21,7 +21,7 @@ from hopline.artifact import read_spec
 from hopline.config.reader import load_config
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
-from hopline.engine.outputs import default_outputs
+from hopline.engine.tasks import default_outputs
 from hopline.errors import DeadlineExceeded, Overloaded, RequestTooLarge
 from hopline.graph import Graph
 from hopline.observe.metrics import Metrics

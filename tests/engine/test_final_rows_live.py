@@ -7,8 +7,8 @@ from hopline.answering.lookup import DirectAnswers
 from hopline.answering.precomputed_files import precomputed_rows
 from hopline.config.schema import Config, PrecomputedConfig
 from hopline.engine.answer import Answerer
-from hopline.engine.outputs import default_outputs
 from hopline.engine.precomputed_file import PrecomputedFile
+from hopline.engine.tasks import default_outputs
 from hopline.errors import PrecomputedFileError
 from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest

@@ -7,7 +7,7 @@ import pytest
 
 from hopline.engine.answer import Answerer
 from hopline.engine.guard import Guard
-from hopline.engine.outputs import default_outputs
+from hopline.engine.tasks import default_outputs
 from hopline.errors import DeadlineExceeded, RequestTooLarge
 from hopline.scheduling.work import LargerThanPredicted
 from hopline.types import ScoreRequest

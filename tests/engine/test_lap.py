@@ -8,7 +8,7 @@ import pytest
 from hopline.engine.answer import Answerer
 from hopline.engine.lap import LapWatch
 from hopline.engine.model import load_model
-from hopline.engine.outputs import default_outputs
+from hopline.engine.tasks import default_outputs
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
 

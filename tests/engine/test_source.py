@@ -9,9 +9,9 @@ from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer, FetchedInputs
 from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
 from hopline.engine.model import Model, StateCachePlan
-from hopline.engine.outputs import default_outputs
 from hopline.engine.plan import drop_edges
 from hopline.engine.source import Absent, FetchedRows
+from hopline.engine.tasks import default_outputs
 from hopline.errors import FeatureStoreUnavailable
 from hopline.memory.arena import Arena
 from hopline.sampling.keyed import NO_CUT

@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, StateCachePlan
-from hopline.engine.outputs import default_outputs
+from hopline.engine.tasks import default_outputs
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.memory.arena import Arena
 from tests.packaged import package
@@ -197,6 +197,17 @@ class Hetero(nn.Module):
         return self.b(h, edge_index_dict)["user"]
 
 
+class Learned(Hetero):
+    """The rows of users are learned, and they have no others."""
+
+    def __init__(self):
+        super().__init__()
+        self.users = nn.Embedding(80, 5)
+
+    def forward(self, x_dict, edge_index_dict):
+        return super().forward(x_dict | {"user": self.users.weight}, edge_index_dict)
+
+
 @dataclass
 class Case:
     """One model: `module(graph tensors)` is the oracle, `folder` the artifact."""
@@ -229,7 +240,7 @@ class Case:
 
 def tensors(graph: Graph, name: str) -> tuple:
     """The module's arguments for a graph."""
-    if name == "hetero":
+    if name in ("hetero", "learned"):
         return (
             {t: torch.from_numpy(np.array(n.features)) for t, n in graph.nodes.items()},
             {(e.src, e.relation, e.dst): edge_index(e) for e in graph.edges.values()},
@@ -282,7 +293,8 @@ def times(seed: int) -> np.ndarray:
     return rng.integers(0, 100, 900)
 
 
-def heterogeneous() -> Graph:
+def heterogeneous(*, learned: bool = False) -> Graph:
+    """Users and items; with `learned`, users have no features."""
     rng = np.random.default_rng(5)
 
     def edges(a, b, count):
@@ -290,7 +302,9 @@ def heterogeneous() -> Graph:
 
     return Graph.from_tables(
         {
-            "user": NodeTable(rng.standard_normal((80, 5)).astype(np.float32)),
+            "user": NodeTable(
+                None if learned else rng.standard_normal((80, 5)).astype(np.float32), num_nodes=80
+            ),
             "item": NodeTable(rng.standard_normal((60, 7)).astype(np.float32)),
         },
         {
@@ -315,6 +329,18 @@ def build(repository: Path) -> dict[str, Case]:
         ("aggregated", Aggregated(), g, [4, 3, 3], {"task": "multiclass"}),
         ("general", General(), g, [4, 3, 3], {"task": "multiclass", "runtime": "onnx"}),
         ("hetero", Hetero(), heterogeneous(), [4, 3], {"task": "multiclass", "target": "user"}),
+        (
+            "learned",
+            Learned(),
+            heterogeneous(learned=True),
+            [4, 3],
+            {
+                "task": "multiclass",
+                "target": "user",
+                "embeddings": {"users": "user"},
+                "later_nodes": "zero",
+            },
+        ),
         ("link", Encoder(), g, [4, 3], {"task": "binary", "head": "dot"}),
     ]
     cases = {}

@@ -7,8 +7,8 @@ import numpy as np
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, StateCachePlan
-from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, FetchedInputs
+from hopline.engine.tasks import default_outputs
 from hopline.memory.arena import Arena
 from hopline.types import ScoreRequest
 

@@ -251,11 +251,31 @@ def test_a_table_of_something_else_is_refused(tmp_path):
 def test_what_does_not_hold_the_rows_is_refused(tmp_path):
     _, graph = with_features()
     report = package(ByNumber(), graph, tmp_path)
-    with pytest.raises(ArtifactError, match="a live graph does not read"):
+    with pytest.raises(ArtifactError, match="reads 4 columns and learned rows of 'node', and events may"):
         load_model(report.path, report.spec, live_view(graph))
     refusal = answer(report, graph, inline=[InlineNode([0.0] * 4)])
     assert isinstance(refusal, BadRequest)
     assert "learned rows of nodes of type 'node'" in str(refusal)
+
+
+def test_a_new_user_of_a_live_graph_gets_what_was_declared(tmp_path):
+    """LightGCN of PyG: a node that came later counts with zeros, and is answered from its neighbours."""
+    data = Data(edge_index=edges(), num_nodes=N)
+    model, graph = Whole(N, 16, 2).eval(), Graph.from_pyg(data)
+    options = {"task": "embedding", "fanouts": [-1] * 2, "embeddings": {"embedding": "node"}}
+    refused = package(model, graph, tmp_path / "refused", **options)
+    with pytest.raises(SchemaMismatch, match=r"nodes that a live graph gets later"):
+        load_model(refused.path, refused.spec, live_view(graph))
+    report = package(model, graph, tmp_path, later_nodes="zero", **options)
+    larger = Whole(N + 1, 16, 2).eval()
+    with torch.no_grad():
+        larger.embedding.weight[:N], larger.embedding.weight[N] = model.embedding.weight, 0.0
+        clicks = torch.tensor([[3, 5, 8], [N, N, N]])
+        wanted = larger(torch.cat([data.edge_index, clicks], 1))[N]
+    found = answer(report, graph, "embedding", inline=[InlineNode([], {"": [3, 5, 8]})])
+    np.testing.assert_allclose(found[0], wanted, atol=1e-5)
+    found = answer(report, live_view(graph), "embedding", inline=[InlineNode([], {"": [3, 5, 8]})])
+    np.testing.assert_allclose(found[0], wanted, atol=1e-5)
 
 
 def _cut(folder):
@@ -274,7 +294,7 @@ def _other(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, r"float32 of shape \[59, 9\]; model\.json says float32 of \[60, 9\]"),
+        (_cut, r"float32 of shape \[60, 9\]; model\.json says float32 of \[61, 9\]"),
         (_fewer, "59 ids of 60 rows"),
         (_other, "cannot be read"),
         (lambda folder: (folder / "embeddings" / "node.npy").write_bytes(b"x"), "cannot be read"),

@@ -239,7 +239,7 @@ def test_a_cache_that_the_first_input_fills_is_refused_though_it_was_filled_befo
     model = Model(middle)
     with torch.no_grad():
         model(torch.randn(4, 6), torch.tensor([[0, 1], [1, 2]]))  # as training did
-    with pytest.raises(NotServable, match="fills a cache, .*the first request would decide"):
+    with pytest.raises(NotServable, match=r"fills a cache, .*the first request would decide"):
         package(model, tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_cached_constants_are_served_and_stay_as_they_were(tmp_path):
         return h * CONSTANTS.setdefault("two", torch.tensor(2.0)) + ramp(h.shape[1])
 
     package(Model(middle), tmp_path)
-    assert CONSTANTS == {"two": torch.tensor(2.0)}
+    assert list(CONSTANTS) == ["two"]
 
 
 class Memory(nn.Module):

@@ -24,8 +24,8 @@ from hopline.engine.answer import Answerer, cut_of
 from hopline.engine.ego import EgoModel
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
-from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows
+from hopline.engine.tasks import default_outputs
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.live.view import LiveView

@@ -259,11 +259,6 @@ class Answerer:
             request = requests[m]
             if request.inline:
                 try:
-                    if node_type in self.model.spec.embeddings:
-                        raise BadRequest(
-                            f"model {self.model.spec.name!r} has learned rows of nodes of type "
-                            f"{node_type!r}, and a node that is not in the graph has none"
-                        )
                     nodes = parse_inline(
                         self.model.graph,
                         node_type,

@@ -20,6 +20,7 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.schema import fitted
 from hopline.engine.source import Ages
 from hopline.engine.state_cache import StateCache
+from hopline.engine.tasks import output_names
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
@@ -59,7 +60,7 @@ class EgoModel:
         self.state_caches: dict[tuple[int, str], StateCache] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
-        names = out_of.output_names(spec.task)
+        names = output_names(spec.task)
         self.output_names = (
             names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
         )

@@ -1,15 +1,16 @@
 """Learned rows of nodes: tables of a model that are columns of a graph's features while it is served.
 
-For each node type in `ModelSpec.embeddings` an artifact has `embeddings/<type>.npy`, float32 [num_rows,
+For each node type in `ModelSpec.embeddings` an artifact has `embeddings/<type>.npy`, float32 [num_rows + 1,
 columns], and, unless ids are row numbers, `embeddings/<type>.ids.json`, the ids of these rows. So a table
-fits every later graph: rows are found by their ids.
+fits every later graph: rows are found by their ids. The last row is that of nodes which came later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -17,10 +18,12 @@ import numpy as np
 
 from hopline.artifact import Later, LearnedRows, ModelSpec
 from hopline.errors import ArtifactError, SchemaMismatch
-from hopline.graph import ColumnGroup, Graph, GraphSchema, Nodes
+from hopline.graph import ColumnGroup, Graph, GraphSchema, Nodes, NodeTypeSchema
 from hopline.graph.ids import IdIndex, RangeIds
-from hopline.graph.live.view import LiveView
+from hopline.graph.live.view import LiveNodes, LiveRows, LiveView
 from hopline.types import FloatArray, IdArray
+
+AnyGraph = TypeVar("AnyGraph", bound=Graph | LiveView)
 
 #: Ids that a message shows.
 _SHOWN = 5
@@ -75,38 +78,99 @@ def write_tables(
     found = {}
     for name, columns in tables.items():
         ids = graph.nodes[name].ids
-        np.save(_file(folder, name, ".npy"), np.concatenate(list(columns.values()), axis=1))
+        rows = np.concatenate(list(columns.values()), axis=1)
+        np.save(_file(folder, name, ".npy"), np.concatenate([rows, np.zeros_like(rows[:1])]))
         if ids.kind != "range":
-            external = ids.external(np.arange(len(ids)))
-            listed = external.tolist() if isinstance(external, np.ndarray) else external
+            listed = np.asarray(ids.external(np.arange(len(ids)))).tolist()
             _file(folder, name, ".ids.json").write_bytes(msgspec.json.encode(listed))
         widths = {key: each.shape[1] for key, each in columns.items()}
         found[name] = LearnedRows(widths, len(ids), ids.kind, later)
     return found
 
 
-def with_tables(folder: Path, spec: ModelSpec, graph: Graph | LiveView) -> Graph | LiveView:
+def with_tables(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     """The graph with the learned columns of a model, if it has such columns.
 
     Raises:
         SchemaMismatch: nodes have no learned row, and the model declares nothing for them; names the first.
-        ArtifactError: the graph is live, or a table's file is not as model.json says.
+        ArtifactError: a table's file is not as model.json says, or the graph is live, and the nodes have
+            columns of their own.
     """
-    if not spec.embeddings:
-        return graph
-    if isinstance(graph, LiveView):
-        spec.check_no_embeddings("a live graph")
-        return graph
     found = {}
     for name, learned in spec.embeddings.items():
-        table = _by_row(
-            spec, name, _table(folder, name, learned), _rows(folder, name, learned, graph), graph
-        )
+        table, row_of = _table(folder, name, learned), _finder(folder, spec, name, graph)
+        if isinstance(graph, LiveView):
+            if own := graph.schema.node_types[name].feature_dim:
+                raise ArtifactError(
+                    f"{spec.name}/{spec.version} reads {own} columns and learned rows of {name!r}, and "
+                    "events may change the columns only; serve a snapshot, or package without embeddings="
+                )
+            if learned.later == "refuse":
+                raise no_row(spec, "nodes that a live graph gets later")
+            graph.nodes[name] = nodes = _TableNodes(graph.nodes[name], table, row_of)
+            graph.schema = widened(graph.schema, {name: learned.tables})
+            graph.on_pin.append(nodes.follow)
+            continue
+        rows = row_of(np.arange(graph.nodes[name].num_nodes))
+        in_order = np.array_equal(rows, np.arange(learned.num_rows))
+        placed = table[: learned.num_rows] if in_order else table[rows]
         ends = np.cumsum(list(learned.tables.values()))[:-1]
-        found[name] = dict(zip(learned.tables, np.split(table, ends, axis=1), strict=True))
+        found[name] = dict(zip(learned.tables, np.split(placed, ends, axis=1), strict=True))
+    if isinstance(graph, LiveView) or not found:
+        return graph
     served = joined(graph, found)
     served.__dict__["version"] = graph.version  # answers name the graph as it is stored
-    return served
+    served.path = graph.path
+    return cast(AnyGraph, served)
+
+
+class _TableNodes(LiveNodes):
+    """Nodes of a live graph with rows of a table, which no event changes.
+
+    Args:
+        table: float32 [n, d].
+        row_of: rows of the table, int64 [m], of global ids int64 [m]; called once for each node.
+    """
+
+    def __init__(self, nodes: LiveNodes, table: FloatArray, row_of: Callable[[IdArray], IdArray]) -> None:
+        vars(self).update(vars(nodes))
+        self._own = dataclasses.replace(
+            self._own,
+            rows=table,
+            heads=np.full(nodes.capacity, -1, np.int64),
+            since=np.zeros(len(table), np.int64),
+            previous=np.full(len(table), -1, np.int64),
+        )
+        self.features = LiveRows(self, table)
+        self._row_of, self._num_known = row_of, 0
+        self.follow()
+
+    def follow(self) -> None:
+        """Find the rows of nodes that were added."""
+        first, self._num_known = self._num_known, self.num_nodes
+        if first < self._num_known:
+            added = np.arange(first, self._num_known)
+            self._own.heads[added] = self._row_of(added)
+
+
+def narrowed(schema: NodeTypeSchema, learned: LearnedRows) -> NodeTypeSchema:
+    """The schema of nodes without their learned columns, which are the last ones."""
+    width = sum(learned.tables.values())
+    return msgspec.structs.replace(
+        schema,
+        feature_dim=schema.feature_dim - width,
+        feature_names=schema.feature_names[:-width],
+        groups=schema.groups[: -len(learned.tables)],
+    )
+
+
+def no_row(spec: ModelSpec, nodes: str) -> SchemaMismatch:
+    """The refusal of nodes, in words, without a learned row."""
+    why = (
+        f"model {spec.name}/{spec.version} has no learned row of {nodes}. Train and package it again, or "
+        "package it with later_nodes='zero', which gives such nodes a row of zeros"
+    )
+    return SchemaMismatch(why, [why])
 
 
 def _file(folder: Path, node_type: str, ending: str) -> Path:
@@ -119,19 +183,19 @@ def _table(folder: Path, node_type: str, learned: LearnedRows) -> FloatArray:
         table: FloatArray = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}; package again") from None
-    if table.shape != (learned.num_rows, width) or table.dtype != np.float32:
+    if table.shape != (learned.num_rows + 1, width) or table.dtype != np.float32:
         raise ArtifactError(
             f"{path}: {table.dtype} of shape {list(table.shape)}; model.json says float32 of "
-            f"{[learned.num_rows, width]}; package again"
+            f"{[learned.num_rows + 1, width]}; package again"
         )
     return table
 
 
-def _rows(folder: Path, node_type: str, learned: LearnedRows, graph: Graph) -> IdArray:
-    """The table's row of each node, int64 [N]; -1 where it has none."""
-    ids, path = graph.nodes[node_type].ids, _file(folder, node_type, ".ids.json")
-    if (learned.id_kind == "string") != (ids.kind == "string"):
-        return np.full(len(ids), -1, np.int64)
+def _finder(
+    folder: Path, spec: ModelSpec, name: str, graph: Graph | LiveView
+) -> Callable[[IdArray], IdArray]:
+    """Rows of a table, int64 [n], of a graph's nodes, int64 [n]; raises as `with_tables`."""
+    learned, ids, path = spec.embeddings[name], graph.nodes[name].ids, _file(folder, name, ".ids.json")
     known: IdIndex = RangeIds(learned.num_rows)
     if learned.id_kind != "range":
         kind: Any = list[int] if learned.id_kind == "int" else list[str]
@@ -141,22 +205,16 @@ def _rows(folder: Path, node_type: str, learned: LearnedRows, graph: Graph) -> I
             raise ArtifactError(f"{path}: cannot be read: {error}; package again") from None
         if len(known) != learned.num_rows:
             raise ArtifactError(f"{path}: {len(known)} ids of {learned.num_rows} rows; package again")
-    return known.lookup(ids.external(np.arange(len(ids))))
 
+    def row_of(nodes: IdArray) -> IdArray:
+        rows = np.full(len(nodes), -1, np.int64)
+        if (learned.id_kind == "string") == (ids.kind == "string"):
+            rows = known.lookup(ids.external(nodes))
+        without = nodes[rows < 0]
+        if len(without) and learned.later == "refuse":
+            shown = ", ".join(map(repr, list(ids.external(without[:_SHOWN]))))
+            shown += ", …" if len(without) > _SHOWN else ""
+            raise no_row(spec, f"{len(without)} nodes of type {name!r} of this graph ({shown})")
+        return np.where(rows < 0, learned.num_rows, rows)
 
-def _by_row(spec: ModelSpec, name: str, table: FloatArray, rows: IdArray, graph: Graph) -> FloatArray:
-    """The rows of a table in the order of the graph's nodes."""
-    without = np.flatnonzero(rows < 0)
-    if len(without) and spec.embeddings[name].later == "refuse":
-        shown = ", ".join(map(repr, list(graph.nodes[name].ids.external(without[:_SHOWN]))))
-        why = (
-            f"model {spec.name}/{spec.version} has no learned row of {len(without)} nodes of type {name!r} "
-            f"of this graph ({shown}{', …' if len(without) > _SHOWN else ''}). Train and package it again, "
-            "or package it with later_nodes='zero', which gives such nodes a row of zeros"
-        )
-        raise SchemaMismatch(why, [why])
-    if np.array_equal(rows, np.arange(len(table))):
-        return table
-    found: FloatArray = table[np.maximum(rows, 0)]
-    found[without] = 0.0
-    return found
+    return row_of

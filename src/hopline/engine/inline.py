@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopline.artifact import LOOPS, ONE_WAY, REPEATED, ModelSpec
+from hopline.engine.embeddings import narrowed, no_row
 from hopline.engine.inline_features import InlineEdges, InlineNodes, as_float32, feature_rows
 from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
@@ -52,7 +53,7 @@ def parse_inline(
         NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
-    features = feature_rows(nodes, node_type, graph.schema.node_types[node_type])
+    features = _features(nodes, node_type, graph, spec)
     incoming = {key: edge for key, edge in graph.edges.items() if edge.dst == node_type}
     names: dict[ExternalId, int] = {}
     for i, node in enumerate(nodes):
@@ -104,6 +105,19 @@ def parse_inline(
             missing,
         )
     return InlineNodes(node_type, features, edges)
+
+
+def _features(
+    nodes: Sequence[InlineNode], node_type: str, graph: Graph | LiveView, spec: ModelSpec
+) -> FloatArray:
+    """Feature rows of inline nodes, with the learned columns that a node which came later has."""
+    schema, learned = graph.schema.node_types[node_type], spec.embeddings.get(node_type)
+    if learned is None:
+        return feature_rows(nodes, node_type, schema)
+    if learned.later == "refuse":
+        raise BadRequest(str(no_row(spec, f"nodes of type {node_type!r} that are not in the graph")))
+    own = feature_rows(nodes, node_type, narrowed(schema, learned))
+    return np.pad(own, ((0, 0), (0, schema.feature_dim - own.shape[1])))
 
 
 def _check_kinds(

@@ -17,7 +17,6 @@ from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
-from hopline.engine.flat import Flat
 from hopline.engine.fused_path import FusedPath
 from hopline.engine.guard import Guard
 from hopline.engine.inline import inline_states
@@ -36,6 +35,7 @@ from hopline.engine.source import (
 )
 from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
+from hopline.engine.tasks import output_names
 from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveNodes, LiveView
@@ -243,11 +243,10 @@ class Model:
         self._fused_path = None
         if not self.sources and not self.is_stored:
             self._fused_path = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
-        self._flat = None if self.sources else Flat.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
-        self.output_names = out_of.output_names(spec.task)
+        self.output_names = output_names(spec.task)
         self.reads_attr = frozenset(
             entry.edge_type
             for stages in spec.levels
@@ -308,13 +307,6 @@ class Model:
         Raises:
             RowsAbsent: a source lacks rows, and `supply` did not allow computing without them.
         """
-        if self._flat is not None and wanted.keys() == {self.spec.head.node_type}:
-            node_type, ids = next(iter(wanted.items()))
-            self.watch.sampled()
-            found = self._flat.run(ids)
-            self.watch.computed()
-            self.guard.rows += ids.shape[0]
-            return {node_type: found}
         if self._fused_path is not None and len(wanted) == 1:
             node_type, ids = next(iter(wanted.items()))
             if node_type == self.spec.head.node_type and ids.shape[0] <= self._fused_path.max_seeds:

@@ -6,19 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hopline.engine.tasks import default_outputs, labels, output_names
+from hopline.engine.tasks import labels
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, FloatArray
-
-__all__ = [
-    "default_outputs",
-    "labels",
-    "named_outputs",
-    "output_names",
-    "probabilities",
-    "sigmoid",
-    "softmax",
-]
 
 
 @njit(nogil=True, cache=True)

@@ -9,13 +9,13 @@ import msgspec
 
 from hopline.artifact import ANY_TYPE, LOOPS, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.declared import check_declared
-from hopline.engine.embeddings import widened, with_tables
+from hopline.engine.embeddings import AnyGraph, widened, with_tables
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
 
 
-def fitted(folder: Path, spec: ModelSpec, graph: Graph | LiveView) -> Graph | LiveView:
+def fitted(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     """The graph as a model reads it: with the model's learned rows of nodes.
 
     Raises:

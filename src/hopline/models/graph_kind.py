@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from hopline.artifact import ModelSpec, read_spec
-from hopline.engine.outputs import default_outputs, output_names
+from hopline.engine.tasks import default_outputs, output_names
 from hopline.models.kinds import Describe, ModelKind
 from hopline.types import ModelInfo, TensorInfo
 

@@ -177,22 +177,23 @@ class _Check:
         ]
 
     def _caches(self, state: kept_state.State) -> None:
-        """Refuse a module that fills a cache outside of it from its input: the first request would decide."""
-        check, real = self._probe.check, self._probe.real
+        """Refuse a module that fills a cache outside of it from its first input."""
+        check, real = self._probe.check, self._probe.real.features
         strangers = only(
-            check, {name: np.arange(check.num_nodes(name)) >= real.num_nodes(name) for name in check.features}
+            check, {name: np.arange(len(rows)) >= len(real[name]) for name, rows in check.features.items()}
         )
+        first = np.zeros(1, np.int64)
         for name, entry in state.items():
             if not (name.startswith(("global", "class attribute")) or callable(entry.value)):
                 continue  # each call has a copy of it
             with kept_state.emptied(entry) as is_filled:
                 with suppress(PackagingError):
-                    self._reference.answers(strangers)
+                    self._reference.answers(strangers, self._pairs and (first, first))
                 if is_filled() and not self._same(self._reference):
                     raise NotServable(
                         f"forward fills a cache, {name}, with what it computes from its first input, and "
-                        "answers later ones from it: the first request would decide. Compute it in __init__ "
-                        f"from the training data, and keep it as a buffer; {_SAME}"
+                        "answers later ones from it: the first request would decide. Compute it in "
+                        f"__init__ from the training data, and keep it as a buffer; {_SAME}"
                     )
 
     def orders_of_sets(self) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from hopline.artifact import read_spec
 from hopline.engine.model import Model
+from hopline.engine.schema import fitted
 from hopline.graph import Graph
 from hopline.jobs.batch.needed_rows import needed_levels
 from hopline.jobs.batch.rows import Dense, RowComputer, compute_rows, with_all_neighbors
@@ -15,7 +16,7 @@ from hopline.packaging import package
 from tests.engine import zoo
 from tests.jobs.batch.conftest import online, score
 
-NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero"]
+NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "learned"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -78,19 +79,20 @@ def test_a_link_model_between_two_types_writes_a_table_for_each(tmp_path):
 def test_rows_brought_together_give_the_same_bits_as_rows_where_they_lie(cases, name):
     case = cases[name]
     spec = with_all_neighbors(read_spec(case.folder))
-    below = {t: np.array(n.features) for t, n in case.graph.nodes.items()}
-    for level, types in enumerate(needed_levels(spec, case.graph)):
+    graph = fitted(case.folder, spec, case.graph)
+    below = {t: np.array(n.features) for t, n in graph.nodes.items()}
+    for level, types in enumerate(needed_levels(spec, graph)):
         if not types:
             continue
         states = {}
         for node_type in types:
-            raw = np.array(case.graph.nodes[node_type].features)
+            raw = np.array(graph.nodes[node_type].features)
             bases = {t: Dense(a) for t, a in below.items()}
             ids = np.arange(len(raw))
             rows = []
             for compact_edges in (0, 64, 4096):
                 computer = RowComputer(
-                    case.folder, spec, case.graph, level, node_type, bases, raw, compact_edges
+                    case.folder, spec, graph, level, node_type, bases, raw, compact_edges
                 )
                 out = np.empty((len(ids), spec.levels[level][node_type].state_dim), np.float32)
                 computer.compute(ids, out)

@@ -10,8 +10,8 @@ from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer, FetchedInputs
 from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES, STUDENT
 from hopline.engine.model import load_model
-from hopline.engine.outputs import default_outputs
 from hopline.engine.source import FetchedRows
+from hopline.engine.tasks import default_outputs
 from hopline.errors import ArtifactCorrupted, ArtifactError, FeatureStoreUnavailable
 from hopline.types import InlineNode, ScoreRequest
 from hopline_compress.distill.export import write_fallback

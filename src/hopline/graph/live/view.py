@@ -6,7 +6,7 @@ One reader, one view: models that run at the same time pin their versions separa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,7 +74,7 @@ class LiveNodes:
         self.capacity = room.capacity
         self.changed_at = own.changed_at
         self.features = LiveRows(self, own.rows)
-        self.ids: IdIndex = LiveIds(base, own, room.base, lambda: self.num_nodes)
+        self.ids = LiveIds(base, own, room.base, lambda: self.num_nodes)
 
     @property
     def num_nodes(self) -> int:
@@ -182,6 +182,7 @@ class LiveView:
 
     Attributes:
         clock: the pinned version, or the last one.
+        on_pin: called when a version is pinned.
     """
 
     is_live: ClassVar[bool] = True
@@ -201,6 +202,7 @@ class LiveView:
         self._lane = memory.take_lane()
         self._depth = 0
         self._others: dict[str, LiveView] = {}
+        self.on_pin: list[Callable[[], None]] = []
         self._version: tuple[int, str] = (-1, "")
         plan = memory.plan
         self.nodes: dict[str, LiveNodes] = {
@@ -232,6 +234,8 @@ class LiveView:
         if self._depth == 1:
             self.clock.ring_row = ring_row = self.memory.pin(self._lane)
             self.clock.version = ring_row[VERSION]
+            for follow in self.on_pin:
+                follow()
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -290,11 +294,7 @@ class LiveView:
             nodes = {}
             for name, part in self.nodes.items():
                 count = part.num_nodes
-                own = self.memory.nodes[name]
-                features = own.rows[part.slots(np.arange(count))]
-                ids = part.ids
-                assert isinstance(ids, LiveIds)
-                nodes[name] = Nodes(features, ids.frozen(count))
+                nodes[name] = Nodes(part.features[np.arange(count)], part.ids.frozen(count))
             edges = {}
             for key, edge in self.edges.items():
                 edges[key] = _frozen(edge, self.memory.edges[key], version, nodes[edge.dst].num_nodes)

@@ -16,6 +16,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
+from hopline.engine.tasks import default_outputs, labels, output_names
 from hopline.errors import BadRequest
 from hopline.graph import IdIndex
 from hopline.jobs.batch.report import Advance
@@ -33,7 +34,7 @@ def available_outputs(spec: ModelSpec) -> tuple[str, ...]:
     """Outputs that a run can write for a model; for single nodes, a link model has only its embedding."""
     if spec.head.kind == "link":
         return ("embedding", _STATE)
-    names = out_of.output_names(spec.task)
+    names = output_names(spec.task)
     if spec.runtime == "torch":  # served whole: no state precedes the logits
         return names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
     return (*names, _STATE)
@@ -47,7 +48,7 @@ def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
     """
     known = available_outputs(spec)
     if not names:
-        return ("embedding",) if spec.head.kind == "link" else out_of.default_outputs(spec.task)
+        return ("embedding",) if spec.head.kind == "link" else default_outputs(spec.task)
     unknown = [name for name in names if name not in known]
     if unknown:
         pairs = "; scores of pairs are not rows of nodes" if spec.head.kind == "link" else ""
@@ -68,7 +69,7 @@ def columns_of(spec: ModelSpec, names: tuple[str, ...], state_dim: int) -> tuple
             found.append(Column(name, "float32", widths[name]))
             continue
         logits = np.zeros((1, spec.head.output_dim), np.float32)
-        of = out_of.probabilities if name == "probabilities" else out_of.labels
+        of = out_of.probabilities if name == "probabilities" else labels
         values = of(spec.task, logits)
         width = values.shape[1] if values.ndim == 2 else 0
         found.append(Column(name, values.dtype.name, width))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import ModelSpec, read_spec
-from hopline.engine.schema import check_schema
+from hopline.engine.schema import fitted
 from hopline.errors import BatchError
 from hopline.files import publish_file
 from hopline.graph import Graph
@@ -41,8 +41,8 @@ _ROWS = 1 << 16
 
 
 def feature_file(graph: Graph, node_type: str, work: Path) -> Path:
-    """The `.npy` file of a node type's features: the graph's own, or, if those are narrower, a widened
-    copy in the run's work folder, created once.
+    """The `.npy` file of a node type's features: the graph's own, or, if they are narrower or the model has
+    learned columns, a copy in the run's work folder, created once.
 
     Raises:
         BatchError: the graph has no folder, or the disk is full.
@@ -50,8 +50,9 @@ def feature_file(graph: Graph, node_type: str, work: Path) -> Path:
     if graph.path is None:
         raise BatchError("a batch run needs a saved graph; save it first")
     features = graph.nodes[node_type].features
-    if name_of(features) == "float32":
-        return graph.path / "nodes" / quoted(node_type) / "features.npy"
+    own = graph.path / "nodes" / quoted(node_type) / "features.npy"
+    if name_of(features) == "float32" and rows_of(own)[1] == features.shape[1]:
+        return own
     path = work / "states" / f"raw.{quoted(node_type)}.npy"
     if path.is_file():
         return path
@@ -109,12 +110,10 @@ class BatchRun:
         self._clock = clock
         self._began = self._synced = clock()
         spec = read_spec(model_folder)
-        spec.check_no_embeddings("a batch run")
         warn_of_overflow(spec)
         self._spec = spec
         # An interrupted run resumes with the snapshot that it began with, if that is still the newest.
-        self._graph = open_graph(graph_folder, fresh=not work.exists())
-        check_schema(spec, self._graph)
+        self._graph = fitted(model_folder, spec, open_graph(graph_folder, fresh=not work.exists()))
         usual = tuple(name for name in self._options.usual if name in available_outputs(spec))
         self._outputs = chosen_outputs(spec, self._options.outputs or usual)
         self._goal = goal = Goal(model_folder, spec, self._graph, self._options)

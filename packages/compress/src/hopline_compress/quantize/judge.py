@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
 from hopline.engine.model import Model
-from hopline.engine.outputs import labels as labels_of
+from hopline.engine.tasks import labels as labels_of
 from hopline.graph import Graph
 from hopline.types import AnyArray, FloatArray, IdArray
 from hopline_compress.quantize.nodes import JudgedNodes

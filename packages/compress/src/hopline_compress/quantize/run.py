@@ -21,9 +21,9 @@ import numpy as np
 from hopline.artifact import ModelSpec, read_spec, write_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
-from hopline.engine.outputs import default_outputs
 from hopline.engine.request_ids import not_found
 from hopline.engine.schema import check_schema
+from hopline.engine.tasks import default_outputs
 from hopline.errors import BadRequest, HoplineError, PackagingError
 from hopline.graph import Graph
 from hopline.packaging.folder import check_place
