@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
 from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
-from hopline.packaging.user_source import is_users, iterated_sets, kept_orders
+from hopline.packaging.user_source import is_users, iterated_sets
 from hopline.packaging.watch import Kind, Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
@@ -122,15 +122,6 @@ class _Cast(Reference):
         return super().call(module, {**slots, self._slot: slots[self._slot].to(self._dtype)})
 
 
-def _reordered(value: Any) -> Iterator[Any]:
-    """A list, tuple or dict as it would be if what it was made of had another order; else nothing."""
-    if isinstance(value, dict):
-        yield from (dict(zip(value, each, strict=True)) for each in _reordered(list(value.values())))
-        yield dict(reversed(value.items()))
-    elif isinstance(value, list | tuple):
-        yield from (value[::-1], type(value)([*value[1:], *value[:1]]))
-
-
 class _Check:
     """The runs of one module, each compared with its first answers.
 
@@ -214,40 +205,16 @@ class _Check:
                 f"process is another if it holds texts: write sorted(...) around the set; {_SAME}"
             )
 
-        for module in modules:
-            for base in type(module).__mro__:
-                begin = vars(base).get("__init__")
-                if inspect.isfunction(begin) and is_users(begin.__code__.co_filename):
-                    sets = [name for name, value in begin.__globals__.items() if _has_order(value)]
-                    self._begun(module, kept_orders(begin.__code__, attributes, sets))
-
-    def _begun(self, module: nn.Module, kept: dict[str, str]) -> None:
-        """Refuse a module whose __init__ kept the order of a set, if answers depend on it.
-
-        Args:
-            kept: attribute -> the line that puts the order there.
-        """
-        read = {name for code in self.seen.codes for name in code.co_names}
-        for name, line in kept.items():
-            text = f"__init__ puts the order of a set into self.{name} ({line})"
-            value = vars(module).get(name)
-            if name in module._modules:
-                self.seen.notes.append(
-                    f"{text}: a process that builds the model again may have its layers in another order; "
-                    "the package has the order of this one"
-                )
-            elif name in vars(module) and name in read and not isinstance(value, set | frozenset):
-                same = []
-                for other in _reordered(value):
-                    vars(module)[name] = other
-                    same.append(self._same(self._reference) and self._same_drawn(self._reference))
-                vars(module)[name] = value
-                if not (same and all(same)):
-                    raise NotServable(
-                        f"{text}, which in each process is another if it holds texts: with the same "
-                        f"weights, another process answers otherwise. Write sorted(...) around the set; "
-                        f"{_SAME}"
-                    )
+        for base in dict.fromkeys(base for module in modules for base in type(module).__mro__):
+            begin = vars(base).get("__init__")
+            if inspect.isfunction(begin) and is_users(begin.__code__.co_filename):
+                sets = [name for name, value in begin.__globals__.items() if _has_order(value)]
+                self.seen.notes += [
+                    f"{base.__name__}.__init__ reads the order of a set ({line}), which in each process is "
+                    "another if it holds texts: a process that builds the model again may get another "
+                    "model for the same weights. The package has the order of this one; write sorted(...)"
+                    for line in iterated_sets(begin.__code__, attributes, sets)
+                ]
 
     def dtypes(self) -> None:
         """Refuse a module that answers otherwise for the same numbers in another dtype: it gets float32."""

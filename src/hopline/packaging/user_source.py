@@ -30,8 +30,6 @@ _IN_ORDER = {
 }  # fmt: skip
 _IN_NO_ORDER = {"sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len"}
 _OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
-#: Methods that put values into a list, set or dict.
-_FILLS = {"append", "extend", "insert", "add", "update", "setdefault"}
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -75,58 +73,6 @@ def iterated_sets(
     tree = _tree(code)
     found = [] if tree is None else _orders(tree, attributes, known)
     return [_line(code, number) for number in sorted({node.lineno for node in found})]
-
-
-def kept_orders(
-    code: CodeType, attributes: Collection[str] = (), known: Collection[str] = ()
-) -> dict[str, str]:
-    """Attributes of self into which a function puts the order of a set -> the line; as `iterated_sets`."""
-    tree = _tree(code)
-    if tree is None:
-        return {}
-    owner = next(iter(code.co_varnames), "")
-    ordered: set[ast.AST] = set(_orders(tree, attributes, known))
-    names: set[str] = set()
-    kept: dict[str, str] = {}
-
-    def has_order(value: ast.AST) -> bool:
-        return any(
-            node in ordered or (isinstance(node, ast.Name) and node.id in names) for node in ast.walk(value)
-        )
-
-    def keys(targets: list[ast.expr]) -> list[ast.expr]:
-        return [each.slice for each in targets if isinstance(each, ast.Subscript)]
-
-    def keep(target: ast.AST) -> None:
-        match target:
-            case ast.Name(name) if name != owner:
-                names.add(name)
-            case ast.Attribute(ast.Name(of), name) if of == owner:
-                kept.setdefault(name, _line(code, target.lineno))
-            case ast.Subscript(value, _) | ast.Attribute(value, _):
-                keep(value)
-            case ast.Tuple(each) | ast.List(each):
-                for one in each:
-                    keep(one)
-
-    for node in sorted(
-        (node for node in ast.walk(tree) if isinstance(node, ast.stmt)), key=lambda node: node.lineno
-    ):
-        match node:
-            case ast.Assign(targets, value) if any(map(has_order, [value, *keys(targets)])):
-                for target in targets:
-                    keep(target)
-            case ast.AnnAssign(target, _, ast.expr() as value) if has_order(value):
-                keep(target)
-            case ast.For(target, value, body) if has_order(value):
-                keep(target)
-                for inner in (each for part in body for each in ast.walk(part)):
-                    match inner:
-                        case ast.AugAssign(filled):
-                            keep(filled)
-                        case ast.Call(ast.Attribute(filled, name)) if name in _FILLS:
-                            keep(filled)
-    return kept
 
 
 def _tree(code: CodeType) -> ast.AST | None:
