@@ -255,7 +255,7 @@ def test_what_does_not_hold_the_rows_is_refused(tmp_path):
         load_model(report.path, report.spec, live_view(graph))
     refusal = answer(report, graph, inline=[InlineNode([0.0] * 4)])
     assert isinstance(refusal, BadRequest)
-    assert "learned rows of nodes of type 'node'" in str(refusal)
+    assert "no learned row of nodes of type 'node' that are not in the graph" in str(refusal)
 
 
 def test_a_new_user_of_a_live_graph_gets_what_was_declared(tmp_path):

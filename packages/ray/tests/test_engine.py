@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from hopline.artifact import read_spec
 from hopline.errors import BatchError
 from hopline.testing.graphs import power_law_graph
 from hopline_ray import engine as ray_engine
@@ -193,4 +194,4 @@ def test_a_task_that_ends_its_process_each_time_ends_the_run(model, cluster, tmp
 def test_no_cluster_at_the_address(model, monkeypatch, address):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(BatchError, match=r"no Ray cluster at .*--ray-address"):
-        RayEngine(model[1], None, address=address)
+        RayEngine(model[1], read_spec(model[0]), address=address)
