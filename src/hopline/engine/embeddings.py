@@ -94,7 +94,7 @@ def with_tables(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     Raises:
         SchemaMismatch: nodes have no learned row, and the model declares nothing for them; names the first.
         ArtifactError: a table's file is not as model.json says, or the graph is live, and the nodes have
-            columns of their own.
+            other columns.
     """
     found = {}
     for name, learned in spec.embeddings.items():

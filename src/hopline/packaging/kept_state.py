@@ -106,7 +106,7 @@ def emptied(entry: Entry) -> Iterator[Callable[[], bool]]:
 
 
 def _containers(value: Any, depth: int) -> Iterator[Any]:
-    """What can be filled in a value: containers, also those that a function or an object holds."""
+    """Containers in a value, which can be filled, also those that a function or an object holds."""
     if isinstance(value, dict | list | set | deque):
         yield value
     elif isinstance(value, FunctionType):

@@ -91,7 +91,7 @@ def _one_value(function: Callable[..., Any], create: Create) -> Callable[..., An
 def passed_as_values(conv: MessagePassing) -> Iterator[None]:
     """Make a conv pass messages by PyG's general code, which is traced.
 
-    PyG writes a faster one for each class, and compares numbers of rows. No decision of a model is in these.
+    PyG writes a faster one for each class, and compares numbers of rows. A model decides nothing in them.
 
     Raises:
         NotSplittable: the conv passes messages in another way, or against the direction of the edges.
