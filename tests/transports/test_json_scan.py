@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import BadRequest
 from hopline.repeated_names import repeated_name
+from hopline.transports import json_scan
 from hopline.transports.json_scan import count, refuse_repeated
+from tests.transports.bounded_arrays import bounded
 
 names = st.one_of(
     st.text(max_size=3), st.sampled_from(["nodes", "a", "b", 'a"', "\\", "é", "😀", ":", "a:b", "{", "\n"])
@@ -119,3 +122,17 @@ def test_what_is_no_json_is_counted_too(text: bytes) -> None:
 )
 def test_text_that_ends_early_is_counted(text: bytes) -> None:
     refuse_repeated(text, count(text).num_names)
+
+
+@given(st.text('[]{}",:\\ 1au', max_size=80).map(str.encode) | st.binary(max_size=80))
+@example(b"}}{" * 20)
+@example(b"]" * 20 + b'{"a":1}')
+@example(b'{"\\u')
+def test_no_text_leads_out_of_an_array(text: bytes) -> None:
+    """A write beyond an array damages memory that others use, and nothing shows it."""
+    patch = bounded(json_scan)
+    try:
+        with contextlib.suppress(BadRequest):
+            refuse_repeated(text, count(text).num_names)
+    finally:
+        patch.undo()

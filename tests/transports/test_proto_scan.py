@@ -18,6 +18,7 @@ from hopline.transports.grpc_request import RequestReader
 from hopline.transports.proto import message
 from hopline.transports.proto_scan import check_message, layout_of
 from tests.transports import hostile
+from tests.transports.bounded_arrays import Bounded, bounded
 
 REQUEST = message("inference.ModelInferRequest")
 LAYOUT = layout_of(REQUEST.DESCRIPTOR)
@@ -70,6 +71,17 @@ def test_counts_are_those_of_the_reader(request: Any) -> None:
 def test_any_bytes_are_counted(data: bytes) -> None:
     messages, values = proto_scan._count(np.frombuffer(data, np.uint8), LAYOUT.kinds, 10**6, 10**6)
     assert messages + values <= len(data)
+
+
+@settings(deadline=None)  # plain Python is slow
+@given(st.binary(max_size=200) | requests().map(lambda request: request.SerializeToString() + b"\x0a\x80"))
+def test_no_bytes_lead_out_of_an_array(data: bytes) -> None:
+    patch = bounded(proto_scan)
+    try:
+        kinds = LAYOUT.kinds.view(Bounded)
+        proto_scan._count(proto_scan.np.frombuffer(data, np.uint8), kinds, 10**6, 10**6)
+    finally:
+        patch.undo()
 
 
 @pytest.mark.parametrize(

@@ -122,12 +122,14 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
             continue
         if byte == _COLON:
             counts[_NAMES] += 1
-            if 0 <= depth < _MAX_DEPTH:
+            if depth < _MAX_DEPTH:
                 names[depth] += 1
                 counts[_LONGEST] = max(counts[_LONGEST], names[depth])
             at += 1
             continue
         if byte in (_CLOSE_LIST, _CLOSE_OBJECT):
+            if depth == 0:
+                break  # no reader gets beyond
             depth -= 1
             if depth < 3 and inner >= 0:
                 lists[outer, 2] = max(lists[outer, 2], inner)

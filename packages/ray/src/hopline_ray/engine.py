@@ -78,8 +78,7 @@ class RayEngine:
             raise BatchError("a batch run needs a saved graph; save it first")
         spec.check_no_embeddings("a run on Ray")
         self._graph_folder, self._graph_version = graph.path.absolute(), graph.version
-        self._limit = threads
-        self.kept = None  # the processes that compute read files only
+        self._limit, self.kept = threads, None  # the processes that compute read files only
         self.threads = threads or usable_cpus()
         self._connected = not ray.is_initialized()
         if self._connected:
