@@ -113,11 +113,8 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
     names = np.zeros(_MAX_DEPTH, np.int64)
     while at < n:
         byte = data[at]
-        if byte <= 32:
-            blanks += 1
-            at += 1
-            continue
-        if byte == _COMMA:
+        if byte <= 32 or byte == _COMMA:
+            blanks += byte != _COMMA
             at += 1
             continue
         if byte == _COLON:
