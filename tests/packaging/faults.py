@@ -113,7 +113,7 @@ def branch_on_a_width_goes_the_other_way(patch):
 
 @fault("tracing", "batch_norm")
 def module_is_traced_in_training_mode(patch):
-    patch.setattr(packager, "frozen_copy", lambda module: copy.deepcopy(module).train())
+    patch.setattr(packager, "eval_copy", lambda module: copy.deepcopy(module).train())
 
 
 @fault("tracing", "adjacency")

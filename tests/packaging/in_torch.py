@@ -9,9 +9,9 @@ from hopline.packaging import parity
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import beside, strangers
+from hopline.packaging.reference import eval_copy
 from hopline.packaging.signature import bind
 from hopline.packaging.split import Splitter
-from hopline.packaging.trace import frozen_copy
 from tests.packaging import full_graph
 
 
@@ -22,7 +22,7 @@ def split(model, graph, target="node", **options):
     targets = (target,) if isinstance(target, str) else target
     with torch.no_grad():
         slots = binding.slots(check)
-        traced, lowered = trace_and_lower(frozen_copy(model), binding, targets, slots)
+        traced, lowered = trace_and_lower(eval_copy(model).float(), binding, targets, slots)
         parity.check_rows(traced, binding, beside(check, strangers(check, 2, np.random.default_rng(0))))
         plans = Splitter(traced, lowered, dict(traced.outputs)).stages()
     return binding, traced, plans, check
@@ -49,7 +49,7 @@ def assert_equals_pyg(model, graph, target="node", **options):
             assert state.shape[1] == plan.state_dim
             parity.compare(f"stage {plan.level}", state, parity.reference_state(traced, plan.values))
             levels[plan.level][plan.node_type] = state
-        answer = binding.call(frozen_copy(model), binding.slots(check))
+        answer = binding.call(eval_copy(model).float(), binding.slots(check))
     answer = answer[target] if isinstance(answer, dict) else answer
     expected = answer.reshape(len(answer), -1).numpy()
     np.testing.assert_allclose(levels[-1][target], expected, atol=1e-4, rtol=1e-4)

@@ -87,6 +87,31 @@ def test_hgt_is_served_as_stages(tmp_path):
     np.testing.assert_allclose(rows, expected, atol=1e-5)
 
 
+class Normed(nn.Module):
+    """Layers for each type of node, by dictionary and by number."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.norm = (
+            pyg.HeteroDictLinear(dict.fromkeys(METADATA[0], 6), 6),
+            pyg.HeteroBatchNorm(6, 3),
+        )
+        self.last = pyg.HeteroLinear(6, 4, 3)
+        self.conv = pyg.HeteroConv({edge: pyg.SAGEConv((6, 6), 6) for edge in EDGES})
+
+    def forward(self, x_dict, edge_index_dict):
+        x = self.conv(self.lin(x_dict), edge_index_dict)["paper"]
+        kinds = (x_dict["paper"][:, 0] > 0).long() + (x_dict["paper"][:, 1] > 0).long()
+        return self.last(self.norm(x, kinds), kinds)
+
+
+def test_layers_for_each_type_of_node_equal_pyg():
+    model = trained(Normed())
+    model.norm.running_var.uniform_(0.5, 2.0)
+    model.norm.running_mean.normal_()
+    assert_equals_pyg(model, hetero(author_dim=6), "paper")
+
+
 class Relations(nn.Module):
     def __init__(self, *convs):
         super().__init__()

@@ -36,6 +36,11 @@ class First(nn.Module):
 PLAIN = {
     "AGNNConv": lambda d: pyg.AGNNConv(),
     "APPNP": lambda d: pyg.APPNP(2, 0.1),
+    "ARMAConv": lambda d: pyg.ARMAConv(d, 6, num_stacks=2, num_layers=3),
+    "ARMAConv shared": lambda d: pyg.ARMAConv(
+        d, 6, num_layers=2, shared_weights=True, act=None, bias=False
+    ),
+    "ClusterGCNConv": lambda d: pyg.ClusterGCNConv(d, 6, diag_lambda=0.1),
     "CGConv": lambda d: pyg.CGConv(d),
     "CGConv max": lambda d: pyg.CGConv(d, aggr="max", batch_norm=True),
     "EdgeConv": lambda d: pyg.EdgeConv(mlp(2 * d, d)),
@@ -46,6 +51,8 @@ PLAIN = {
     "GeneralConv": lambda d: pyg.GeneralConv(d, 6, heads=2, attention=True),
     "LEConv": lambda d: pyg.LEConv(d, 6),
     "LGConv": lambda d: pyg.LGConv(),
+    "MFConv": lambda d: pyg.MFConv(d, 6, max_degree=3),
+    "MFConv mean": lambda d: pyg.MFConv(d, 6, aggr="mean"),
     "ResGatedGraphConv": lambda d: pyg.ResGatedGraphConv(d, 6),
     "SGConv": lambda d: pyg.SGConv(d, 6, K=2),
     "SSGConv": lambda d: pyg.SSGConv(d, 6, 0.1, K=2),
@@ -84,6 +91,7 @@ def test_a_conv_that_reads_attributes_of_edges_equals_pyg(make):
 
 WEIGHTED = {
     "APPNP": lambda: pyg.APPNP(2, 0.1),
+    "ARMAConv": lambda: pyg.ARMAConv(6, 6, num_stacks=2),
     "LEConv": lambda: pyg.LEConv(6, 6),
     "LGConv": lambda: pyg.LGConv(),
     "LGConv without": lambda: pyg.LGConv(normalize=False),
@@ -266,7 +274,10 @@ def test_attributes_of_self_loops_that_remain_equal_pygs():
     assert_equals_pyg(Looped(loops), homogeneous(attr_dim=2))
 
 
-@pytest.mark.parametrize("make", [lambda: Gated(), lambda: pyg.EdgeConv(mlp(12, 6)), lambda: Aggregating()])
+@pytest.mark.parametrize(
+    "make",
+    [Gated, Aggregating, lambda: pyg.EdgeConv(mlp(12, 6)), lambda: pyg.MFConv((6, 6), 6, max_degree=2)],
+)
 def test_edges_of_several_types_equal_pyg(make):
     class Model(nn.Module):
         def __init__(self):
@@ -379,12 +390,15 @@ def test_message_passing_of_ones_own_is_refused():
         def _lift(self, src, edge_index, dim):
             return super()._lift(src, edge_index, dim) * 2
 
-    hooked = Gated()
-    hooked.register_message_forward_hook(lambda module, inputs, output: output * 2)
     refused(Own(), "its own propagate")
     refused(Lifting(), "its own _lift")
-    refused(hooked, "message forward hooks")
-    refused(Gated(decomposed_layers=2), "in parts")
+    refused(Gated(decomposed_layers=2), "its propagate was replaced")
+
+
+def test_hooks_of_messages_equal_pyg():
+    hooked = Gated()
+    hooked.register_message_forward_hook(lambda module, inputs, output: output * 2)
+    assert_equals_pyg(hooked, homogeneous())
 
 
 def test_messages_that_depend_on_all_edges_are_refused():

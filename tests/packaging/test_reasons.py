@@ -111,7 +111,8 @@ def test_hooks_that_pyg_leaves_out_of_an_export_are_named(register, tmp_path):
     model = Two()
     getattr(model.last, f"register_{register}_hook")(lambda conv, *values: None)
     with pytest.raises(PackagingError, match=rf"last has {register.replace('_', ' ')} hooks.*subclass"):
-        package(model, tmp_path)
+        package(model, tmp_path, runtime="torch")
+    assert package(model, tmp_path / "split").spec.runtime == "onnx"
 
 
 class Gated(Two):

@@ -159,7 +159,10 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, path: str, device: D
     )
     dense = build(call)
     lowered = LoweredConv(dense, path, source, destination, attr, edge_types)
-    _prepare_query(traced, lowered, node)
+    if dense.is_query_destination:
+        lowered.query = destination
+    if dense.prepare_query is not None and destination is not None:
+        lowered.query = _insert(traced, lowered, "query", dense.prepare_query, destination, node)
     _lift(traced, lowered, node)
     traced.module.add_submodule(path, dense)
     return lowered
@@ -173,15 +176,6 @@ def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
         if isinstance(source, fx.Node) and (destination is None or isinstance(destination, fx.Node)):
             return source, destination, True
     raise NotSplittable(f"{where} does not get node rows as its x")
-
-
-def _prepare_query(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
-    """Insert the code of the query row; the splitter decides where it runs."""
-    prepare = conv.dense.prepare_query
-    if conv.dense.is_query_destination:
-        conv.query = conv.destination
-    if prepare is not None and conv.destination is not None:
-        conv.query = _insert(traced, conv, "query", prepare, conv.destination, node)
 
 
 def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:

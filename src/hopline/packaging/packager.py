@@ -41,7 +41,6 @@ from hopline.packaging.settings import (
     checked_names,
 )
 from hopline.packaging.signature import bind
-from hopline.packaging.trace import frozen_copy
 from hopline.types import Progress, silent
 
 if TYPE_CHECKING:
@@ -235,8 +234,8 @@ def package(
     targets = _targets(target, binding, head)
     called = binding.called + head_call(head, targets)
     job = Job(
-        model=frozen_copy(module),
-        head=frozen_copy(head) if isinstance(head, nn.Module) else head,
+        model=eval_copy(module).float(),
+        head=eval_copy(head).float() if isinstance(head, nn.Module) else head,
         binding=binding,
         graph=graph,
         task=task,

@@ -22,6 +22,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from hopline.errors import NotSplittable
+from hopline.packaging import forwards
 from hopline.packaging.edges import GROUPED, LOOPS
 from hopline.packaging.proxy import value_of
 
@@ -43,7 +44,7 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     Args:
         opens_norm: true where `gcn_norm` is code instead, which reads degrees of the neighbours.
     """
-    places = {id(names): names for names in (vars(utils), gcn_norm.__globals__)}
+    places = {id(names): names for names in (vars(utils), gcn_norm.__globals__, vars(forwards))}
     for part in model.modules():
         for name in ("forward", *_TRACED):
             names = getattr(getattr(part, name, None), "__globals__", None)
@@ -122,24 +123,12 @@ def passed_as_values(conv: MessagePassing) -> Iterator[None]:
             del vars(conv)[name]
 
 
-def hooks_of(conv: MessagePassing) -> str:
-    """The first kind of a conv's hooks that only PyG calls, as "message forward hooks"; "" for none."""
-    of_torch = vars(nn.Module())
-    kinds = (name for name in vars(conv) if name.endswith("_hooks") and name not in of_torch)
-    return next((kind.strip("_").replace("_", " ") for kind in sorted(kinds) if vars(conv)[kind]), "")
-
-
 def _refusal(conv: MessagePassing, reason: str) -> NotSplittable:
     return NotSplittable(f"{type(conv).__name__} cannot be a stage: {reason}")
 
 
 def _own_way(conv: MessagePassing) -> str:
     """The part of PyG's message passing that a conv does in another way; "" if none."""
-    if conv.explain or conv.decomposed_layers > 1:
-        return "it explains its messages, or computes them in parts"
-    hooks = hooks_of(conv)
-    if hooks:
-        return f"it has {hooks}"
     for name in _REPLACED:
         if name in vars(conv):
             return f"its {name} was replaced"
@@ -151,54 +140,3 @@ def _own_way(conv: MessagePassing) -> str:
             if method is not vars(base).get(f"_jinja_{name}") or method is vars(base).get(f"_orig_{name}"):
                 return f"it has its own {name}"
     return ""
-
-
-def by_type(lin: Any, x: Any, type_vec: Any) -> Any:
-    """The forward of a `HeteroLinear`: the rows for all types, and of these one for each node."""
-    bias = None if lin.bias is None else lin.bias.flatten()
-    rows = nn.functional.linear(x, lin.weight.mT.flatten(0, 1), bias)
-    mine = type_vec.unsqueeze(1) == torch.arange(lin.num_types)
-    return torch.where(mine.unsqueeze(2), rows.view(-1, lin.num_types, lin.out_channels), 0.0).sum(1)
-
-
-def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, Any]) -> dict[str, Any]:
-    """The forward of an `HGTConv`, with one list of edges for each destination type.
-
-    PyG lists the nodes of all types in one tensor. Its keys and values of an edge type are linear in the
-    rows of the sources, as its prior for each head is in the keys.
-    """
-    shape = conv.heads, conv.out_channels // conv.heads
-
-    def linear(name: str, *parts: tuple[int, Any]) -> Any:
-        """Keys (0), queries (1) or values (2) [n, parts, heads, dim] of a node type, times weights."""
-        lin, rows = conv.kqv_lin.lins[name], []
-        for part, weight in parts:
-            of = [each.chunk(3)[part].view(*shape, -1) for each in (lin.weight, lin.bias)]
-            rows.append([weight.mT @ each for each in of])
-        weight, bias = (torch.stack(each).flatten(0, 2) for each in zip(*rows, strict=True))
-        return nn.functional.linear(x_dict[name], weight, bias.flatten()).view(-1, len(parts), *shape)
-
-    def sent(key: tuple[str, ...]) -> Any:
-        """Keys and values of the sources [E, 2, heads, dim]."""
-        each = slice(conv.edge_types_map[key], None, len(conv.edge_types))
-        k, v = conv.k_rel.weight[each], conv.v_rel.weight[each]
-        prior = conv.p_rel["__".join(key)].view(-1, 1, 1)
-        return linear(key[0], (0, k * prior), (2, v)).index_select(0, edge_index_dict[key][0])
-
-    found = {}
-    for name in (name for name in x_dict if name in conv.dst_node_types):
-        x, keys = x_dict[name], [key for key in edge_index_dict if key[-1] == name]
-        q = linear(name, (1, torch.eye(shape[1]))).select(1, 0)
-        out = torch.zeros_like(q).flatten(1)
-        if keys:
-            edges = torch.cat([edge_index_dict[key] for key in keys], dim=1)
-            rows = torch.cat([sent(key) for key in keys])
-            ends = edges[1], None, x.size(0)
-            q_i = q.index_select(0, edges[1])
-            out = conv.aggregate(conv.message(rows.select(1, 0), q_i, rows.select(1, 1), 1.0, *ends), *ends)
-        out = conv.out_lin.lins[name](nn.functional.gelu(out))
-        if out.size(-1) == x.size(-1):
-            alpha = conv.skip[name].sigmoid()
-            out = alpha * out + (1 - alpha) * x
-        found[name] = out
-    return found

@@ -25,15 +25,13 @@ from hopline.packaging.user_source import user_line
 VALUE, CHANGED = "value", "changed"
 _UNKNOWN = object()
 #: Properties and methods of a tensor that are the same for each graph of a schema.
-_PROPERTIES = frozenset(
+_SAME = frozenset(
     {"dtype", "device", "layout", "is_sparse", "is_sparse_csr", "is_cuda", "is_quantized", "is_nested",
-     "ndim", "requires_grad", "is_leaf", "names"}
+     "ndim", "requires_grad", "is_leaf", "names", "dim", "ndimension", "is_floating_point", "is_complex",
+     "is_contiguous", "element_size"}
 )  # fmt: skip
-_METHODS = frozenset(
-    {"dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"}
-)
 #: Attributes of a tensor's shape, not of its numbers.
-_SIZES = frozenset({"size", "shape", "numel", "stride", "nelement", *_METHODS, *_PROPERTIES})
+_SIZES = frozenset({"size", "shape", "numel", "stride", "nelement", *_SAME})
 #: Rows up to which a loop over a tensor is traced.
 _MOST_STEPS = 16
 
@@ -48,9 +46,7 @@ class ValueProxy(fx.Proxy):
         if value is not _UNKNOWN:
             if not hasattr(value, name):
                 raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
-            if isinstance(value, Tensor) and name in _PROPERTIES:
-                return getattr(value, name)
-            if isinstance(value, Tensor) and name in _METHODS:
+            if isinstance(value, Tensor) and name in _SAME:
                 return getattr(value, name)
         return _Attribute(self, name)
 
@@ -269,22 +265,21 @@ def depends_on_values(node: fx.Node) -> bool:
     return any(map(depends_on_values, node.all_input_nodes))
 
 
+def tensors(value: Any) -> list[Tensor]:
+    """A tensor, or those in a tuple or list."""
+    if isinstance(value, tuple | list):
+        return [each for item in value for each in tensors(item)]
+    return [value] if isinstance(value, Tensor) else []
+
+
 def versions(value: Any) -> list[int]:
     """The counters that show whether tensors were changed in place."""
-    if isinstance(value, Tensor):
-        return [] if value.is_inference() else [value._version]
-    if isinstance(value, tuple | list):
-        return [version for item in value for version in versions(item)]
-    return []
+    return [each._version for each in tensors(value) if not each.is_inference()]
 
 
 def storages(value: Any) -> set[int]:
     """The memory of tensors, by address."""
-    if isinstance(value, Tensor):
-        return {value.untyped_storage()._cdata} if value.layout == torch.strided else set()
-    if isinstance(value, tuple | list):
-        return {storage for item in value for storage in storages(item)}
-    return set()
+    return {each.untyped_storage()._cdata for each in tensors(value) if each.layout == torch.strided}
 
 
 def same_tensor(one: Any, other: Any) -> bool:

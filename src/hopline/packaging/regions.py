@@ -122,7 +122,10 @@ def attributes_before(traced: Traced, call: fx.Node) -> Attributes:
     """
     where = describe(traced.module, call)
     if call.target is gcn_norm:
-        raise Closed(f"{where} computes weights that no reduction reads", frozenset([norm_in(call)]))
+        raise Closed(
+            f"{where} computes weights that no reduction reads",
+            frozenset([norm_in(call.meta.get("nn_module_stack"))]),
+        )
     given = arguments_of(call)
     edges, rows = edges_of(given["edge_index"]), given["edge_attr"]
     assert edges is not None

@@ -7,6 +7,7 @@ that answers differ; this module finds the reason.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,11 +53,7 @@ def weights_of(model: nn.Module, given: Adjacent) -> Iterator[None]:
                 return args, {"edge_weight": given[weight], **kwargs}
         return None
 
-    takes = [
-        part
-        for part in model.modules()
-        if isinstance(part, MessagePassing) and "edge_weight" in inspect.signature(part.forward).parameters
-    ]
+    takes = _convs(model, weighted=True)
     handles = [part.register_forward_pre_hook(hook, with_kwargs=True) for part in takes]
     try:
         yield
@@ -67,9 +64,6 @@ def weights_of(model: nn.Module, given: Adjacent) -> Iterator[None]:
 
 class _Listed(Reference):
     """As `Reference`, over lists of edges."""
-
-    def __init__(self, reference: Reference) -> None:
-        vars(self).update(vars(reference))
 
     def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
         given = Adjacent(slots)
@@ -84,7 +78,8 @@ def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None,
         check: a graph with the traits of the served graph: repeated edges, self-loops, weights.
         repeated: an edge that the served graph has twice, in words; "" if there is none.
     """
-    listed = _Listed(reference)
+    listed = copy.copy(reference)
+    listed.__class__ = _Listed
 
     def agree(graph: CheckGraph) -> bool:
         try:
@@ -110,9 +105,10 @@ def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None,
             "train on it"
         )
     weighted = any(edges.weight is not None for edges in check.edges.values())
+    names = sorted({type(part).__name__ for part in _convs(reference.module, weighted=False)})
     if not found and weighted and (agree(_unweighted(check)) or agree(_unweighted(plain))):
         found.append(
-            f"{_without_weights(reference.module)} multiplies by the values of a sparse matrix, and "
+            f"{', '.join(names) or 'a convolution'} multiplies by the values of a sparse matrix, and "
             "accepts no weights with a list of edges: build the graph without weights, or use a "
             "convolution that has an edge_weight argument, for example GraphConv"
         )
@@ -135,15 +131,10 @@ def repeated(binding: Binding, graph: Graph, key: str) -> str:
     return "" if source < 0 else f"{key} holds row {source} to row {target} more than once"
 
 
-def _without_weights(module: nn.Module) -> str:
-    """The convolutions of a module that accept no edge weights, by name."""
-    names = {
-        type(part).__name__
-        for part in module.modules()
-        if isinstance(part, MessagePassing)
-        and "edge_weight" not in inspect.signature(part.forward).parameters
-    }
-    return ", ".join(sorted(names)) or "a convolution"
+def _convs(module: nn.Module, *, weighted: bool) -> list[MessagePassing]:
+    """The convolutions of a module that accept edge weights, or the others."""
+    convs = [part for part in module.modules() if isinstance(part, MessagePassing)]
+    return [c for c in convs if ("edge_weight" in inspect.signature(c.forward).parameters) == weighted]
 
 
 def _repeats(edges: CheckEdges) -> NDArray[np.bool_]:
@@ -161,8 +152,7 @@ def _loops(edges: CheckEdges) -> NDArray[np.bool_]:
 
 
 def _unweighted(graph: CheckGraph) -> CheckGraph:
-    edges = {
-        key: replace(part, weight=None if part.weight is None else np.ones_like(part.weight))
-        for key, part in graph.edges.items()
-    }
-    return CheckGraph(graph.features, edges)
+    def of(edges: CheckEdges) -> CheckEdges:
+        return edges if edges.weight is None else replace(edges, weight=np.ones_like(edges.weight))
+
+    return CheckGraph(graph.features, {key: of(edges) for key, edges in graph.edges.items()})

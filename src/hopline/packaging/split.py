@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, fx
 
@@ -218,17 +219,12 @@ class Splitter:
         """Columns of the state at `place`."""
         return sum(map(self._width, self._states[place].values))
 
-    def own_values(self, place: Place) -> list[fx.Node]:
-        """Own values that the stage at `place` reads from below, in column order."""
-        below = (place[0] - 1, place[1])
-        return sorted(self._states[place].own, key=lambda node: self.columns(below, node))
-
 
 def _built(
     splitter: Splitter, place: Place, values: list[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[StageInput, ...]]:
     """The module that computes `values` at `place`, and its inputs."""
-    own = splitter.own_values(place)
+    own = sorted(splitter._states[place].own, key=partial(splitter.columns, (place[0] - 1, place[1])))
     first = StageCode(splitter, place, own)
     built = first.build(values)
     used = [node for node in own if first.env[node].users]

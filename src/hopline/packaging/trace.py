@@ -22,9 +22,6 @@ from torch.fx.proxy import TraceError
 from torch_geometric.nn import (
     Aggregation,
     HeteroConv,
-    HeteroDictLinear,
-    HeteroLinear,
-    HGTConv,
     MessagePassing,
 )
 
@@ -32,8 +29,9 @@ from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS
 from hopline.packaging.edges import Domain, edges_of, is_aggregation, name_ends, slot_of
+from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
-from hopline.packaging.passing import by_destination, by_type, grouped_as_values, passed_as_values
+from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import (
     CHANGED,
     VALUE,
@@ -42,7 +40,7 @@ from hopline.packaging.proxy import (
     same_tensor,
     value_of,
 )
-from hopline.packaging.reference import eval_copy, of_target, shared_copy
+from hopline.packaging.reference import of_target, shared_copy
 from hopline.packaging.user_source import LIBRARIES
 from hopline.packaging.watch import is_draw, seeded
 
@@ -180,12 +178,8 @@ class Closed(NotSplittable):
         self.parts = parts
 
 
-def norm_in(node: fx.Node) -> str:
-    """The name, for `trace`, of the calls of `gcn_norm` in the module in which a value is computed."""
-    return _norm_in(node.meta.get("nn_module_stack"))
-
-
-def _norm_in(stack: dict[str, tuple[str, type]] | None) -> str:
+def norm_in(stack: dict[str, tuple[str, type]] | None) -> str:
+    """The name, for `trace`, of the calls of `gcn_norm` in the innermost module."""
     return f"gcn_norm in {list(stack.values())[-1][0] if stack else 'forward'}"
 
 
@@ -213,10 +207,6 @@ class _Tracer(RunningTracer):
         super().__init__(slots)
         self.opened = opened
 
-    def opens_norm(self) -> bool:
-        """True if `gcn_norm` is traced where it is called now."""
-        return _norm_in(self.module_stack) in self.opened
-
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
         if isinstance(m, MessagePassing):
@@ -229,24 +219,18 @@ class _Tracer(RunningTracer):
 
     def trace_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Trace through modules that take dicts: their entries have rows of different types."""
-        if isinstance(m, HeteroDictLinear):
-            # Its own forward may choose a grouped kernel; one Linear for each type is equivalent.
-            rows = args[0] if args else next(iter(kwargs.values()))
-            return {key: lin(rows[key]) for key, lin in m.lins.items() if key in rows}
         if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
             # torch.max over a dimension returns a pair, which PyG unpacks only if it is not a proxy.
             m.aggr = f"a{m.aggr}"
-        if isinstance(m, HeteroLinear):
-            return by_type(m, *args, **kwargs)
-        if type(m) is HGTConv and "forward" not in vars(m):
-            forward = partial(by_destination, m)
+        own = type(m) in FORWARDS and "forward" not in vars(m)
+        if own:
+            forward = partial(FORWARDS[type(m)], m)
         given = (*args, *kwargs.values())
         if any(isinstance(value, dict) for value in given):
             return forward(*args, **kwargs)
-        if not isinstance(m, MessagePassing) and any(
-            isinstance(value, fx.Proxy) and edges_of(value.node) is not None for value in given
-        ):
-            return forward(*args, **kwargs)  # message passing by hand
+        by_hand = any(isinstance(value, fx.Proxy) and edges_of(value.node) is not None for value in given)
+        if not isinstance(m, MessagePassing) and (own or by_hand):
+            return forward(*args, **kwargs)
         if isinstance(m, MessagePassing):
             kwargs = self._with_weights(m, args, kwargs)
             if not self.is_leaf_module(m, self.path_of_module(m)):
@@ -256,20 +240,21 @@ class _Tracer(RunningTracer):
 
     def _with_weights(self, conv: MessagePassing, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a conv; a conv over an `adj_t` gets the edge weights that are its values."""
-        given = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
-        for value in given.values():
-            slot = slot_of(value.node) if isinstance(value, fx.Proxy) else None
-            if slot is None or not slot.startswith("adj_t:"):
+        signature = inspect.signature(conv.forward)
+        for value in signature.bind_partial(*args, **kwargs).arguments.values():
+            slot = isinstance(value, fx.Proxy) and slot_of(value.node)
+            weights = str(slot).replace("adj_t:", "edge_weight:")
+            if weights == slot or weights not in self.slots:
                 continue
-            weights = slot.replace("adj_t", "edge_weight")
-            if weights in self.slots:
-                if "edge_weight" not in inspect.signature(conv.forward).parameters:
-                    raise NotSplittable(
-                        f"{type(conv).__name__} reads an adj_t with edge weights but takes no edge_weight"
-                    )
-                slots = self.proxy(value.node.args[0])
-                weight = self.create_proxy("call_function", operator.getitem, (slots, weights), {})
-                return {"edge_weight": weight, **kwargs}
+            if "edge_weight" not in signature.parameters:
+                raise NotSplittable(
+                    f"{type(conv).__name__} reads an adj_t with edge weights but takes no edge_weight"
+                )
+            given = self.proxy(value.node.args[0]), weights
+            return {
+                "edge_weight": self.create_proxy("call_function", operator.getitem, given, {}),
+                **kwargs,
+            }
         return kwargs
 
 
@@ -294,7 +279,8 @@ def trace(
     root = _Root(shared_copy(model), binding)
     tracer = _Tracer({name: value.clone() for name, value in slots.items()}, opened)
     try:
-        values = grouped_as_values(root.model, tracer.create_proxy, tracer.opens_norm)
+        opens_norm = lambda: norm_in(tracer.module_stack) in opened  # noqa: E731
+        values = grouped_as_values(root.model, tracer.create_proxy, opens_norm)
         with torch.no_grad(), as_their_values(), values:
             graph = tracer.trace(root)
     except PackagingError:
@@ -386,18 +372,8 @@ def _stack_by_column(module: fx.GraphModule) -> None:
 
 
 def _reduces_first(user: fx.Node, node: fx.Node) -> bool:
-    if user.target not in _REDUCTIONS or user.args[0] is not node or len(user.args) > 2:
-        return False
-    if user.kwargs.get("keepdim"):  # later code counts dimensions
+    is_reduction = user.target in _REDUCTIONS and user.args[0] is node and len(user.args) <= 2
+    if not is_reduction or user.kwargs.get("keepdim"):  # later code counts dimensions
         return False
     dim: Any = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
     return bool(dim == 0)
-
-
-def frozen_copy(module: nn.Module) -> nn.Module:
-    """A float32 CPU copy in eval mode; the caller's module is not changed.
-
-    Raises:
-        PackagingError: as `eval_copy`.
-    """
-    return eval_copy(module).float()

@@ -24,7 +24,6 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
-from hopline.packaging.passing import hooks_of
 from hopline.packaging.sparse import Adjacent, weights_of
 from hopline.packaging.user_source import user_line
 from hopline.runtimes.whole_file import SLOTS_FILE
@@ -135,10 +134,11 @@ def _refusal(error: Exception, pooled: bool) -> str:
 
 def _message_hooks(model: nn.Module) -> str:
     """The first convolution with hooks that only PyG calls, in words; "" if there is none."""
+    of_torch = vars(nn.Module())
     for name, part in model.named_modules():
-        hooks = hooks_of(part) if isinstance(part, MessagePassing) else ""
-        if hooks:
-            return f"{name or type(part).__name__} has {hooks}"
+        for kind, hooks in vars(part).items() if isinstance(part, MessagePassing) else ():
+            if kind.endswith("_hooks") and kind not in of_torch and hooks:
+                return f"{name or type(part).__name__} has {kind.strip('_').replace('_', ' ')}"
     return ""
 
 

@@ -1,0 +1,108 @@
+"""Forwards of PyG's modules, equal to theirs, that keep one row for each node and each edge.
+
+PyG's own list nodes of all types in one tensor, sort rows, put nodes second, or choose a grouped kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch_geometric.nn import ARMAConv, ClusterGCNConv, HeteroDictLinear, HeteroLinear, HGTConv, MFConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops
+
+
+def chosen(rows: Any, numbers: Any) -> Any:
+    """Of several rows for each node [n, k, d], the one whose number [n] is given."""
+    mine = numbers.unsqueeze(1) == torch.arange(rows.size(1))
+    return torch.where(mine.unsqueeze(2), rows, 0.0).sum(1)
+
+
+def by_type(lin: Any, x: Any, type_vec: Any) -> Any:
+    """The forward of a `HeteroLinear`, without an order of types."""
+    bias = None if lin.bias is None else lin.bias.flatten()
+    rows = nn.functional.linear(x, lin.weight.mT.flatten(0, 1), bias)
+    return chosen(rows.view(-1, lin.num_types, lin.out_channels), type_vec)
+
+
+def by_degree(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
+    """The forward of an `MFConv`: the layers of all degrees, and of these one for each node."""
+    given = x if isinstance(x, tuple | list) else (x, x)
+    number = given[0].size(0) if given[1] is None else given[1].size(0)
+    h = conv.propagate(edge_index, x=given, size=size)
+    rows = torch.stack([lin(h) for lin in conv.lins_l], dim=1)
+    if given[1] is not None:
+        rows = rows + torch.stack([lin(given[1]) for lin in conv.lins_r], dim=1)
+    found = degree(edge_index[1], number, dtype=torch.long)
+    return chosen(rows, found.clamp(max=conv.max_degree))
+
+
+def with_diagonal(conv: Any, x: Any, edge_index: Any) -> Any:
+    """The forward of a `ClusterGCNConv`, whose self-loops come with their factor."""
+    if not conv.add_self_loops:
+        return type(conv).forward(conv, x, edge_index)
+    edges, _ = remove_self_loops(edge_index)
+    edges, factor = add_self_loops(edges, torch.ones(edges.size(1)), 1 + conv.diag_lambda, x.size(0))
+    scale = 1.0 / degree(edges[1], x.size(0))
+    out = conv.propagate(edges, x=x, edge_weight=factor * scale[edges[1]])
+    return conv.lin_out(out) + conv.lin_root(x)
+
+
+def by_stacks(conv: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
+    """The forward of an `ARMAConv`, whose stacks are side by side."""
+    edges, weight = gcn_norm(edge_index, edge_weight, x.size(0), False, False, conv.flow, x.dtype)
+    parts = [x] * conv.num_stacks
+    for t in range(conv.num_layers):
+        at = 0 if conv.shared_weights else t
+        weights = conv.weight[max(at - 1, 0)] if t else conv.init_weight
+        rows = torch.cat([part @ each for part, each in zip(parts, weights, strict=True)], dim=1)
+        roots = torch.cat([x @ each for each in conv.root_weight[at]], dim=1)
+        rows = conv.propagate(edges, x=rows, edge_weight=weight) + roots
+        rows = rows if conv.bias is None else rows + conv.bias[at].flatten()
+        parts = [part if conv.act is None else conv.act(part) for part in rows.chunk(conv.num_stacks, 1)]
+    return sum(parts) / conv.num_stacks
+
+
+def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, Any]) -> dict[str, Any]:
+    """The forward of an `HGTConv`, with one list of edges for each destination type."""
+    shape = conv.heads, conv.out_channels // conv.heads
+    kqv = {name: conv.kqv_lin.lins[name](x).view(-1, 3, *shape) for name, x in x_dict.items()}
+
+    def sent(key: tuple[str, ...]) -> Any:
+        """Keys and values of the sources [E, 2, heads, dim]; keys are times the prior of their type."""
+        each = slice(conv.edge_types_map[key], None, len(conv.edge_types))
+        k = conv.k_rel.weight[each] * conv.p_rel["__".join(key)].view(-1, 1, 1)
+        weights = zip((0, 2), (k, conv.v_rel.weight[each]), strict=True)
+        rows = [(kqv[key[0]].select(1, i).unsqueeze(2) @ weight).squeeze(2) for i, weight in weights]
+        return torch.stack(rows, dim=1).index_select(0, edge_index_dict[key][0])
+
+    found = {}
+    for name in (name for name in x_dict if name in conv.dst_node_types):
+        keys = [key for key in edge_index_dict if key[-1] == name]
+        x, q = x_dict[name], kqv[name].select(1, 1)
+        out = torch.zeros_like(q).flatten(1)
+        if keys:
+            edges = torch.cat([edge_index_dict[key] for key in keys], dim=1)
+            k_j, v_j = (torch.cat([sent(key) for key in keys]).select(1, part) for part in (0, 1))
+            ends = edges[1], None, x.size(0)
+            out = conv.aggregate(conv.message(k_j, q.index_select(0, edges[1]), v_j, 1.0, *ends), *ends)
+        out = conv.out_lin.lins[name](nn.functional.gelu(out))
+        if out.size(-1) == x.size(-1):
+            alpha = conv.skip[name].sigmoid()
+            out = alpha * out + (1 - alpha) * x
+        found[name] = out
+    return found
+
+
+#: Class -> its forward here; exact classes only.
+FORWARDS: dict[type, Callable[..., Any]] = {
+    ARMAConv: by_stacks,
+    ClusterGCNConv: with_diagonal,
+    HGTConv: by_destination,
+    HeteroDictLinear: lambda m, x_dict: {k: lin(x_dict[k]) for k, lin in m.lins.items() if k in x_dict},
+    HeteroLinear: by_type,
+    MFConv: by_degree,
+}
