@@ -457,20 +457,20 @@ def read_artifact(folder: Path, spec_type: type[SpecT], kind: str, *, verify: bo
     return spec
 
 
-def check_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Compare the sha256 of every file of an artifact.
+def check_files(folder: Path, files: Mapping[str, str], shown: str = "") -> None:
+    """Compare the sha256 of every file of an artifact, which messages call `shown`; "" is the folder.
 
-    Raises: ArtifactCorrupted: one is missing or changed.
+    Raises: ArtifactCorrupted: one is absent or changed.
     """
     for name, expected in files.items():
-        file = folder / name
+        file, where = folder / name, f"{shown or folder}/{name}"
         if not file.is_file():
-            raise ArtifactCorrupted(f"{file}: listed in model.json but missing; package again")
+            raise ArtifactCorrupted(f"{where}: listed in model.json but absent; package or copy it again")
         actual = sha256_of(file)
         if actual != expected:
             raise ArtifactCorrupted(
-                f"{file}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
-                "copy the artifact again or package again"
+                f"{where}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
+                "package or copy it again"
             )
 
 

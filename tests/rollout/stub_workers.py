@@ -137,6 +137,9 @@ class StubLoader:
         load.served = Answers(unit.id, host.graph)
         return load
 
+    async def check_unchanged(self, load: Load) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -17,7 +17,7 @@ from hopline.artifact import ModelSpec, Spec
 
 _DIGITS = 16
 #: Fields of model.json on which no answer depends.
-_ABOUT = ("name", "version", "parity", "producer", "why_whole")
+NOT_CONTENT = ("name", "version", "parity", "producer", "why_whole")
 
 
 def hash_of(value: Any) -> str:
@@ -55,7 +55,7 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
 def content_hash(spec: Spec) -> str:
     """The hash of all that decides what a version answers."""
     fields = msgspec.to_builtins(spec)
-    return hash_of({name: value for name, value in fields.items() if name not in _ABOUT})
+    return hash_of({name: value for name, value in fields.items() if name not in NOT_CONTENT})
 
 
 def _features(schema: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +41,6 @@ class HostSnapshots:
         self._config = config
         self._stores: dict[str, SnapshotStore] = {}
         self._cache: SnapshotCache | None = None
-        self._first: tuple[str, tuple[str, ...]] | None = None
         self._counted_bytes = 0
         own = config.graph.path
         self.base = SnapshotAddress.parse(str(own)).base if own is not None and is_address(own) else ""
@@ -65,6 +65,7 @@ class HostSnapshots:
             self._cache = SnapshotCache(folder, settings.cache_bytes, settings.keep)
         return self._cache
 
+    @functools.cached_property
     def own(self) -> tuple[str, tuple[str, ...]]:
         """The address and the groups of the snapshot that a server which starts now serves.
 
@@ -73,11 +74,6 @@ class HostSnapshots:
 
         Raises: HoplineError: no such snapshot, or its address is away and this host has no copy.
         """
-        if self._first is None:
-            self._first = self._found_own()
-        return self._first
-
-    def _found_own(self) -> tuple[str, tuple[str, ...]]:
         address = SnapshotAddress.parse(str(self._config.graph.path))
         try:
             return self.pinned(str(address))

@@ -15,13 +15,13 @@ import msgspec
 from hopline.config.setting import did_you_mean
 from hopline.doors import Door
 from hopline.errors import ArtifactError, HoplineError, ModelNotFound
+from hopline.models.repository import Repository, absent
 from hopline.models.version_folder import MARKED, MARKERS
 from hopline.types import UNREADABLE, ModelInfo
 
 if TYPE_CHECKING:
     from hopline.answering.limits import ModelLimits
     from hopline.models.load import Load
-    from hopline.models.repository import Repository
     from hopline.models.tools import Tools
 
 
@@ -170,8 +170,7 @@ class Offline:
         """
         versions = self._repository.versions(model)
         if not versions:
-            known = ", ".join(self._repository.models()) or "none"
-            raise ModelNotFound(f"no model {model!r} in {self._repository.address}; there are: {known}")
+            raise ModelNotFound(absent(self._repository, model, version or ""))
         folder = self._repository.fetch(model, version or versions[-1])
         if model in self._below:
             raise ModelNotFound(f"pipelines nest themselves: {' → '.join((*self._below, model))}")

@@ -20,11 +20,15 @@ class Load:
     Args:
         model: name.
         unit: that is loaded.
+
+    Attributes:
+        content: of the files that it was made of (`version_folder.content_of`), and the model's limits.
     """
 
     def __init__(self, model: str, unit: Unit) -> None:
         self.model = model
         self.unit = unit
+        self.content: dict[str, str] = {}
         self._served: Version | None = None
         self._held = contextlib.AsyncExitStack()
 

@@ -22,13 +22,16 @@ from hopline.answering.unit import Unit
 from hopline.artifact import read_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
+from hopline.graph.storage import read as read_manifest
 from hopline.models.kinds import find_kind, kind_of, nesting
 from hopline.models.load import Load
 from hopline.models.local_repository import LocalRepository
 from hopline.models.repositories import configured_repository
 from hopline.models.repository import Repository
 from hopline.models.tools import Tools
+from hopline.models.version_folder import content_of
 from hopline.observe.metrics import Metrics
+from hopline.remote_address import is_address
 from hopline.runtimes.placement import Placement, place_models
 
 if TYPE_CHECKING:
@@ -171,7 +174,7 @@ class Loader:
         versions = self.available(model)
         if not self.tools.inputs.snapshots.base:
             return tuple(Unit(version) for version in versions)
-        graph, groups = self.tools.inputs.snapshots.own()
+        graph, groups = self.tools.inputs.snapshots.own
         return tuple(
             Unit(version, graph, groups) if self.reads_graph(model, version) else Unit(version)
             for version in versions
@@ -205,10 +208,34 @@ class Loader:
                 f"{load} failed while it was loaded: {type(error).__name__}: {error}"
             ) from error
 
+    async def check_unchanged(self, load: Load) -> None:
+        """Check that what is loaded is what a load would read now: content never changes in its place.
+
+        Raises: HoplineError: it is not, and what differs; or it cannot be loaded any more, and why.
+        """
+        about = self._fetched, load.model, load.unit.version
+        _, _, content = await self.tools.in_waiting_thread(*about)
+        names = content.keys() | load.content.keys()
+        changed = sorted(name for name in names if content.get(name) != load.content.get(name))
+        graph = load.unit.graph
+        if graph and not is_address(graph):
+            manifest = await self.tools.in_thread(read_manifest, Path(graph))
+            changed += ["graph"] * (manifest.version != load.served.graph_version)
+        if changed:
+            raise ArtifactError(
+                f"{load} is loaded with another {', '.join(changed[:5])} than there is now: package what "
+                f"changed as another version, or unload {load.unit.id} and load it again"
+            )
+
+    def _fetched(self, model: str, version: str) -> tuple[Path, ModelLimits, dict[str, str]]:
+        folder, limits = self.repository.fetch(model, version), self.limits(model)
+        return folder, limits, content_of(folder) | {"serving.toml": repr(limits)}
+
     async def _load(self, load: Load) -> None:
         tools = self.tools
-        folder = await tools.in_waiting_thread(self.repository.fetch, load.model, load.unit.version)
-        limits = await tools.in_thread(self.limits, load.model)
+        folder, limits, load.content = await tools.in_waiting_thread(
+            self._fetched, load.model, load.unit.version
+        )
         kind = await tools.in_thread(find_kind, folder)
         await tools.in_thread(kind.check, folder, load.model)
         isolated = kind.isolates and not self.config.worker.isolated

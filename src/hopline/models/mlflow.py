@@ -6,21 +6,22 @@ a tabular model. A graph model must be packaged against its graph, which MLflow 
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hopline.artifact import check_files
 from hopline.doors import NAMES
 from hopline.errors import ArtifactError, PackagingError
 from hopline.models.kinds import find_kind
+from hopline.models.version_folder import verify
 from hopline.packaging.folder import new_version
 from hopline.types import ModelInfo
 
@@ -210,11 +211,8 @@ def _copy(
 ) -> Path:
     """Copy an artifact's own files, perhaps under another name, and record its origin."""
     find_kind(folder).describe(folder, _no_model)  # checks model.json
+    verify(folder)
     spec = msgspec.json.decode((folder / "model.json").read_bytes())
-    for file in spec["files"]:
-        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
-            raise ArtifactError(f"model.json lists the file {file!r}, which is not inside its folder")
-    check_files(folder, spec["files"])
     spec |= {"name": name, "version": version, "producer": {**spec.get("producer", {}), **origin}}
     with new_version(repository, name, version, overwrite=overwrite) as place:
         for file in spec["files"]:
@@ -222,7 +220,7 @@ def _copy(
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / file, target)
         (place.folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
-        check_files(place.folder, spec["files"])
+        verify(place.folder)
     return place.path
 
 
@@ -255,14 +253,8 @@ def _estimator(reference: str, folder: Path) -> tuple[Any, Any]:
             f"{reference}: was logged without an input example, which defines the columns; log it "
             "with input_example=…, or use `hopline package --sklearn` with a sample"
         )
-    return _loaded(reference, flavor, folder), sample
-
-
-def _loaded(reference: str, flavor: str, folder: Path) -> Any:
-    import importlib
-
     try:
-        return importlib.import_module(f"mlflow.{flavor}").load_model(str(folder))
+        return importlib.import_module(f"mlflow.{flavor}").load_model(str(folder)), sample
     except ImportError as error:
         raise PackagingError(
             f"{reference}: loading it needs {error.name or error}: pip install 'hopline[tabular]'"

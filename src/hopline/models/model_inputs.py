@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hopline.answering.edge_fetcher import EdgeFetcher, StoreMetrics
 from hopline.answering.unit import Unit
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
@@ -27,9 +28,13 @@ from hopline.errors import (
     HoplineError,
     SnapshotDamaged,
 )
+from hopline.features.breaker import CircuitBreaker
+from hopline.files import expanded
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
+from hopline.graph_store.base import GraphStore, store_class
+from hopline.graph_store.disk import DiskRows, DiskStore
 from hopline.models.host_snapshots import HostSnapshots, is_on
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
@@ -38,14 +43,6 @@ from hopline.snapshots.held_snapshot import HeldSnapshot
 
 if TYPE_CHECKING:
     from hopline.answering.sources import Sources
-
-from collections.abc import Mapping, Sequence
-
-from hopline.answering.edge_fetcher import EdgeFetcher, StoreMetrics
-from hopline.features.breaker import CircuitBreaker
-from hopline.files import expanded
-from hopline.graph_store.base import GraphStore, store_class
-from hopline.graph_store.disk import DiskRows, DiskStore
 
 #: Where the host's parts of graphs are stored, unless `graph.cache` says otherwise.
 DEFAULT_CACHE = Path("~/.cache/hopline/graphs")
@@ -254,7 +251,7 @@ class SharedInputs:
             snapshot = await loop.run_in_executor(self._waiting_threads, self.snapshots.take, unit.graph)
         try:
             if self._config.graph.store and not unit.graph:
-                store = await self._open_store()
+                store = await OpenGraphStore.open(self._config, self._metrics)
                 graph = store.graph
             else:
                 graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
@@ -273,10 +270,6 @@ class SharedInputs:
             if snapshot is not None:
                 snapshot.release()
             raise
-
-    async def _open_store(self) -> OpenGraphStore:
-
-        return await OpenGraphStore.open(self._config, self._metrics)
 
     def _open_graph(self, unit: Unit, snapshot: HeldSnapshot | None) -> Graph | LiveView:
         if self._config.worker.live_memory and not unit.graph:

@@ -48,11 +48,10 @@ class VersionCache:
 
     def last(self, model: str, version: str) -> Path | None:
         """The copy that was asked for last; None without a whole one."""
-        try:
+        with suppress(FileNotFoundError):
             digest = (self.folder / "current" / model / version).read_text()
-        except FileNotFoundError:
-            return None
-        return _whole(self._place(model, version, digest))
+            return _whole(self._place(model, version, digest))
+        return None
 
     def keep(
         self, model: str, version: str, digest: str, fill: Callable[[Path], object], shown: str
@@ -121,21 +120,17 @@ class VersionCache:
 
 
 def _names(folder: Path) -> list[str]:
-    try:
+    with suppress(FileNotFoundError):
         return [path.name for path in folder.iterdir() if is_name(path.name)]
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def _whole(place: Path) -> Path | None:
     """A copy that is there and undamaged."""
-    if not place.is_dir():
-        return None
-    try:
+    with suppress(ArtifactError):
         verify(place)
-    except ArtifactError:
-        return None
-    return place
+        return place
+    return None
 
 
 @contextmanager
@@ -246,17 +241,14 @@ class FsspecRepository:
 
     def _manifest(self, path: str) -> tuple[str, bytes | None]:
         for marker in MARKERS:
-            content = self._read(f"{path}/{marker}")
-            if content is not None:
+            if (content := self._read(f"{path}/{marker}")) is not None:
                 return marker, content
         return "", None
 
     def _read(self, path: str) -> bytes | None:
-        try:
-            content = self._files.read(path)
-        except FileNotFoundError:
-            return None
-        return content
+        with suppress(FileNotFoundError):
+            return self._files.read(path)
+        return None
 
     def _marker(self, path: str) -> bool:
         return any(name in MARKERS for name, _ in self._entries(path))
@@ -290,28 +282,23 @@ class FsspecRepository:
     def _called(self, call: Callable[[], T], remembered: Callable[[], T]) -> T:
         """Answer of the address; while it does not respond, the remembered answer, if there is one."""
         try:
-            with self._foreign():
-                return call()
-        except RepositoryUnavailable as error:
-            known = remembered()
-            if not known:
+            return call()
+        except HoplineError as error:
+            if not isinstance(error, RepositoryUnavailable):
                 raise
-            log.warning("%s; using the copies made before", error)
-            return known
-
-    @contextmanager
-    def _foreign(self) -> Iterator[None]:
-        """Drivers raise whatever their libraries do: to a server it all means that it cannot be asked."""
-        try:
-            yield
-        except HoplineError:
-            raise
-        except Exception as error:
+            failure = error
+        except Exception as error:  # drivers raise whatever their libraries do: all say that it is away
             said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise ConfigError(
                     f"models.cache: {self._cache.folder} cannot be written: {error.strerror}"
                 ) from error
-            raise RepositoryUnavailable(
+            failure = RepositoryUnavailable(
                 f"models.repository: {self.address} cannot be asked: {type(error).__name__}: {said}", 5.0
-            ) from error
+            )
+            failure.__cause__ = error
+        known = remembered()
+        if not known:
+            raise failure
+        log.warning("%s; using the copies made before", failure)
+        return known

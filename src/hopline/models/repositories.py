@@ -19,13 +19,9 @@ from hopline.models.repository import Repository
 def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
     """(folder, spec) of every graph model version in the repository, for the prefetcher."""
     repository = configured_repository(config)
-    found = []
-    for name in list(config.models.names) or repository.models():
-        for version in repository.versions(name):
-            folder = repository.fetch(name, version)
-            if kind_of(folder) == "graph":
-                found.append((folder, read_spec(folder)))
-    return found
+    names = list(config.models.names) or repository.models()
+    folders = [repository.fetch(name, version) for name in names for version in repository.versions(name)]
+    return [(folder, read_spec(folder)) for folder in folders if kind_of(folder) == "graph"]
 
 
 #: Where copies of remote versions are kept, unless `models.cache` says otherwise.

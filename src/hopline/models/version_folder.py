@@ -11,8 +11,10 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from hopline.artifact import sha256_of
-from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+from hopline.answering.hashes import NOT_CONTENT
+from hopline.artifact import check_files, sha256_of
+from hopline.engine.student import SPEC_FILE
+from hopline.errors import ArtifactError, BadRequest
 from hopline.files import check_regular
 from hopline.types import UNREADABLE
 
@@ -88,6 +90,21 @@ def listed_files(manifest: bytes, where: str) -> dict[str, str]:
     return files
 
 
+def content_of(folder: Path) -> dict[str, str]:
+    """Files and fields of model.json that decide what a version answers, by name: two contents compare.
+
+    Where no model.json lists files, whatever is there belongs to the version.
+    """
+    path = folder / MARKERS[0]
+    if not path.is_file():
+        below = [file for file in folder.rglob("*") if file.is_file()]
+        return {str(file.relative_to(folder)): sha256_of(file) for file in below}
+    fields = msgspec.json.decode(path.read_bytes())
+    files: dict[str, str] = fields.pop("files", {})
+    fields = {name: repr(value) for name, value in fields.items() if name not in NOT_CONTENT}
+    return files | fields | {path.name: sha256_of(path) for path in folder.glob(SPEC_FILE)}
+
+
 def verify(folder: Path, shown: str = "") -> None:
     """Compare every file of a version with the sha256 in its model.json; a pipeline has none.
 
@@ -110,15 +127,4 @@ def verify(folder: Path, shown: str = "") -> None:
         ) from None
     except OSError as error:
         raise ArtifactError(f"{shown} cannot be read: {error}") from None
-    for name, expected in listed_files(content, f"{shown}/{MARKERS[0]}").items():
-        file = folder / name
-        if not file.is_file():
-            raise ArtifactCorrupted(
-                f"{shown}/{name}: listed in model.json but absent; package or copy it again"
-            )
-        actual = sha256_of(file)
-        if actual != expected:
-            raise ArtifactCorrupted(
-                f"{shown}/{name}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
-                "package or copy it again"
-            )
+    check_files(folder, listed_files(content, f"{shown}/{MARKERS[0]}"), shown)

@@ -153,10 +153,8 @@ class LoadedUnits:
         for name, versions in self._loader.listing().items():
             for version in versions:
                 if (name, version) not in known:
-                    reason = "not loaded"
-                    rows.append(
-                        {"name": name, "version": version, "state": "UNAVAILABLE", "reason": reason}
-                    )
+                    row = {"name": name, "version": version, "state": "UNAVAILABLE"}
+                    rows.append(row | {"reason": "not loaded"})
         return sorted(rows, key=lambda row: row["name"])
 
     def why(self, name: str, unit_id: str) -> str:
@@ -289,9 +287,11 @@ class LoadedUnits:
 
         A caller that is cancelled stops no load.
 
-        Raises: HoplineError: it cannot be loaded.
+        Raises: HoplineError: it cannot be loaded, or it is loaded and its content has changed since.
         """
-        if (name, unit.id) not in self._loaded:
+        if load := self._loaded.get((name, unit.id)):
+            await self._loader.check_unchanged(load)
+        else:
             await self._loads.result((name, unit.id), lambda: self._load(name, unit))
 
     async def _load(self, name: str, unit: Unit) -> None:
