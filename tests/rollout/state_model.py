@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 class Believed:
     """Attributes:
     loaded: versions. serving: that answers requests which name none. before: that a rollback returns to.
-    canary: that has a part of the requests. gave_up_on: what served when the last rollout was rolled back.
+    canary: that has a part of the requests.
     """
 
     loaded: frozenset[str]
     serving: str = ""
     before: str = ""
     canary: str = ""
-    gave_up_on: str = ""
 
     @property
     def answering(self) -> set[str]:
@@ -111,9 +110,8 @@ def unload(version: str | None) -> Operation:
 def rollback(box: Box) -> Generator[None, None, None]:
     now = box.now
     if now.canary:
-        box.change(canary="", gave_up_on=now.serving)
+        box.change(canary="", before="")
         return
-    check(not (now.gave_up_on and now.gave_up_on == now.serving))
     check(now.before in now.loaded)
     box.change(serving=now.before, before="")
     return
@@ -123,7 +121,7 @@ def rollback(box: Box) -> Generator[None, None, None]:
 def promote(box: Box) -> Generator[None, None, None]:
     now = box.now
     check(bool(now.canary))
-    box.change(serving=now.canary, before=now.serving, canary="", gave_up_on="")
+    box.change(serving=now.canary, before=now.serving, canary="")
     return
     yield
 

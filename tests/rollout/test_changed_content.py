@@ -1,4 +1,4 @@
-"""A version that is loaded, and whose files have changed since: a load of it never reports what is not so."""
+"""Loads of a version whose files have changed since it was loaded: none reports what is not so."""
 
 import shutil
 

@@ -75,6 +75,21 @@ async def test_a_rollback_that_is_repeated_does_not_go_back_further(root, worker
     assert await answering(second) == {"2"}
 
 
+@pytest.mark.parametrize("over", ["rollback", "promote"])
+async def test_a_load_can_be_rolled_back_whatever_became_of_an_earlier_rollout(root, workers, over):
+    rig.publish(root, "2")
+    rig.publish(root, "3")
+    first, second = workers
+    await first.begin_rollout(canary())
+    await first.decide_rollout("sage", over)
+    await first.load("sage", "2")
+    await first.load("sage", "1")  # what served when the rollout ended
+    assert (await second.decide_rollout("sage", "rollback"))["serving"] == "2"
+    with pytest.raises(Conflict, match="no version of sage served before 2"):
+        await first.decide_rollout("sage", "rollback")
+    assert await answering(second) == {"2"}
+
+
 async def test_going_back_after_a_switch_happens_once(root, workers):
     rig.publish(root, "2")
     first, second = workers

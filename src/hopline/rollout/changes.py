@@ -30,7 +30,9 @@ def settled(state: ModelState, rollout: Rollout) -> ModelState:
         units = state.units
         if rollout.kind == "shadow":
             units = tuple(unit for unit in units if unit.id != rollout.candidate)
-        return msgspec.structs.replace(state, rollout=None, past=past, units=units)
+        # a rollback that is repeated never goes back further
+        previous = "" if rollout.status == "rolled_back" else state.previous
+        return msgspec.structs.replace(state, rollout=None, past=past, units=units, previous=previous)
     return msgspec.structs.replace(
         state, rollout=None, past=past, serving=rollout.candidate, previous=state.serving
     )
@@ -148,13 +150,11 @@ def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -
         return settled(state, decided(state.rollout, verb, why, now))
     if verb != "rollback":
         raise Conflict(f"no rollout of {model} is under way")
-    last = state.past[-1] if state.past else None
-    if last is not None and last.status == "rolled_back" and last.current == state.serving:
-        raise Conflict(
-            f"the rollout of {model} to {last.candidate} was rolled back already, and {state.serving} "
-            "serves; to serve another version, load it"
-        )
     if not state.previous or state.unit(state.previous) is None:
+        for last in state.past[-1:]:
+            if last.status == "rolled_back" and last.current == state.serving:
+                done = f"the rollout of {model} to {last.candidate} was rolled back already"
+                raise Conflict(f"{done}, and {state.serving} serves; to serve another version, load it")
         raise Conflict(f"no version of {model} served before {state.serving}, or it is not loaded")
     return msgspec.structs.replace(state, serving=state.previous, previous="")
 
