@@ -27,7 +27,7 @@ from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
 from hopline.packaging import package
 from hopline.testing.served import hand_in
-from hopline.types import ScoreRequest, ScoreResult
+from hopline.types import InlineNode, ScoreRequest, ScoreResult
 
 N, HUB_EDGES = 20_000, 1_200_000
 HUB, BESIDE = 0, 1  # the second one's only neighbour is the hub
@@ -75,7 +75,7 @@ class Running:
 
         def noted(batch):
             if threading.current_thread() is not threading.main_thread():
-                self.on_thread.append([item.request.nodes[0] for item in batch])
+                self.on_thread.append([node for item in batch for node in item.request.nodes])
             return run(batch)
 
         self.version.queue._run = noted
@@ -200,3 +200,38 @@ def _relations(model):
     return [
         each for stages in model.levels for level in stages.values() for each in level.relations.values()
     ]
+
+
+async def test_what_described_nodes_list_is_predicted_and_counted_alike(graph, tmp_path):
+    """Their lists are sampled: 100 x 5,000 ids are no 500,000 nodes, and batches teach what they cost."""
+    package(Sage(), graph, tmp_path, name="sage", fanouts=[10, 5], task="multiclass", check_nodes=8)
+    rig = Running(tmp_path / "sage" / "1", graph)
+    rows = []
+    observe = rig.version.queue.cost.observe
+    rig.version.queue.cost.observe = lambda count, us: (rows.append(count), observe(count, us))
+    rng = np.random.default_rng(0)
+    lists = rng.integers(2, N, (100, 5000)).tolist()
+    inline = [InlineNode(rng.random(4), {"": ids}) for ids in lists]
+    for _ in range(3):
+        large = rig.ask(inline=inline)
+        predicted = rig.version.queued_rows
+        assert predicted < 200_000
+        plain = rig.ask(PLAIN)  # not refused
+        assert isinstance(await large, ScoreResult)
+        assert isinstance(await plain, ScoreResult)
+        assert predicted / 4 < max(rows) < 4 * predicted
+        rows.clear()
+    await rig.version.join()
+
+
+async def test_a_full_queue_refuses_what_lists_too_much(graph, tmp_path):
+    package(Sage(), graph, tmp_path, name="sage", fanouts=[10, 5], task="multiclass", check_nodes=8)
+    rig = Running(tmp_path / "sage" / "1", graph, **{"batching.max_queue_ms": 40.0})
+    waiting = rig.ask(PLAIN)
+    node = InlineNode(np.zeros(4), {"": list(range(2, 5002))})
+    small = rig.ask(inline=[node])
+    with pytest.raises(Overloaded, match="max_queue_ms"):
+        rig.ask(inline=[node] * 500)  # takes some 100 ms
+    assert isinstance(await waiting, ScoreResult)
+    assert isinstance(await small, ScoreResult)
+    await rig.version.join()

@@ -9,7 +9,7 @@ from hopline.answering.predicted import PredictedRows
 from hopline.engine.size import RequestSize
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.testing.graphs import drawn, power_law_graph
-from hopline.types import ScoreRequest
+from hopline.types import InlineNode, ScoreRequest
 
 EDGE = "node__to__node"
 
@@ -114,3 +114,38 @@ def test_one_batch_hardly_changes_the_share_and_unknown_nodes_do_not():
         predicted.learn(batch(10, 100_000), 0)  # nothing was read
         predicted.learn(batch(10, 0), 10)  # one layer: nothing below
     assert predicted.share == before
+
+
+def described(count, listed, **kwargs):
+    return ScoreRequest(
+        "m", inline=[InlineNode([0.0], {"": range(listed)}) for _ in range(count)], **kwargs
+    )
+
+
+def test_fanouts_bound_what_is_predicted_of_described_nodes():
+    """The engine samples their lists; of the ids that it leaves out, it only reads the name."""
+    predicted = PredictedRows(spec(10, 5), power_law_graph(), 2)
+    direct, below = predicted.of(described(50, 10_000), 50)
+    _, known = predicted.of(ScoreRequest("m", nodes=list(range(50))), 50)
+    assert 50 * 11 < direct < 500_000 / 2  # what is listed is no row
+    assert below <= 2 * known
+    assert direct > 10 * predicted.of(described(50, 10), 50)[0]  # but not free
+    assert predicted.of(described(50, 2), 50)[1] < below  # short lists lead to fewer nodes
+
+
+def test_all_that_a_described_node_lists_is_predicted_where_no_fanout_bounds_it():
+    graph = drawn("a>b b>c")
+    predicted = PredictedRows(spec(-1, -1), graph, 2)
+    direct, below = predicted.of(described(1, 3000), 1)
+    assert 3000 < direct < 6000
+    assert 0 < below <= 2 * (3 + 2)  # no more than the graph has
+
+
+def test_described_nodes_add_to_known_ones():
+    graph = drawn(" ".join([f"n{at}>hub" for at in range(50)]))
+    for model in (spec(-1, -1), spec(4, 4)):
+        predicted = PredictedRows(model, graph, 2)
+        inline = predicted.of(described(2, 30), 2)
+        nodes = predicted.of(ScoreRequest("m", nodes=["hub", "n1"]), 2)
+        both = predicted.of(described(2, 30, nodes=["hub", "n1"]), 4)
+        assert both == pytest.approx(np.add(inline, nodes))

@@ -94,7 +94,7 @@ class Computer:
         raise NotImplementedError
 
     def predict(self, work: Work) -> None:
-        """Set the rows and bytes of a request by what it asks for; only where `predicts`."""
+        """Set the rows and bytes of a request by what it asks for; if `predicts`, or of inline nodes."""
 
     def run(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
         """Answer a batch, on the event loop or on a thread, one batch at a time.

@@ -285,12 +285,7 @@ class GraphComputer(Computer):
             return self._check_pairs(request)
         if request.pairs is not None:
             raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
-        num_seeds = len(request.nodes) + len(request.inline)
-        self._check_count(num_seeds, "nodes")
-        if request.inline:
-            # A described neighbour costs what one of a seed's own sampled neighbours costs.
-            num_seeds += sum(len(ids) for node in request.inline for ids in node.neighbors.values())
-        return num_seeds
+        return self._check_count(len(request.nodes) + len(request.inline), "nodes")
 
     def _check_pairs(self, request: ScoreRequest) -> int:
         if len(request.nodes) or request.inline or request.pairs is None:
@@ -298,10 +293,9 @@ class GraphComputer(Computer):
         sources, targets = request.pairs
         if len(sources) != len(targets):
             raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
-        self._check_count(len(sources), "pairs")
-        return 2 * len(sources)
+        return 2 * self._check_count(len(sources), "pairs")
 
-    def _check_count(self, count: int, what: str) -> None:
+    def _check_count(self, count: int, what: str) -> int:
         if count == 0:
             raise BadRequest(f"the request names no {what}; at least one is needed")
         if count > self._max_nodes:
@@ -309,6 +303,7 @@ class GraphComputer(Computer):
                 f"{count} {what} in one request; at most {self._max_nodes} are allowed "
                 "(limits.max_nodes_per_request)"
             )
+        return count
 
     def stages(self) -> dict[str, float]:
         """As `Computer.stages`."""

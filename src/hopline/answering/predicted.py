@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from hopline.engine.guard import Guard
 from hopline.engine.size import RequestSize
@@ -99,8 +100,12 @@ class PredictedRows:
         """(direct, below) of a request.
 
         Args:
-            num_seeds: that it asks for, inline nodes and their neighbours included.
+            num_seeds: that it asks for.
         """
+        if request.inline:
+            direct, below = self._size.described(self._types[0], request.inline)
+            known = self.of(replace(request, inline=()), num_seeds - len(request.inline))
+            return direct + known[0], below + known[1]
         if self.large:
             rows = self.large.get(_only(request), 0)
             if rows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import msgspec
@@ -353,13 +353,8 @@ class Answerer:
         if flat is not None and all_known(flat):
             if len(wanted) == 1:
                 return flat, [flat], members
-            found = []
-            at = 0
-            for external in wanted:
-                end = at + len(external)
-                found.append(flat[at:end])
-                at = end
-            return flat, found, members
+            ends = pairwise(accumulate(map(len, wanted), initial=0))
+            return flat, [flat[at:end] for at, end in ends], members
         return self._look_up_each(index, requests, members, wanted, outcomes)
 
     def _look_up_each(

@@ -7,7 +7,8 @@ nodes of the same request. Known nodes never see an inline node, so no cached ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,42 +62,39 @@ def parse_inline(
             if node.id in names:
                 raise BadRequest(f"inline[{i}].id: {node.id!r} is also the id of inline[{names[node.id]}]")
             names[node.id] = i
-    lists: dict[str, list[list[ExternalId]]] = {key: [[] for _ in nodes] for key in incoming}
-    for i, node in enumerate(nodes):
-        for key, ids in _by_type(node.neighbors, incoming, f"inline[{i}].neighbors", node_type):
-            wanted: list[ExternalId] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-            if len(wanted) > max_neighbors:
-                raise RequestTooLarge(
-                    f"inline[{i}].neighbors: {len(wanted)} neighbours; at most {max_neighbors} are allowed "
-                    "(limits.max_inline_neighbors)"
-                )
-            lists[key][i] = wanted
-        if not (node.edge_attr or node.edge_weight):
-            continue
-        for what in ("edge_attr", "edge_weight"):
-            for key, _ in _by_type(getattr(node, what), incoming, f"inline[{i}].{what}", node_type):
-                if getattr(incoming[key], what.removeprefix("edge_")) is None:
-                    raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has no {what} in this graph")
+    fields = ("neighbors", "edge_attr", "edge_weight")
+    sent = {what: _by_edge_type(nodes, what, incoming, node_type) for what in fields}
     missing: list[ExternalId] = []
     by_weight = spec.sampling == "weighted"
     edges = {}
     for key, adjacency in incoming.items():
         schema = graph.schema.edge_types[key]
         own_names = names if adjacency.src == node_type else {}
-        neighbors, absent = _resolve(graph, adjacency, lists[key], own_names)
+        lists = [() if ids is None else ids for ids in sent["neighbors"][key]]
+        for i, ids in enumerate(lists):
+            if len(ids) > max_neighbors:
+                raise RequestTooLarge(
+                    f"inline[{i}].neighbors: {len(ids)} neighbours; at most {max_neighbors} are allowed "
+                    "(limits.max_inline_neighbors)"
+                )
+        for what in fields[1:]:
+            has_none = getattr(adjacency, what.removeprefix("edge_")) is None
+            for i, value in enumerate(sent[what][key] if has_none else ()):
+                if value is not None:
+                    raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has no {what} in this graph")
+        neighbors, absent = _resolve(graph, adjacency, lists, own_names)
         missing += absent
-        offsets = np.zeros(len(nodes) + 1, np.int64)
-        np.cumsum([len(ids) for ids in lists[key]], out=offsets[1:])
-        edges[key] = InlineEdges(
-            offsets,
-            neighbors,
-            _edge_values(nodes, schema, incoming, lists[key], "edge_weight", by_weight)[:, 0]
-            if adjacency.weight is not None
-            else NO_FLOATS,
-            _edge_attr(nodes, schema, incoming, lists[key], key in reads_attr),
-        )
+        offsets = np.cumsum([0, *map(len, lists)])
+        edges[key] = InlineEdges(offsets, neighbors)
+        if adjacency.weight is not None:
+            values = sent["edge_weight"][key]
+            edges[key].weight = _edge_values(schema, "edge_weight", values, lists, unsigned=by_weight)[:, 0]
+        if schema.attr_dim:
+            values, is_read = sent["edge_attr"][key], key in reads_attr
+            attr = _edge_values(schema, "edge_attr", values, lists, needed=is_read)
+            edges[key].attr = attr if is_read else None
         if not absent:
-            _check_kinds(key, spec.edges_without.get(key, ()), edges[key], lists[key])
+            _check_kinds(key, spec.edges_without.get(key, ()), edges[key], lists)
     if missing:
         raise NodeNotFound(
             f"inline neighbours that are in neither graph {graph.version} nor this request: "
@@ -120,18 +118,41 @@ def _features(
     return np.pad(own, ((0, 0), (0, schema.feature_dim - own.shape[1])))
 
 
+def _by_edge_type(
+    nodes: Sequence[InlineNode], what: str, incoming: Collection[str], node_type: str
+) -> dict[str, list[Any]]:
+    """A field of all nodes by edge type, None where a node has none; the name "" means the only type."""
+    found: dict[str, list[Any]] = {key: [None] * len(nodes) for key in incoming}
+    named = {**found, "": next(iter(found.values()))} if len(found) == 1 else found
+    for i, node in enumerate(nodes):
+        given = getattr(node, what)
+        if "" in given and len(given) > 1:
+            raise BadRequest(
+                f"inline[{i}].{what}: '' means the only edge type; use '' or names of edge types, not both"
+            )
+        for name, value in given.items():
+            if name not in named:
+                problem = f"unknown edge type {name!r}" if name else "the edge type is missing"
+                known = ", ".join(sorted(incoming)) or "none"
+                raise BadRequest(f"inline[{i}].{what}: {problem}; edge types into {node_type!r}: {known}")
+            named[name][i] = value
+    return found
+
+
 def _check_kinds(
     key: str, absent: Collection[str], edges: InlineEdges, lists: Sequence[Sequence[ExternalId]]
 ) -> None:
     """Refuse edges of kinds on whose absence the model's answers rely."""
+    if not absent:
+        return
     sources = np.split(edges.neighbors, edges.offsets[1:-1])
-    for i, ids in enumerate(lists if absent else ()):
+    for i, ids in enumerate(lists):
         own = edges.neighbors[edges.offsets[i] : edges.offsets[i + 1]]
         _, first = np.unique(own, return_index=True)
         found = ""
         if REPEATED in absent and first.shape[0] < own.shape[0]:
             again = int(np.setdiff1d(np.arange(own.shape[0]), first)[0])
-            found = f"{ids[again]!r} is listed more than once"
+            found = f"{np.asarray(ids[again]).item()!r} is listed more than once"
         elif LOOPS in absent and (own == -1 - i).any():
             found = "the node is its own neighbour"
         elif ONE_WAY in absent and not all(node < 0 and -1 - i in sources[-1 - node] for node in own):
@@ -254,122 +275,78 @@ def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
     Every inline node is sampled as node 0 of a separate graph, so that its answer does not depend on
     its place in the request. The last neighbours of a list count as the most recent ones.
     """
-    counts = np.diff(edges.offsets)
+    starts, counts = edges.offsets[:-1], np.diff(edges.offsets)
     if sampler.fanout < 0 or (counts <= sampler.fanout).all():
         return edges.offsets, np.arange(edges.neighbors.shape[0])
+    by_weight = sampler.mode == "weighted"  # without, lists of the same length have the same sample
+    drawn: dict[int, IdArray] = {}
     picked = []
-    for i in range(counts.shape[0]):
-        a, b = int(edges.offsets[i]), int(edges.offsets[i + 1])
-        weight = edges.weight[a:b] if edges.weight.shape[0] else None
-        own = Adjacency(
-            src=sampler.adjacency.src,
-            relation=sampler.adjacency.relation,
-            dst=sampler.adjacency.dst,
-            indptr=np.array([0, b - a]),
-            indices=np.arange(b - a, dtype=np.int32),
-            time=np.arange(b - a) if sampler.mode == "recent" else None,
-            attr=None,
-            weight=weight,
-            cumweight=None if weight is None else np.cumsum(weight, dtype=np.float64),
-            has_self_loops=False,
-            has_repeated_edges=False,
-            max_degree=b - a,
-        )
-        block = Sampler(own, sampler.fanout, sampler.mode, sampler.key).sample(
-            np.zeros(1, np.int64), BlockBuffers()
-        )
-        picked.append(a + block.neighbors)
-    offsets = np.zeros(counts.shape[0] + 1, np.int64)
-    np.cumsum([len(p) for p in picked], out=offsets[1:])
-    return offsets, np.concatenate(picked)
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        if by_weight or count not in drawn:
+            drawn[count] = _draw(sampler, count, edges.weight[start : start + count] if by_weight else None)
+        picked.append(drawn[count])
+    sizes = [len(own) for own in picked]
+    return np.cumsum([0, *sizes]), np.concatenate(picked) + np.repeat(starts, sizes)
 
 
-def _by_type(
-    given: Mapping[str, Any], incoming: Mapping[str, Any], where: str, node_type: str
-) -> list[tuple[str, Any]]:
-    """Values of a node by edge type; "" means the only one."""
-    if "" in given and len(given) > 1:
-        raise BadRequest(f"{where}: '' means the only edge type; use '' or names of edge types, not both")
-    return [(_edge_type(key, incoming, where, node_type), values) for key, values in given.items()]
-
-
-def _edge_type(key: str, incoming: Mapping[str, Any], where: str, node_type: str) -> str:
-    if key in incoming:
-        return key
-    if key == "" and len(incoming) == 1:
-        return next(iter(incoming))
-    known = ", ".join(sorted(incoming)) or "none"
-    problem = f"unknown edge type {key!r}" if key else "the edge type is missing"
-    raise BadRequest(f"{where}: {problem}; edge types into {node_type!r}: {known}")
+def _draw(sampler: Sampler, count: int, weight: FloatArray | None) -> IdArray:
+    """The sample of one list: positions in it."""
+    edge = sampler.adjacency
+    own = Adjacency(
+        src=edge.src, relation=edge.relation, dst=edge.dst, has_self_loops=False, max_degree=count,
+        indptr=np.array([0, count]), indices=np.arange(count, dtype=np.int32), attr=None, weight=weight,
+        cumweight=None if weight is None else np.cumsum(weight, dtype=np.float64),
+        time=np.arange(count) if sampler.mode == "recent" else None,
+    )  # fmt: skip
+    alone = Sampler(own, sampler.fanout, sampler.mode, sampler.key)
+    return alone.sample(np.zeros(1, np.int64), BlockBuffers()).neighbors
 
 
 def _resolve(
     graph: Graph | LiveView,
     adjacency: Adjacency | LiveAdjacency,
-    lists: list[list[ExternalId]],
+    lists: list[Any],
     names: dict[ExternalId, int],
 ) -> tuple[IdArray, list[ExternalId]]:
     """Neighbour ids as in InlineEdges.neighbors, and the ids that neither graph nor request has."""
-    flat: Any = [name for ids in lists for name in ids]
+    flat: Any
+    if not names and all(isinstance(x, np.ndarray) and x.dtype == np.int64 and x.ndim == 1 for x in lists):
+        flat = np.concatenate(lists)
+    else:
+        flat = [*chain.from_iterable(ids.tolist() if isinstance(ids, np.ndarray) else ids for ids in lists)]
     if not names:
         found = graph.nodes[adjacency.src].ids.lookup(flat)
-        return found, [flat[p] for p in np.flatnonzero(found < 0)]
-    found = np.empty(len(flat), np.int64)
-    outside = [p for p, name in enumerate(flat) if name not in names]
-    for p, name in enumerate(flat):
-        if name in names:
-            found[p] = -1 - names[name]
+        return found, [np.asarray(flat[p]).item() for p in np.flatnonzero(found < 0)]
+    found = np.array([-1 - names[name] if name in names else 0 for name in flat], np.int64)
+    outside = np.flatnonzero(found == 0)
     wanted: Any = [flat[p] for p in outside]
-    ids = graph.nodes[adjacency.src].ids.lookup(wanted)
-    found[outside] = ids
+    found[outside] = ids = graph.nodes[adjacency.src].ids.lookup(wanted)
     return found, [wanted[p] for p in np.flatnonzero(ids < 0)]
 
 
-def _edge_attr(
-    nodes: Sequence[InlineNode],
-    schema: EdgeTypeSchema,
-    incoming: Mapping[str, Any],
-    lists: list[list[ExternalId]],
-    is_read: bool,
-) -> FloatArray | None:
-    """Attributes float32 [E, d_e] if the model reads them. If not, those that are given are checked."""
-    if not schema.attr_dim:
-        return None
-    if is_read:
-        return _edge_values(nodes, schema, incoming, lists, "edge_attr")
-    for i, node in enumerate(nodes):
-        if _given(node.edge_attr, schema.key, incoming) is not None:
-            _edge_values([node], schema, incoming, [lists[i]], "edge_attr", first=i)
-    return None
-
-
-def _given(values: Mapping[str, Any], key: str, incoming: Mapping[str, Any]) -> Any:
-    """The values of an edge type, None if there are none; "" means the only type."""
-    return values.get(key, values.get("") if len(incoming) == 1 else None)
-
-
 def _edge_values(
-    nodes: Sequence[InlineNode],
     schema: EdgeTypeSchema,
-    incoming: Mapping[str, Any],
-    lists: list[list[ExternalId]],
     what: str,
+    given: Sequence[Any],
+    lists: Sequence[Sequence[ExternalId]],
+    *,
     unsigned: bool = False,
-    first: int = 0,
+    needed: bool = True,
 ) -> FloatArray:
     """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required.
 
     Args:
-        first: number of the first node in the request, for messages.
+        needed: False if nodes may leave them out, since the model does not read them.
     """
     pieces = []
     key, dim = schema.key, schema.attr_dim if what == "edge_attr" else 0
     rounded: Collection[int] = schema.rounded if dim else (0,) if schema.rounded_weight else ()
-    for i, (node, ids) in enumerate(zip(nodes, lists, strict=True), first):
+    for i, (value, ids) in enumerate(zip(given, lists, strict=True)):
         count = len(ids)
-        value = _given(getattr(node, what), key, incoming)
         shape = (count, dim) if dim else (count,)
         if value is None:
+            if not needed:
+                continue
             if dim and count:
                 raise BadRequest(
                     f"inline[{i}].{what}: edge type {key!r} has {dim} edge attributes; give {shape}"
@@ -397,4 +374,4 @@ def _edge_values(
             why = refusal(number, column, schema.attr_names) if dim else refusal(number, None)
             raise BadRequest(f"inline[{i}].{what}[{edge}]: {why}")
         pieces.append(piece)
-    return np.concatenate(pieces)
+    return np.concatenate([NO_FLOATS.reshape(0, max(dim, 1)), *pieces])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hopline.engine.size import INLINE_ROWS, LISTED_PER_ROW
 from hopline.errors import BadRequest
 from hopline.float32 import EXACT, changed, refusal
 from hopline.graph.schema import NodeTypeSchema
@@ -43,6 +44,12 @@ class InlineNodes:
     node_type: str
     features: FloatArray
     edges: dict[str, InlineEdges]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that cost as much as they do, besides those that are read of their neighbours."""
+        listed = sum(len(edges.neighbors) for edges in self.edges.values())
+        return INLINE_ROWS * len(self.features) + listed // LISTED_PER_ROW
 
 
 def feature_rows(nodes: Sequence[InlineNode], node_type: str, schema: NodeTypeSchema) -> FloatArray:

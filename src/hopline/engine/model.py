@@ -325,6 +325,7 @@ class Model:
         def states(level: int, node_type: str, ids: IdArray) -> FloatArray:
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
+        self.guard.rows += nodes.num_rows
         found = inline_states(self.levels, self.features, nodes, as_of, states)
         self.watch.computed()
         return found

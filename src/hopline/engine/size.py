@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hopline.sampling import Sampler, layer_key
-from hopline.types import IdArray
+from hopline.types import IdArray, InlineNode
 
 if TYPE_CHECKING:
     from hopline.artifact import ModelSpec
     from hopline.graph import Graph
     from hopline.graph.live.view import LiveView
+
+#: Rows that cost as much as checking an inline node, and ids that cost as much as a row: 4 µs and 0.07 µs,
+#: where a row takes 0.1 to 0.5 µs.
+INLINE_ROWS, LISTED_PER_ROW = 8, 4
 
 
 class RequestSize:
@@ -78,6 +82,22 @@ class RequestSize:
             edges = sampler.bound(ids)
             direct += edges
             below += edges * each
+        return direct, min(below, self.most_below)
+
+    def described(self, node_type: str, nodes: Sequence[InlineNode]) -> tuple[float, float]:
+        """The prediction for inline nodes: their lists are sampled, so that fanouts bound what is read."""
+        direct, below = float(INLINE_ROWS * len(nodes)), 0.0
+        links = {
+            sampler.adjacency.key: (sampler.fanout, each) for sampler, each in self.links.get(node_type, ())
+        }
+        only = next(iter(links.values()), (0, 0.0))  # that the empty name means
+        for node in nodes:
+            for key, ids in node.neighbors.items():
+                listed = len(ids)
+                fanout, each = links.get(key, only if not key else (0, 0.0))
+                edges = listed if fanout < 0 else min(listed, fanout)
+                direct += edges + listed / LISTED_PER_ROW
+                below += edges * each
         return direct, min(below, self.most_below)
 
 
