@@ -275,10 +275,9 @@ class Service:
         return True
 
     def ready(self) -> bool:
-        """True if requests are accepted, and at least one model can answer them unless none is wanted."""
+        """True if requests are accepted, and at least one model can answer them."""
         is_current = self.graph_updates is None or self.graph_updates.is_current
-        can_serve = bool(self._serving) or not self.unavailable()
-        return self._ready and not self._draining and is_current and can_serve
+        return self._ready and not self._draining and is_current and bool(self._serving)
 
     def model_names(self) -> tuple[str, ...]:
         """Names of the models that are served."""

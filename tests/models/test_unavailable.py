@@ -157,6 +157,21 @@ async def test_a_model_comes_back_when_it_is_loaded_again(root):
     await rig.stop(service)
 
 
+@pytest.mark.parametrize("required", ["any", "none"])
+async def test_a_server_whose_models_are_all_unloaded_is_not_ready_until_one_is_loaded(root, required):
+    service = await rig.started(root, **{"models.required": required})
+    await service.unload("other")
+    assert service.ready()
+    await service.unload("sage")
+    assert not service.ready()
+    await rig.stop(service)
+    service = await rig.started(root, **{"models.required": required})
+    assert not service.ready()
+    await service.load("sage")
+    assert service.ready()
+    await rig.stop(service)
+
+
 async def test_all_workers_load_a_model_again(root, tmp_path):
     folder = root / "models" / "other" / "1"
     shutil.copytree(folder, root / "whole")

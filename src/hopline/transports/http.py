@@ -248,7 +248,7 @@ class HttpApp:
         reasons = ["the server is draining"] if self.draining else []
         reasons += ["the server is starting: its ports are not all open"] if self.opening else []
         if not service.ready() and not self.draining:
-            reasons.append("no requests are accepted: models or the live graph are not ready")
+            reasons.append("no requests are accepted: no model is ready, or the live graph is not")
         reasons += [
             f"model {name}: {info.state}: {info.reason}"
             for name, info in models.items()
