@@ -33,7 +33,7 @@ from hopline.features.tier import Tier
 from hopline.graph import Graph
 from hopline.graph.live.version import lineage_of
 from hopline.graph.live.view import LiveView
-from hopline.graph.means import mean_row
+from hopline.graph.store_columns import mean_row
 from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
 from hopline.process.populate import Populator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import (
-    ColumnGroup,
     EdgeTypeSchema,
     GraphSchema,
     NodeTypeSchema,
@@ -241,7 +240,8 @@ def _nodes(
         features, rounded = features_of(
             table.features, what, feature_dtype, names, rounded=table.rounded, progress=progress
         )
-        check_whole(features, table.features, table.groups, feature_dtype, what)
+        if feature_dtype != "float32":
+            check_whole(features, table.features, names, rounded, what)
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -260,25 +260,27 @@ def _nodes(
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes)), rounded
 
 
-def check_whole(stored: Features, given: Any, groups: Sequence[ColumnGroup], dtype: str, what: str) -> None:
-    """Check that a narrow dtype leaves the integers of some columns unchanged.
+def check_whole(
+    stored: Features, given: Any, names: Sequence[str], rounded: Collection[int], what: str
+) -> None:
+    """Check that a narrow dtype leaves columns of integers unchanged: they may be codes.
 
     Args:
-        stored: [N, d], of `dtype`. given: the same numbers as they came.
-        groups: of the columns; empty if they are of one tensor.
+        stored: [N, d]. given: the same numbers as they came.
+        names: of columns, or empty. rounded: columns that may change.
     """
-    names = [group.name for group in groups for _ in range(group.num_columns)]
-    columns = list(NodeTypeSchema(len(names), groups=tuple(groups)).whole)
-    if not columns or dtype == "float32":
-        return
+    whole, same = np.ones((2, stored.shape[1]), np.bool_)
     for start in range(0, len(stored), _CHUNK):
         piece = slice(start, start + _CHUNK)
-        one, other = (np.asarray(rows[piece], np.float32)[:, columns] for rows in (stored, given))
-        if (one != other).any():
-            name = names[columns[int((one != other).any(axis=0).argmax())]]
+        one, other = (np.asarray(rows[piece], np.float32) for rows in (stored, given))
+        whole &= (other == np.rint(other)).all(axis=0)
+        same &= (one == other).all(axis=0)
+    for column in np.flatnonzero(whole & ~same).tolist():
+        if column not in rounded:
             raise GraphError(
-                f"{what}: {dtype} does not leave the integers of {name!r} unchanged; store the features as "
-                "float32"
+                f"{what}: the dtype changes the integers of {names[column] if names else column!r}, which "
+                "may be codes. Store the features as float32, or, for counts, list the column in rounded= "
+                "(`--round COLUMN`)"
             )
 
 

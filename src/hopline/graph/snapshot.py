@@ -14,6 +14,7 @@ import msgspec
 from hopline.errors import GraphError
 from hopline.graph import codec, digest, files, pyg, storage, subgraph
 from hopline.graph.build import build, check_whole, features_of
+from hopline.graph.columns import positions
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
@@ -319,23 +320,27 @@ class Graph:
         built = build(node_tables, edge_tables, feature_dtype=feature_dtype)
         return Graph(*built, left_out=self.left_out)
 
-    def with_features_as(self, feature_dtype: str) -> Graph:
+    def with_features_as(
+        self, feature_dtype: str, rounded: Mapping[str, Sequence[str | int]] = MappingProxyType({})
+    ) -> Graph:
         """The same graph with features stored in another dtype. In memory; edges are shared.
 
         Args:
             feature_dtype: as in `from_edges`. A wider dtype does not restore precision.
+            rounded: node type -> columns of integers that may change; others are refused if they do.
         Raises: GraphError: the dtype does not exist, or values do not fit into it.
         """
         nodes, types = {}, {}
         for name, part in self.nodes.items():
             what = f"features of node type {name!r}"
             features, _ = features_of(part.features, what, feature_dtype)
-            groups = self.schema.node_types[name].groups
-            check_whole(features, part.features, groups, feature_dtype, what)
+            schema = self.schema.node_types[name]
+            more = positions(rounded.get(name, ()), schema.feature_names, schema.feature_dim, what)
+            if feature_dtype != "float32":
+                check_whole(features, part.features, schema.feature_names, {*schema.rounded, *more}, what)
             nodes[name] = Nodes(features, part.ids)
-            types[name] = msgspec.structs.replace(self.schema.node_types[name], feature_dtype=feature_dtype)
-        schema = GraphSchema(types, self.schema.edge_types)
-        return Graph(schema, nodes, self.edges, left_out=self.left_out)
+            types[name] = msgspec.structs.replace(schema, feature_dtype=feature_dtype)
+        return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges, left_out=self.left_out)
 
     def k_hop(
         self, seeds: Mapping[str, Any] | Any, hops: int, *, max_nodes: int | None = None

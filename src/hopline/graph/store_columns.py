@@ -7,6 +7,7 @@ it reads one edge. Only those positions are read: first those that are available
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from hopline.errors import GraphError
 from hopline.types import AnyArray, FloatArray, IdArray
+
+#: Rows that the mean is taken of, evenly spread.
+_MEAN_ROWS = 2_000
 
 
 class EdgeReader(Protocol):
@@ -145,3 +149,13 @@ class FetchedEdges:
 def is_in_store(adjacency: Any) -> bool:
     """True if the edges of a type lie in a graph store."""
     return isinstance(adjacency.indices, StoreIds)
+
+
+def mean_row(features: Any) -> FloatArray:
+    """float32 [d] of features [N, d]; of evenly spread rows where there are many."""
+    if isinstance(features, StoreFeatures):
+        return features.mean
+    count = features.shape[0]
+    rows = np.arange(0, count, max(1, math.ceil(count / _MEAN_ROWS)))  # a live graph's rows have no slices
+    mean: FloatArray = np.asarray(features[rows], np.float32).mean(axis=0)
+    return mean

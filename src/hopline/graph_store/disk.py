@@ -20,10 +20,9 @@ from hopline.errors import GraphError, GraphStoreError
 from hopline.features.l1_rows import FetchResult
 from hopline.graph import Adjacency, Graph, storage
 from hopline.graph.codec import PackedBounds, is_compressed
-from hopline.graph.means import mean_row
 from hopline.graph.narrow import NarrowMatrix
 from hopline.graph.schema import quoted
-from hopline.graph.store_columns import FetchedEdges
+from hopline.graph.store_columns import FetchedEdges, mean_row
 from hopline.graph_store.base import GraphStore, checked_ids, in_store
 from hopline.memory.file_reads import EntryFile
 from hopline.types import AnyArray, FloatArray, IdArray

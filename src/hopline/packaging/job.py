@@ -123,7 +123,7 @@ class Job:
                 raise NotServable(
                     f"the model works on the whole graph and not on a part of it ({error}). It identifies "
                     "nodes by their row: declare a table with a row for each node, embeddings={'emb': node "
-                    "type}"
+                    "type}, and read edges from forward's argument, not from a buffer"
                 ) from error
             raise
         try:
@@ -336,7 +336,7 @@ class Job:
             self.refuse(error)
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
-            text = "the model answers one row for a graph: that of a node is for all nodes joined to it"
+            text = "the model answers one row for a graph: that of a node is for all nodes that edges join to it"
             self.notes.append(text)
         else:
             sides = self.pairs or gate.sides_of(self.probe, self.targets, "torch", False)

@@ -85,9 +85,9 @@ def check_sizes(
                 _depends_on_other_nodes(reference, probe, decisions)
                 or _decided(decisions)
                 or (
-                    "its answers depend on how many nodes or edges there are: they change when the same "
-                    f"graph is added {copies - 1} times. A branch on x.size(0) or "
-                    "edge_index.size(1) does that"
+                    "its answers depend on how many nodes or edges there are: they change when copies of "
+                    "the graph are added. A branch on x.size(0) or edge_index.size(1) does that, or a sum "
+                    "over rows, such as x.cumsum(0)"
                 )
             )
             raise NotServable(f"the model cannot be served node by node: {why}")

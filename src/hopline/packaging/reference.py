@@ -346,7 +346,9 @@ def hint(error: Exception, module: nn.Module) -> str:
     """Advice if a model fails because of a dtype, a code or node numbers; "" for other failures."""
     text = str(error)
     if isinstance(error, IndexError) and (table := _short_table(error, module)):
-        return f"; {table}: correct the column, or train with an entry for unknown codes"
+        return (
+            f"; {table}: correct the column, clamp what forward counts, or train an entry for unknown codes"
+        )
     if isinstance(error, AttributeError) and any(f"'{name}'" in text for name in ("node_id", "n_id")):
         return (
             "; a table with a row for each node is declared, embeddings={'emb': node type}, and forward "

@@ -8,15 +8,17 @@ what it read. What it reads from files or keeps, without an effect on its answer
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import HGTConv
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
@@ -61,7 +63,8 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     check = _Check(reference, probe, pairs, rows)
     check.same_copy()
     check.orders_of_sets()
-    check.dtypes()
+    check.forms()
+    check.orders_of_types()
     check.trained()
     other = reference.answers(reordered(probe.check), pairs)
     if differ(rows, other).any():
@@ -110,16 +113,16 @@ class _Kept(Reference):
         return kept_state.state_of(modules, seen.codes)
 
 
-class _Cast(Reference):
-    """As `Reference`, with one slot in another dtype."""
+class _Given(Reference):
+    """As `Reference`, with one slot in another form."""
 
-    def __init__(self, reference: Reference, slot: str, dtype: torch.dtype) -> None:
+    def __init__(self, reference: Reference, slot: str, form: Callable[[Tensor], Tensor]) -> None:
         vars(self).update(vars(reference))
-        self._slot, self._dtype = slot, dtype
+        self._slot, self._form = slot, form
 
     def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
-        """Call the module with the slot in its dtype."""
-        return super().call(module, {**slots, self._slot: slots[self._slot].to(self._dtype)})
+        """Call the module with the slot in its form."""
+        return super().call(module, {**slots, self._slot: self._form(slots[self._slot])})
 
 
 class _Check:
@@ -216,30 +219,49 @@ class _Check:
                     for line in iterated_sets(begin.__code__, attributes, sets)
                 ]
 
-    def dtypes(self) -> None:
-        """Refuse a module that answers otherwise for the same numbers in another dtype: it gets float32."""
+    def forms(self) -> None:
+        """Refuse a module that answers otherwise for the same numbers in another dtype or shape."""
         plain = copy.copy(self._reference)
         plain.head, plain.is_link = None, False
         real = self._probe.real
         for name, rows in plain.binding.slots(real).items():
             if rows.dtype != torch.float32 or not rows.numel():
                 continue
-            for dtype in _OF_WEIGHTS if name.startswith("edge_weight") else _DTYPES:
-                if not torch.equal(rows.to(dtype).to(rows.dtype), rows):
-                    continue
+            role, _, of = name.partition(":")
+            forms: dict[str, Callable[[Tensor], Tensor]] = {
+                str(dtype).removeprefix("torch."): functools.partial(Tensor.to, dtype=dtype)
+                for dtype in (_OF_WEIGHTS if role == "edge_weight" else _DTYPES)
+                if torch.equal(rows.to(dtype).to(rows.dtype), rows)
+            }
+            if rows.shape[1:] == (1,):
+                forms["shape [n]"] = torch.Tensor.flatten
+            for shown, form in forms.items():
                 try:
-                    if not differ(plain.answers(real), _Cast(plain, name, dtype).answers(real)).any():
+                    if not differ(plain.answers(real), _Given(plain, name, form).answers(real)).any():
                         continue
-                except PackagingError:  # it does not take this dtype, and was trained with float32
+                except PackagingError:  # it does not take this form, and was trained with the other one
                     continue
-                role, _, of = name.partition(":")
-                shown = str(dtype).removeprefix("torch.")
+                given = "shape [n, 1]" if shown == "shape [n]" else "float32"
                 raise NotServable(
-                    f"the model answers otherwise for {shown} than for float32 (it reads a dtype, or "
-                    f"computes in {shown}), and the {role} of {of!r} are given as float32: convert them at "
-                    "the start of forward as in training, x = x.long() or x = x.float(). Integers that "
+                    f"the model answers otherwise for {shown} than for {given} (it reads it, or computes "
+                    f"in {shown}), and the {role} of {of!r} are given as {given}: convert them at the start "
+                    "of forward as in training: x.long(), x.float(), x.view(-1, 1). Integers that "
                     "Graph.from_pyg(data, columns=[name]) keeps have their own dtype"
                 )
+
+    def orders_of_types(self) -> None:
+        """Refuse a module that reads the order of x_dict or edge_index_dict: a graph keeps none."""
+        given, turned = self._reference.binding, copy.copy(self._reference)
+        names = ["node_types", "relations", "attributed", "weighted"]
+        if any(isinstance(part, HGTConv) for part in self._reference.module.modules()):
+            names = names[:1]  # edge types have the order of its metadata
+        turned.binding = dataclasses.replace(given, **{name: getattr(given, name)[::-1] for name in names})
+        if given.hetero and not self._same(turned):
+            raise NotServable(
+                "the model's answers depend on the order of the types in x_dict or edge_index_dict, and a "
+                "graph gives them sorted by name. Read each by its name, x_dict['user'], or loop over "
+                f"sorted(x_dict); {_SAME}"
+            )
 
     def trained(self) -> None:
         """Refuse a module that answers otherwise while its weights are trained: they are not here."""

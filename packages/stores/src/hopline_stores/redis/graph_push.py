@@ -13,8 +13,8 @@ import numpy as np
 from hopline.errors import GraphError, GraphStoreError
 from hopline.graph import Graph, storage
 from hopline.graph.digest import digests
-from hopline.graph.means import mean_row
 from hopline.graph.storage import StoredArray, header
+from hopline.graph.store_columns import mean_row
 from hopline.graph_store.base import Pushed
 from hopline.types import IdArray, Progress, silent
 from hopline_stores.redis.graph_layout import (
