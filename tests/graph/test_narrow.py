@@ -161,3 +161,17 @@ def test_numbers_beyond_bfloat16_are_refused():
     assert (np.asarray(graph_of(largest, "bfloat16").node().features) == largest).all()
     with pytest.raises(GraphError, match="do not fit into bfloat16"):
         graph_of(np.full((2, 1), 3.4e38, np.float32), "bfloat16")
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("int8", 999), ("float16", 4999), ("bfloat16", 999)])
+def test_a_column_of_integers_that_the_dtype_changes_is_refused_unless_it_is_listed(dtype, largest):
+    """Integers may be codes, and a model looks others up then."""
+    values = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    values[:, 1] = np.linspace(0, largest, 40).round()
+    graph = graph_of(values, "float32")
+    with pytest.raises(GraphError, match="changes the integers of 1, which may be codes"):
+        graph_of(values, dtype)
+    with pytest.raises(GraphError, match="changes the integers of 1, which may be codes"):
+        graph.with_features_as(dtype)
+    found = graph.with_features_as(dtype, rounded={"node": [1]})
+    assert (np.asarray(found.node().features)[:, 1] != values[:, 1]).any()

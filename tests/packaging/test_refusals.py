@@ -186,7 +186,7 @@ def pyg_model_with_required_attributes():
 
 
 def test_wrong_feature_width_is_explained():
-    with pytest.raises(PackagingError, match=r"(?s)conv.*'node' \[n, 7\]"):
+    with pytest.raises(PackagingError, match=r"(?s)conv.*'node' float32 \[n, 7\]"):
         assert_equals_pyg(MeanOverNodes(), homogeneous(dim=7))
 
 

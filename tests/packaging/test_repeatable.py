@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import random
-import re
 import secrets
 import sys
 import time
@@ -22,10 +21,11 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric import nn as pyg
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import hopline
 from hopline.errors import NotServable
+from hopline.graph import Graph
 from hopline.packaging.watch import watched
 from tests.packaging.graphs import homogeneous
 
@@ -610,20 +610,6 @@ class Listed(Begun):
         this.kept = texts
 
 
-class Numbered(Begun):
-    def __init__(self, factor):
-        super().__init__(factor)
-        self.kept = {text: n for n, text in enumerate({"alpha", "beta", "gamma", "delta"})}
-
-
-class Looped(Begun):
-    def __init__(self, factor):
-        super().__init__(factor)
-        self.kept = {}
-        for n, text in enumerate({"alpha", "beta", "gamma", "delta"}):
-            self.kept[text] = n
-
-
 class Appended(Begun):
     def __init__(self, factor):
         super().__init__(factor)
@@ -632,27 +618,13 @@ class Appended(Begun):
             self.kept.append(text)
 
 
-@pytest.mark.parametrize("module", [First, Listed, Appended, Numbered, Looped])
-def test_the_order_of_a_set_that_init_reads_is_noted(module, tmp_path):
-    """The module that is packaged has one order; another process may build it with another."""
-    notes = package(module(lambda _: 1.0), tmp_path, fanouts=[-1]).notes
-    assert any(re.search(r"reads the order of a set \(test_repeatable\.py.*sorted", note) for note in notes)
+def by_letter(model):
+    return float(len(model.kept[0])) + ord(model.kept[0][0])
 
 
-class Layers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.parts = pyg.SAGEConv(6, 3), nn.ModuleDict()
-        for text in {"alpha", "beta"}:
-            self.parts[text] = nn.Linear(6, 6)
-
-    def forward(self, x, edge_index):
-        return self.conv(self.parts["alpha"](x) + self.parts["beta"](x), edge_index)
-
-
-def test_layers_in_the_order_of_a_set_are_noted(tmp_path):
-    notes = package(Layers(), tmp_path, fanouts=[-1]).notes
-    assert any("Layers.__init__ reads the order of a set" in note for note in notes)
+@pytest.mark.parametrize("module", [First, Listed, Appended])
+def test_the_order_of_a_set_that_init_read_is_that_of_the_module_which_is_packaged(module, tmp_path):
+    package(module(by_letter), tmp_path, fanouts=[-1])
 
 
 class Typed(nn.Module):
@@ -687,7 +659,7 @@ def whole_numbers():
 )
 def test_a_branch_on_the_dtype_of_whole_numbers_is_refused(reads, named, tmp_path):
     """A graph gives float32; the module may have been trained with integers."""
-    with pytest.raises(NotServable, match=rf"int64 than for float32.*{named}.*x\.long\(\)"):
+    with pytest.raises(NotServable, match=rf"int64 than for the {named} .*x\.long\(\)"):
         hopline.package(Typed(reads), whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
 
 
@@ -702,7 +674,7 @@ def test_a_branch_on_the_dtype_of_whole_numbers_is_refused(reads, named, tmp_pat
 )
 def test_other_dtypes_of_the_same_numbers_are_tried(reads, dtype, tmp_path):
     model = Typed(lambda model, x, e, a: (model.lin(reads(x)), e, model.lin(a.float())))
-    with pytest.raises(NotServable, match=f"otherwise for {dtype} than for float32"):
+    with pytest.raises(NotServable, match=f"otherwise for {dtype} than for "):
         hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
 
 
@@ -715,3 +687,79 @@ def test_other_dtypes_of_the_same_numbers_are_tried(reads, dtype, tmp_path):
 )
 def test_whole_numbers_that_a_module_converts_itself_are_served(reads, tmp_path):
     hopline.package(Typed(reads), whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda a: a if a.dim() == 2 else a.unsqueeze(1) * 2,
+        lambda a: a.mean(-1).expand(len(a)).unsqueeze(1),
+        lambda a: a.softmax(-1).view(-1, 1) * 50,
+    ],
+)
+def test_answers_that_change_with_the_shape_of_a_single_column_are_refused(reads, tmp_path):
+    """Data has edge_attr [E]; a graph gives [E, 1]."""
+    model = Typed(lambda model, x, e, a: (model.lin(x), e, model.lin(reads(a))))
+    with pytest.raises(NotServable, match=r"shape \[n\] than for the edge_attr of 'node__to__node'"):
+        hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
+
+
+def test_a_column_whose_shape_a_module_makes_itself_is_served(tmp_path):
+    model = Typed(lambda model, x, e, a: (model.lin(x), e, model.lin(a.view(-1, 1))))
+    hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
+
+
+class InOrder(nn.Module):
+    """Reads the order in which the types of a graph come."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.lins = nn.ModuleDict({name: nn.Linear(4, 6) for name in ("b_user", "a_item")})
+        self.convs = nn.ModuleList([pyg.SAGEConv(6, 3), pyg.SAGEConv(6, 3)])
+        self.reads = reads
+
+    def forward(self, x_dict, edge_index_dict):
+        h = {name: lin(x_dict[name]) for name, lin in self.lins.items()}
+        return sum(self.reads(self.convs, x_dict, h, edge_index_dict))
+
+
+def by_place(convs, x_dict, h, edges):
+    for conv, (key, edge_index) in zip(convs, edges.items(), strict=True):
+        if key[2] == "b_user":
+            yield conv((h[key[0]], h["b_user"]), edge_index)
+
+
+def by_number_of_type(convs, x_dict, h, edges):
+    for n, name in enumerate(x_dict):
+        if name == "b_user":
+            yield convs[0]((h["a_item"], h[name] * (n + 1)), edges["a_item", "to", "b_user"])
+
+
+def by_name(convs, x_dict, h, edges):
+    for key in sorted(edges):
+        if key[2] == "b_user":
+            yield convs[0]((h[key[0]], h["b_user"]), edges[key])
+
+
+def two_types():
+    data, draws = HeteroData(), torch.Generator().manual_seed(3)
+    data["b_user"].x, data["a_item"].x = torch.randn(40, 4), torch.randn(30, 4)
+    for src, dst in (("b_user", "a_item"), ("a_item", "b_user")):
+        ends = [torch.randint(0, len(data[name].x), (90,), generator=draws) for name in (src, dst)]
+        data[src, "to", dst].edge_index = torch.stack(ends)
+    return Graph.from_pyg(data)
+
+
+@pytest.mark.parametrize("reads", [by_place, by_number_of_type])
+def test_answers_that_depend_on_the_order_of_types_are_refused(reads, tmp_path):
+    with pytest.raises(NotServable, match="order of the types in x_dict or edge_index_dict"):
+        package_types(reads, tmp_path)
+
+
+def test_types_that_are_read_by_their_names_are_served(tmp_path):
+    package_types(by_name, tmp_path)
+
+
+def package_types(reads, folder):
+    options = {"fanouts": [-1], "task": "multiclass", "target": "b_user"}
+    hopline.package(InOrder(reads), two_types(), folder, name="m", **options)

@@ -194,8 +194,7 @@ class _Analysis(fx.Interpreter):
         if edges is None:
             raise self._refusal(
                 n,
-                "mixes rows: it groups by another index than the destinations of one list of edges "
-                "(edge_index[1]; with relations, that of each relation)",
+                "mixes rows: it groups by another index than edge_index[1] (of each relation, if several)",
             )
         rows = found.rows
         if rows is not None:

@@ -336,8 +336,9 @@ class Job:
             self.refuse(error)
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
-            text = "the model answers one row for a graph: that of a node is for all nodes that edges join to it"
-            self.notes.append(text)
+            self.notes.append(
+                "one row is answered for a graph: that of a node is for all that edges join to it"
+            )
         else:
             sides = self.pairs or gate.sides_of(self.probe, self.targets, "torch", False)
             check_reach(self.reference, self.probe, sides, num_hops(self.fanouts))

@@ -87,8 +87,7 @@ def emptied(entry: Entry) -> Iterator[Callable[[], bool]]:
     parts = [] if isinstance(value, type) else list(_containers(value, _DEPTH))
     kept = [copy.copy(part) for part in parts]
     clear = getattr(value, "cache_clear", None) or (lambda: None)
-    plain = isinstance(value, Tensor | np.ndarray | int | float)
-    if plain:
+    if plain := isinstance(value, Tensor | np.ndarray | int | float):
         entry.put(None)
     for part in parts:
         part.clear()
@@ -110,13 +109,18 @@ def _containers(value: Any, depth: int) -> Iterator[Any]:
     if isinstance(value, dict | list | set | deque):
         yield value
     elif isinstance(value, FunctionType):
-        cells = [c.cell_contents for c in value.__closure__ or () if c != type(c)()]
-        yield vars(value)
-        for each in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *cells):
+        for each in _held(value):
             yield from _containers(each, 0)
     elif depth and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type | ModuleType):
         for each in vars(value).values():
             yield from _containers(each, depth - 1)
+
+
+def _held(function: FunctionType) -> tuple[Any, ...]:
+    """Values that a function keeps: attributes, defaults, what it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return vars(function), *defaults, *cells
 
 
 def changed(one: State, other: State) -> list[str]:
@@ -182,9 +186,7 @@ def _print(value: Any, depth: int) -> Any:
     if isinstance(value, list | tuple | deque):
         return (len(value), [_print(each, depth - 1) for each in list(value)[-_ENTRIES:]])
     if isinstance(value, FunctionType):
-        cells = [c.cell_contents for c in value.__closure__ or () if c != type(c)()]
-        parts = (vars(value), value.__defaults__, value.__kwdefaults__, cells)
-        return (id(value.__code__), [_print(part, depth - 1) for part in parts])
+        return (id(value.__code__), [_print(part, depth - 1) for part in _held(value)])
     if type(value).__module__ in ("itertools", "datetime", "decimal"):
         return repr(value)
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
 from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
-from hopline.packaging.user_source import is_users, iterated_sets
+from hopline.packaging.user_source import iterated_sets
 from hopline.packaging.watch import Kind, Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
@@ -64,8 +63,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     check.same_copy()
     check.orders_of_sets()
     check.forms()
-    check.orders_of_types()
-    check.trained()
+    check.variants()
     other = reference.answers(reordered(probe.check), pairs)
     if differ(rows, other).any():
         rounding = reference.rounding(probe.check, pairs, rows).max(initial=0.0)
@@ -155,9 +153,10 @@ class _Check:
         suspect = bool(self._changed or self.seen.consumed or self.seen.readings)
         if suspect:
             self._tolerance = _DRIFT
-        as_fresh = bool(self._pairs) or self._as_fresh(kept)
-        repeats = range(2, 2 + (_REPEATS if suspect else 2))
-        if not (as_fresh and all(self._same(kept, seed) for seed in repeats) and self._same_drawn(kept)):
+        others = _Kept(self._reference)
+        self._see_others(others)
+        repeats = [(others, 0), *((kept, 2 + n) for n in range(_REPEATS if suspect else 2))]
+        if not (all(self._same(*each) for each in repeats) and self._same_drawn(kept)):
             self._refuse()
         for name in each_time:
             self._depends_on(kept, name, second[name])
@@ -170,19 +169,20 @@ class _Check:
             for reading in self.seen.of("a file")
         ]
 
+    def _see_others(self, reference: Reference) -> None:
+        """Run it on the strangers alone."""
+        check, num_real = self._probe.check, self._probe.real.num_nodes
+        theirs = {name: np.arange(len(x)) >= num_real(name) for name, x in check.features.items()}
+        with suppress(PackagingError):
+            reference.answers(only(check, theirs), self._pairs and (np.zeros(1, int), np.zeros(1, int)))
+
     def _caches(self, state: kept_state.State) -> None:
         """Refuse a module that fills a cache outside of it from its first input."""
-        check, real = self._probe.check, self._probe.real.features
-        strangers = only(
-            check, {name: np.arange(len(rows)) >= len(real[name]) for name, rows in check.features.items()}
-        )
-        first = np.zeros(1, np.int64)
         for name, entry in state.items():
             if not (name.startswith(("global", "class attribute")) or callable(entry.value)):
                 continue  # each call has a copy of it
             with kept_state.emptied(entry) as is_filled:
-                with suppress(PackagingError):
-                    self._reference.answers(strangers, self._pairs and (first, first))
+                self._see_others(self._reference)
                 if is_filled() and not self._same(self._reference):
                     raise NotServable(
                         f"forward fills a cache, {name}, with what it computes from its first input, and "
@@ -208,26 +208,15 @@ class _Check:
                 f"process is another if it holds texts: write sorted(...) around the set; {_SAME}"
             )
 
-        for base in dict.fromkeys(base for module in modules for base in type(module).__mro__):
-            begin = vars(base).get("__init__")
-            if inspect.isfunction(begin) and is_users(begin.__code__.co_filename):
-                sets = [name for name, value in begin.__globals__.items() if _has_order(value)]
-                self.seen.notes += [
-                    f"{base.__name__}.__init__ reads the order of a set ({line}), which in each process is "
-                    "another if it holds texts: a process that builds the model again may get another "
-                    "model for the same weights. The package has the order of this one; write sorted(...)"
-                    for line in iterated_sets(begin.__code__, attributes, sets)
-                ]
-
     def forms(self) -> None:
         """Refuse a module that answers otherwise for the same numbers in another dtype or shape."""
         plain = copy.copy(self._reference)
         plain.head, plain.is_link = None, False
         real = self._probe.real
         for name, rows in plain.binding.slots(real).items():
+            role, _, of = name.partition(":")
             if rows.dtype != torch.float32 or not rows.numel():
                 continue
-            role, _, of = name.partition(":")
             forms: dict[str, Callable[[Tensor], Tensor]] = {
                 str(dtype).removeprefix("torch."): functools.partial(Tensor.to, dtype=dtype)
                 for dtype in (_OF_WEIGHTS if role == "edge_weight" else _DTYPES)
@@ -241,35 +230,31 @@ class _Check:
                         continue
                 except PackagingError:  # it does not take this form, and was trained with the other one
                     continue
-                given = "shape [n, 1]" if shown == "shape [n]" else "float32"
                 raise NotServable(
-                    f"the model answers otherwise for {shown} than for {given} (it reads it, or computes "
-                    f"in {shown}), and the {role} of {of!r} are given as {given}: convert them at the start "
-                    "of forward as in training: x.long(), x.float(), x.view(-1, 1). Integers that "
-                    "Graph.from_pyg(data, columns=[name]) keeps have their own dtype"
+                    f"the model answers otherwise for {shown} than for the {role} of {of!r} of a graph, "
+                    "float32 of shape [n, d]: convert it at the start of forward as in training: x.long(), "
+                    "x.float(), x.view(-1, 1). Integers of Graph.from_pyg(data, columns=[name]) have their "
+                    "own dtype"
                 )
 
-    def orders_of_types(self) -> None:
-        """Refuse a module that reads the order of x_dict or edge_index_dict: a graph keeps none."""
-        given, turned = self._reference.binding, copy.copy(self._reference)
-        names = ["node_types", "relations", "attributed", "weighted"]
-        if any(isinstance(part, HGTConv) for part in self._reference.module.modules()):
-            names = names[:1]  # edge types have the order of its metadata
+    def variants(self) -> None:
+        """Refuse a module that reads the order of the types of a graph, or whether it is trained."""
+        turned, trained = copy.copy(self._reference), copy.copy(self._reference)
+        # edge types have the order of an HGTConv's metadata
+        is_ordered = any(isinstance(part, HGTConv) for part in self._reference.module.modules())
+        names = ["node_types", "relations", "attributed", "weighted"][: 1 if is_ordered else 4]
+        given = turned.binding
         turned.binding = dataclasses.replace(given, **{name: getattr(given, name)[::-1] for name in names})
+        trained.module = copy.deepcopy(self._reference.module)
+        for parameter in trained.module.parameters():
+            if parameter.is_floating_point() and not parameter.is_inference():
+                parameter.requires_grad_()
         if given.hetero and not self._same(turned):
             raise NotServable(
                 "the model's answers depend on the order of the types in x_dict or edge_index_dict, and a "
                 "graph gives them sorted by name. Read each by its name, x_dict['user'], or loop over "
                 f"sorted(x_dict); {_SAME}"
             )
-
-    def trained(self) -> None:
-        """Refuse a module that answers otherwise while its weights are trained: they are not here."""
-        trained = copy.copy(self._reference)
-        trained.module = copy.deepcopy(self._reference.module)
-        for parameter in trained.module.parameters():
-            if parameter.is_floating_point() and not parameter.is_inference():
-                parameter.requires_grad_()
         if not self._same(trained):
             raise NotServable(
                 "the model answers otherwise for weights that require gradients: forward reads "
@@ -312,17 +297,6 @@ class _Check:
     def _drawn(self, reference: Reference, draw: int, factor: float, seed: int) -> Rows:
         with seeded(seed):
             return with_other_weights(reference, self._probe.check, self._pairs, draw, factor)
-
-    def _as_fresh(self, kept: Reference) -> bool:
-        """True if a copy that saw another graph answers on the real part as a fresh one."""
-        try:
-            fresh = self._reference.answers(self._probe.real)
-        except PackagingError:  # it may refuse this graph
-            return True
-        try:
-            return not differ(fresh, kept.answers(self._probe.real), self._tolerance).any()
-        except PackagingError:
-            return False
 
     def _depends_on(self, kept: Reference, name: str, entry: kept_state.Entry) -> None:
         """Give state that changes at each call other values; refuse if answers change, else note it."""
