@@ -55,11 +55,18 @@ class InPlace(nn.Module):
         return torch.relu_(x * 2)
 
 
+class Listed(nn.Module):
+    """A list of one tensor: ONNX has a form for several only."""
+
+    def forward(self, x):
+        return sum(each.relu() for each in x.chunk(1, 1))
+
+
 @pytest.mark.parametrize(
     ("module", "is_decomposed"),
-    [(MODULES["linear"], False), (MODULES["decomposed"], True), (InPlace(), True)],
+    [(MODULES["linear"], False), (MODULES["decomposed"], True), (InPlace(), True), (Listed(), True)],
 )
-def test_only_what_has_no_form_or_changes_a_tensor_is_decomposed(
+def test_only_what_has_no_form_or_changes_or_lists_tensors_is_decomposed(
     module, is_decomposed, tmp_path, monkeypatch
 ):
     decompose, calls = exported_program.ExportedProgram.run_decompositions, []

@@ -56,7 +56,7 @@ def _half(value):
 
 @pytest.mark.parametrize(
     ("only", "outcome", "fanouts"),
-    [("TAGConv not normalized", "split", 4), ("ARMAConv weight", "whole", 3)],
+    [("TAGConv not normalized", "split", 4), ("ARMAConv weight", "split", 2)],
 )
 def test_a_model_that_reads_more_hops_gets_as_many_fanouts_as_its_refusal_says(
     only, outcome, fanouts, tmp_path

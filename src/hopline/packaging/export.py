@@ -180,11 +180,11 @@ def _keep_tables() -> None:
 
 
 def _has_forms(program: Any, registry: Any) -> bool:
-    """True if every operator of the program has an ONNX form, and none changes a tensor."""
+    """True if every operator of the program has an ONNX form, and none changes or lists tensors."""
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
     schemas = [each._schema for each in targets if isinstance(each, torch._ops.OpOverload)]
     # the exporter drops assertions
-    return not any(schema.is_mutable for schema in schemas) and all(
+    return not any(schema.is_mutable or str(schema).endswith("[]") for schema in schemas) and all(
         registry.is_registered(each) or str(each).startswith("aten._assert") for each in targets
     )
 
