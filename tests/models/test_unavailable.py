@@ -1,6 +1,7 @@
 """A model that cannot be loaded is unavailable and says why; the server and its other models go on."""
 
 import logging
+import re
 import shutil
 
 import httpx
@@ -12,6 +13,7 @@ from hopline.artifact import ModelSpec
 from hopline.errors import (
     ArtifactCorrupted,
     ConfigError,
+    ModelNotFound,
     ModelNotReady,
     RepositoryUnavailable,
     RuntimeFailure,
@@ -204,6 +206,29 @@ async def test_a_server_without_a_model_that_serves_ends_with_every_reason(root)
         await rig.started(root)
     with pytest.raises(ArtifactCorrupted):  # one model: its own error
         await rig.started(root, **{"models.names": ("sage",)})
+
+
+async def test_a_missing_version_that_serves_is_reported_with_who_wants_it_and_the_way_out(root):
+    shutil.copytree(root.parent / "2", root / "models" / "sage" / "2")
+    service = await rig.started(root)
+    await service.load("sage", "1")
+    await rig.stop(service)
+    shutil.move(root / "models" / "sage" / "1", root / "kept")
+    says = (
+        rf"model 'sage' has no version '1' in {root}/models; there are: 2\. models\.state \({root}/models/"
+        r"\.hopline\) says that it serves, as it was loaded or rolled out: copy it back, or move the state "
+        "away while no server runs"
+    )
+    service = await rig.started(root)
+    assert re.search(says, service.unavailable()["sage"])
+    await rig.stop(service)
+    shutil.rmtree(root / "models" / "other")
+    with pytest.raises(ModelNotFound, match=says):
+        await rig.started(root)
+    shutil.move(root / "kept", root / "models" / "sage" / "1")
+    service = await rig.started(root)
+    assert (await service.score(ask("sage"))).version == "1"
+    await rig.stop(service)
 
 
 async def test_every_model_can_be_required(root):

@@ -16,8 +16,17 @@ from hopline.rollout import rollout as steps
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState, Trial
 
+#: An operator's decisions: rollout, why, time() -> the rollout after it; Conflict if it does not fit.
+_DECISIONS: dict[str, Callable[[Rollout, str, float], Rollout]] = {
+    "promote": steps.promoted,
+    "rollback": steps.rolled_back,
+    "pause": lambda rollout, _, now: steps.paused(rollout, now),
+    "resume": lambda rollout, _, now: steps.resumed(rollout, now),
+    "advance": steps.forward,
+    "end": steps.ended,
+}
 #: What `Lifecycle.decide` takes.
-VERBS = ("promote", "rollback", "pause", "resume", "advance", "end")
+VERBS = tuple(_DECISIONS)
 
 
 def settled(state: ModelState, rollout: Rollout) -> ModelState:
@@ -147,7 +156,7 @@ def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -
     Raises: Conflict: nothing that this could be done to.
     """
     if state.rollout is not None:
-        return settled(state, decided(state.rollout, verb, why, now))
+        return settled(state, _DECISIONS[verb](state.rollout, why, now))
     if verb != "rollback":
         raise Conflict(f"no rollout of {model} is under way")
     if not state.previous or state.unit(state.previous) is None:
@@ -162,26 +171,6 @@ def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -
 def no_version(model: str, version: str, there: Collection[str]) -> str:
     """The error text for a missing version."""
     return f"model {model!r} has no version {quoted(version)}; there are: {', '.join(there)}"
-
-
-def decided(rollout: Rollout, verb: str, why: str, now: float) -> Rollout:
-    """State of a rollout after an operator's decision.
-
-    Raises: Conflict: it does not fit.
-    """
-    match verb:
-        case "promote":
-            return steps.promoted(rollout, why, now)
-        case "rollback":
-            return steps.rolled_back(rollout, why, now)
-        case "pause":
-            return steps.paused(rollout, now)
-        case "resume":
-            return steps.resumed(rollout, now)
-        case "advance":
-            return steps.forward(rollout, why, now)
-        case _:
-            return steps.ended(rollout, why, now)
 
 
 def changed(

@@ -125,6 +125,7 @@ class Lifecycle:
                 log.info("loading %s/%s", name, unit.id)
                 await self._load_first(name, unit, saved)
             self.loaded.route(name)
+        self._state.explain_missing(saved)
         self._check_start()
         self.loaded.load_missing()  # what other workers try just now
         await self._state.join()
@@ -403,8 +404,7 @@ class Lifecycle:
         if snapshots.base and not graph and self._loader.reads_graph(model, version):
             state = self.loaded.model(model)
             serving = None if state is None else state.unit(state.serving)
-            on_own = serving is not None and is_on(serving, snapshots.base)
-            graph = serving.graph if serving is not None and on_own else snapshots.base
+            graph = serving.graph if serving and is_on(serving, snapshots.base) else snapshots.base
         if is_address(graph):
             graph, own_groups = snapshots.pinned(graph)
             groups = groups or own_groups

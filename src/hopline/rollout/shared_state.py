@@ -21,7 +21,7 @@ import msgspec
 
 from hopline.answering.unit import Unit
 from hopline.config.schema import Config
-from hopline.errors import ConfigError, HoplineError, StoreUnavailable
+from hopline.errors import ConfigError, HoplineError, ModelNotFound, StoreUnavailable
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
@@ -264,6 +264,15 @@ class SharedState:
         if not self.fleet.store.spans_hosts:
             return {}
         return {**self.fleet.status(), "differing": self.differing}
+
+    def explain_missing(self, saved: LifecycleState) -> None:
+        """Add to the errors of versions that serve, and are not in the repository, who wants them."""
+        for named, failure in self._followers.unavailable().items():
+            if named.rpartition("/")[0] in saved.models and isinstance(failure.error, ModelNotFound):
+                failure.error = ModelNotFound(
+                    f"{failure.error}. models.state ({self.fleet.store.address}) says that it serves, as it"
+                    " was loaded or rolled out: copy it back, or move the state away while no server runs"
+                )
 
     def report_store(self) -> None:
         """Log that the store is lost, and that it is back."""
