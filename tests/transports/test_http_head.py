@@ -45,6 +45,7 @@ async def answered(host: Host, data: bytes) -> tuple[int, bytes]:
         asking(headers=b"host: x\r\ncontent-length: 13\r\naccept: image/png\r\nrange: bytes=0-1\r\n"),
         asking(b"GET http://x HTTP/1.1", b"host: x\r\n", b""),
         asking(b"GET http://x?a HTTP/1.1", b"host: x\r\n", b""),
+        asking(b"GET http://x:80/healthz HTTP/1.1", b"host: evil.example\r\n", b""),
         asking(b"OPTIONS * HTTP/1.1", b"host: x\r\n", b""),
     ],
 )
@@ -69,6 +70,9 @@ async def test_what_clients_and_proxies_send_is_answered(host: Host, request_: b
             b"gzip, chunked",
         ),
         (asking(b"POST / HTTP/1.0", b"transfer-encoding: chunked\r\n", CHUNKED), 400, b"Content-Length"),
+        (asking(b"GET http://x/healthz HTTP/1.1", b"", b""), 400, b"needs the header Host"),
+        (asking(b"GET http://u@x/healthz HTTP/1.1", b"host: x\r\n", b""), 400, b"expected one host"),
+        (asking(b"GET http:///healthz HTTP/1.1", b"host: x\r\n", b""), 400, b"the target's host is ''"),
         (asking(headers=b"host: x\r\ntransfer-encoding: chunked, gzip\r\n"), 400, b"Transfer-Encoding"),
         (asking(headers=b"host: x\r\ntransfer-encoding: xchunked\r\n"), 400, b"Transfer-Encoding"),
         (
@@ -118,6 +122,14 @@ async def test_what_a_server_must_not_answer_is_refused(
     got, body = await answered(host, request_)
     assert got == status
     assert text.lower() in body.lower()
+
+
+async def test_the_host_of_an_absolute_target_replaces_the_header_and_is_checked(host: Host) -> None:
+    connection = await host.connect()
+    for name, status in [(b"x", 200), (b"evil.example", 403), (b"x", 200), (b"evil.example", 403)]:
+        connection.send(asking(b"POST http://%s%s HTTP/1.1" % (name, PATH)))
+        got, _, body = await connection.answer()
+        assert (got, b"evil.example" in body) == (status, status == 403)
 
 
 async def test_a_refused_head_request_gets_no_body(host: Host) -> None:

@@ -32,7 +32,7 @@ _OFFER = frozenset({b"upgrade", b"http2-settings"})
 _VERSIONS = ("1.0", "1.1")
 #: Host = uri-host [ ":" port ] (RFC 9110, 7.2); empty if the target has no authority.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
-_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) [!-~]+ HTTP/1\.[01]\r\n")
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;[^\n]*)?\r?\n")
 
@@ -264,9 +264,8 @@ class RequestReader:
                 return
         if self._is_read_again:
             return
-        self._target = _origin_form(self._target)
         version = self._parser.get_http_version()
-        refusal = _head_refusal(version, headers)
+        refusal = _head_refusal(version, headers) or self._absolute_refusal()
         if refusal is not None:
             self._refuse(*refusal)
             return
@@ -284,15 +283,28 @@ class RequestReader:
             self.owes_continue = True
             self._taker.proceed()
 
+    def _absolute_refusal(self) -> tuple[int, str] | None:
+        """Take the host of a target in absolute form, as proxies send it, for that of the header.
+
+        Returns status and reason if it is none; else None (RFC 9112, 3.2.2).
+        """
+        if (absolute := _ABSOLUTE.match(self._target)) is None:
+            return None
+        host, rest = absolute[1], self._target[absolute.end() :]
+        if not host or not _HOST.fullmatch(host):
+            return 400, f"the target's host is {host[:200].decode('latin-1')!r}; expected one host"
+        self._headers[b"host"] = host
+        self._target = rest if rest.startswith(b"/") else b"/" + rest
+        return None
+
     def _lacks_room(self, num_bytes: int) -> bool:
         """Return True if a body of this length is refused before it is sent.
 
         Behind requests of this connection, which may hold the room until they are answered, the body is
         refused only if there is still no room when it comes.
         """
-        if num_bytes <= _SMALL_BYTES or self._taker.is_busy:
-            return False
-        return not self._listener.budget.has_room(num_bytes)
+        is_large = num_bytes > _SMALL_BYTES and not self._taker.is_busy
+        return is_large and not self._listener.budget.has_room(num_bytes)
 
     def _is_screened(self, length: bytes | None) -> bool:
         """Refuse a body that is large or of unknown length from a client without permission."""
@@ -366,9 +378,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         """Handle a complete request."""
-        if self.is_deaf:
-            return
-        if self._is_read_again:
+        if self.is_deaf or self._is_read_again:
             return
         parser = self._parser
         upgrades = parser.should_upgrade()  # later input is dropped
@@ -406,8 +416,7 @@ class RequestReader:
         self._refuse(408, f"the request did not arrive within {self._listener.timeouts.read_s} s")
 
     def _refuse_body(self) -> None:
-        limit = self._listener.max_body_bytes
-        self._refuse(413, f"the body is larger than {limit} bytes")
+        self._refuse(413, f"the body is larger than {self._listener.max_body_bytes} bytes")
 
     def _refuse_for_memory(self) -> None:
         self._refuse(503, Budget.FULL)
@@ -418,15 +427,6 @@ class RequestReader:
     def _refuse(self, status: int, text: str) -> None:
         if not self.is_deaf:
             self._taker.refuse(self._listener.refusal(status, text))
-
-
-def _origin_form(target: bytes) -> bytes:
-    """Return path and query of a target in absolute form, as sent by proxies; other targets unchanged."""
-    authority = _ABSOLUTE.match(target)
-    if authority is None:
-        return target
-    rest = target[authority.end() :]
-    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def _head_refusal(version: str, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
