@@ -119,6 +119,16 @@ def test_a_later_graph_in_another_order_finds_its_rows_by_their_ids(kind, tmp_pa
     assert load_model(report.path, report.spec, later).graph.version == later.version
 
 
+def test_nodes_that_came_later_are_refused_by_their_numbers(tmp_path):
+    _, graph = with_features(KINDS["int"])
+    report = package(ByNumber(), graph, tmp_path)
+    data, _ = with_features(KINDS["int"])
+    more = Data(x=torch.cat([data.x, torch.ones(2, 4)]), edge_index=data.edge_index)
+    later = Graph.from_pyg(more, ids=[*KINDS["int"], 10**6, 10**6 + 1])
+    with pytest.raises(SchemaMismatch, match=r"no learned row of 2 nodes .*\(1000000, 1000001\)"):
+        load_model(report.path, report.spec, later)
+
+
 def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):
     ids = KINDS["string"]
     data, graph = with_features(ids)

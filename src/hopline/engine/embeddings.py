@@ -212,7 +212,7 @@ def _finder(
             rows = known.lookup(ids.external(nodes))
         without = nodes[rows < 0]
         if len(without) and learned.later == "refuse":
-            shown = ", ".join(map(repr, list(ids.external(without[:_SHOWN]))))
+            shown = ", ".join(map(repr, np.asarray(ids.external(without[:_SHOWN]), object)))
             shown += ", …" if len(without) > _SHOWN else ""
             raise no_row(spec, f"{len(without)} nodes of type {name!r} of this graph ({shown})")
         return np.where(rows < 0, learned.num_rows, rows)
