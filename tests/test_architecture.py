@@ -134,7 +134,7 @@ BUDGET: dict[str, int] = {
     "slo": 556,
     "snapshots": 1258,
     "testing": 2089,
-    "transports": 6942,
+    "transports": 6940,
 }
 
 

@@ -119,6 +119,22 @@ def ordinary(target: Target) -> Attack:
     return attack
 
 
+def inline_nodes(target: Target) -> Attack:
+    """4,096 nodes that are not in the graph: with ten neighbours each in JSON, and as tensors, in turn."""
+    features = ",".join(["0.123456"] * 16)
+    node = '{"features":[%s],"neighbors":{"account__pays0__account":[%s]}}'
+    nodes = [node % (features, ",".join(map(str, range(at, at + 10)))) for at in range(4096)]
+    text = b'{"inputs":[{"name":"features","datatype":"FP32","shape":[4096,16],"parameters":%b}]}' % (
+        b'{"binary_data_size":262144}'
+    )
+    length = [("inference-header-content-length", str(len(text)))]
+    requests = [
+        http.request(SCORE, f'{{"inline":[{",".join(nodes)}]}}'.encode()),
+        http.request(INFER, text + struct.pack("<f", 0.5) * 4096 * 16, length),
+    ]
+    return lambda: http.each_alone(target.port, requests * 4)
+
+
 def many_columns(target: Target) -> Attack:
     """Columns of 1 MiB: numbers of one digit, floats, texts of one letter, one long or many short ones."""
     values = (b"1", b"0.5", b'"a"', b"true", b"null")
@@ -160,5 +176,6 @@ CASES = [
     Case("nested_lists", nested_lists),
     Case("large_shapes", large_shapes),
     Case("brackets", brackets),
+    Case("inline_nodes", inline_nodes, required=frozenset({"200"})),
     Case("ordinary_1mib", ordinary, frozenset({"200"})),
 ]

@@ -29,7 +29,7 @@ from hopline.transports.lifecycle_requests import change_parameters, checked_pat
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.tensors import decode_json, decode_raw, tensor_head
 from tests.transports.http_rig import Host, eventually, gone, post
-from turnserve.compression import sent_bytes
+from turnserve.compression import PIECE_BYTES, sent_bytes
 
 PADDING = b" " * 70_000
 INFER = b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[2],"data":[1,2]}]}'
@@ -77,6 +77,59 @@ async def test_a_large_body_is_read_beside_the_loop(host: Host, monkeypatch: pyt
     assert on_loop == [False]
 
 
+async def test_a_large_score_request_is_decoded_beside_the_loop(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopline.transports.http.decode_score", lambda *_, **__: pytest.fail("on the loop"))
+    client = await host.connect()
+    client.send(post(b'{"nodes":[1]}' + PADDING))
+    assert (await client.answer())[0] == 200
+
+
+NODE = b'{"features":[0.5,1.5,2.5],"neighbors":[%b]}' % b",".join([b"7"] * 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "item"), [(b"inline", NODE), (b"rows", b'{"a":1,"b":"%b"}' % (b"x" * 90))]
+)
+def test_other_threads_run_while_nodes_and_rows_of_a_body_are_decoded(
+    monkeypatch: pytest.MonkeyPatch, name: bytes, item: bytes
+) -> None:
+    body = b'{"%b":[%b],"key":"a"}' % (name, b",".join([item] * 4096))
+    expected = score_json.decode_score(body)
+    pauses: list[float] = []
+    monkeypatch.setattr(score_json.time, "sleep", pauses.append)
+    found = score_json.decode_large(body)
+    for field in expected.__struct_fields__:
+        assert getattr(found, field) == getattr(expected, field)
+    assert len(pauses) > len(body) // (2 * PIECE_BYTES)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inline":[%b,{"features":[1,null]}]}' % NODE,
+        b'{"inline":[{"features":[1],"colour":1}]}',
+        b'{"inline":[null]}',
+        b'{"inline":[{"features":[1],"id":"\xff"}]}',
+        b'{"inline":7}',
+        b'{"rows":[{"a":[1]}]}',
+        b'{"rows":[{"a":1},[]]}',
+        b'{"rows":[%b]}' % (b"[" * 5000),
+        b'{"nodes":[1.5]}',
+        b'{"inline":[],"colour":1}',
+        b'{"inline":[{"features":[1]}',
+        b"",
+    ],
+)
+def test_a_large_body_is_refused_as_a_small_one(body: bytes) -> None:
+    with pytest.raises(BadRequest) as small:
+        score_json.decode_score(body)
+    with pytest.raises(BadRequest) as large:
+        score_json.decode_large(body)
+    assert (str(large.value), large.value.param) == (str(small.value), small.value.param)
+
+
 async def test_a_client_that_goes_while_its_body_is_read_withdraws_it(host: Host) -> None:
     client = await host.connect()
     client.send(post(b'{"nodes":[1],"as_of":60000}' + PADDING, b"slow"))
@@ -98,7 +151,8 @@ async def test_a_client_that_goes_while_its_body_is_read_withdraws_it(host: Host
 async def test_more_than_a_request_may_have_is_refused_before_it_is_decoded(
     host: Host, monkeypatch: pytest.MonkeyPatch, body: bytes, text: str
 ) -> None:
-    monkeypatch.setattr("hopline.transports.http.decode_score", lambda *_, **__: pytest.fail("decoded"))
+    for name in ("http.decode_score", "http_bodies.decode_large"):
+        monkeypatch.setattr(f"hopline.transports.{name}", lambda *_, **__: pytest.fail("decoded"))
     client = await host.connect()
     client.send(post(body + PADDING))
     status, _, answer = await client.answer()

@@ -143,7 +143,7 @@ class HttpApp:
             without_frames(error)
             return response
         finally:
-            request.body = b""  # large and no longer needed
+            request.body, request.decoded = b"", None  # large and no longer needed
         if type(answer) is Response:
             self._count(answer.status)
         return answer
@@ -183,7 +183,7 @@ class HttpApp:
     ) -> Response | Pending:
         if version is None and self._reject_early is not None and not may_name_version(request.body):
             self._reject_early(model)
-        body = decode_score(request.body, is_counted=request.is_counted)
+        body: Any = request.decoded or decode_score(request.body, is_counted=request.is_counted)
         if len(request.body) > self._max_nodes:  # each node needs at least a byte
             oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
         header = request.headers.get(b"timeout-ms")

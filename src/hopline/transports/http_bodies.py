@@ -2,7 +2,7 @@
 
         body ── small ─────────────────────────────────────────▸ decoded, on the loop
           └──── large or compressed ──▸ thread: decompress, count ──▸ refused, or decoded as above
-
+                                                                      (scores: on the thread, in slices)
 A decoder holds the interpreter lock, on any thread. So a body is decoded only after its counts show that
 this is short.
 """
@@ -19,6 +19,7 @@ from hopline.transports.body_threads import THREADS
 from hopline.transports.compression import decompress
 from hopline.transports.oip import check_count
 from hopline.transports.oip_json import json_part
+from hopline.transports.score_json import InputsBody, decode_large
 from hopline.transports.shares import check_share, most_objects
 from turnserve.compression import PIECE_BYTES, sent_bytes
 from turnserve.http1.messages import Pending, Request, Response
@@ -30,7 +31,7 @@ _MAX_TENSORS = _MAX_NAMES = 4096
 #: Compressed bodies up to this size are first tried on the loop: a thread switch may need longer.
 _TRIED_BYTES = 4 * 1024
 
-#: Counts the values of a body, on a thread, and raises a HoplineError if they are too many.
+#: Counts the values of a body, on a thread, and raises a HoplineError if they are too many; may decode it.
 Check: TypeAlias = Callable[[Mapping[bytes, bytes], bytes], object]
 
 
@@ -70,14 +71,15 @@ def check_change(headers: Mapping[bytes, bytes], body: bytes) -> None:
 
 
 def check_score(max_nodes: int) -> Check:
-    """Return a check of score request bodies, with a limit of nodes, pairs or rows."""
+    """Return a check that decodes score requests, with a limit of nodes, pairs or rows."""
 
-    def check(headers: Mapping[bytes, bytes], body: bytes) -> None:
+    def check(headers: Mapping[bytes, bytes], body: bytes) -> InputsBody:
         lists = check_json(headers, body).lists
         check_count(lists.get(b"nodes", 0) + lists.get(b"inline", 0), "nodes", max_nodes)
         check_count(lists.get(b"columns", 0), "rows", max_nodes)
         for name in (b"pairs", b"rows"):
             check_count(lists.get(name, 0), name.decode(), max_nodes)
+        return decode_large(body)
 
     return check
 
@@ -107,8 +109,8 @@ def read(request: Request, check: Check | None, max_bytes: int) -> asyncio.Futur
         if encoding is not None:
             request.body = decompress(encoding.decode("latin-1"), request.body, max_bytes)
         if check is not None:
-            check(request.headers, request.body)
-            request.is_counted = True
+            found = check(request.headers, request.body)
+            request.is_counted, request.decoded = True, found if isinstance(found, InputsBody) else None
 
     return asyncio.get_running_loop().run_in_executor(THREADS, work)
 

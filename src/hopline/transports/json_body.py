@@ -171,12 +171,8 @@ def _options(kind: Any) -> list[Any]:
 
 
 def _fields(kinds: list[Any]) -> list[str]:
-    return [
-        field.encode_name
-        for kind in kinds
-        if isinstance(kind, msgspec.inspect.StructType)
-        for field in kind.fields
-    ]
+    structs = (kind for kind in kinds if isinstance(kind, msgspec.inspect.StructType))
+    return [field.encode_name for kind in structs for field in kind.fields]
 
 
 def _value(body: bytes, path: str) -> Any:

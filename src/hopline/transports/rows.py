@@ -13,7 +13,7 @@ import msgspec
 from hopline.errors import BadRequest, quoted
 from hopline.request_fields import RequestField
 from hopline.transports.json_body import refuse_repeated
-from hopline.types import Priority
+from hopline.types import UNREADABLE, Priority
 
 EXAMPLE = "2011-03-13T07:06:40Z"
 _ISO = re.compile(
@@ -67,13 +67,7 @@ def read_as_of(value: float | str) -> int | datetime:
 Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | str | bool | None
 
 #: Triton's numbers: 0 is the default, 1 is the most urgent.
-_PRIORITIES: dict[object, Priority] = {
-    "high": "high",
-    "normal": "normal",
-    "low": "low",
-    0: "normal",
-    1: "high",
-}
+_PRIORITIES: dict[object, Priority] = {each: each for each in get_args(Priority)} | {0: "normal", 1: "high"}
 
 #: Types of JSON parameters, for messages.
 _WANTED: dict[Any, str] = {dict: "object of strings, numbers and booleans", tuple: "list of strings"}
@@ -182,16 +176,7 @@ def named_place(text: str, body: bytes) -> str:
             name = next(name for name, values in found["columns"].items() if _first_bad({name: values}, 1))
         else:
             name = _first_bad(found["attributes"])
-    except (
-        msgspec.MsgspecError,
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-        StopIteration,
-        AttributeError,
-        RecursionError,
-    ):
+    except (*UNREADABLE, LookupError, TypeError, ValueError, StopIteration, AttributeError):
         return text
     return text.replace("[...]", f"[{quoted(name)}]", 1) if name else text
 

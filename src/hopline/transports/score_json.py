@@ -22,11 +22,12 @@ from hopline.errors import BadRequest, quoted
 from hopline.request_fields import FIELDS
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, named_place, read_as_of, time_limit_of
-from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
+from hopline.types import UNREADABLE, AnyArray, InlineNode, ScoreRequest, ScoreResult
 from turnserve.compression import PIECE_BYTES
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str
+_Row: TypeAlias = dict[str, Scalar]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 #: Values that are encoded at a time, in a millisecond: an encoder holds the interpreter lock.
 SLICE_VALUES = 2**14
@@ -54,7 +55,7 @@ class RowsBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     nodes: list[_Id] | None = None
     inline: list[InlineBody] | None = None
     pairs: list[tuple[_Id, _Id]] | None = None
-    rows: list[dict[str, Scalar]] | None = None
+    rows: list[_Row] | None = None
     columns: dict[str, list[Scalar]] | None = None
 
 
@@ -81,6 +82,11 @@ _options_of = attrgetter(*[field.name for field in FIELDS])
 _NO_OPTIONS = (None,) * len(FIELDS)
 
 _decode: Callable[[bytes | memoryview], InputsBody] = msgspec.json.Decoder(ScoreBody).decode
+_PIECES = {"inline": msgspec.json.Decoder(InlineBody).decode, "rows": msgspec.json.Decoder(_Row).decode}
+_split = [(name, list[msgspec.Raw] | None, None) for name in _PIECES]
+#: The same, with nodes and rows that are not decoded yet.
+_SplitBody: Any = msgspec.defstruct("SplitBody", _split, bases=(ScoreBody,), gc=False)
+_decode_split: Callable[[bytes], InputsBody] = msgspec.json.Decoder(_SplitBody).decode
 
 
 def decode_score(body: bytes, *, is_counted: bool = False) -> InputsBody:
@@ -101,6 +107,23 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> InputsBody:
         raise BadRequest(named_place(str(error), body)) from None
     if not is_counted and body.count(b":") > 1:  # a typical request has one
         refuse_repeated_names(found, body)
+    return found
+
+
+def decode_large(body: bytes) -> InputsBody:
+    """Decode as `decode_score`, on a thread; between slices of nodes and rows, other threads run."""
+    try:
+        found, size = _decode_split(body), 0
+        for name, decode in _PIECES.items():
+            pieces: list[Any] = getattr(found, name) or []
+            for at, piece in enumerate(pieces):
+                size += memoryview(piece).nbytes
+                pieces[at] = decode(piece)
+                if size > PIECE_BYTES:
+                    size = 0
+                    time.sleep(0)
+    except (*UNREADABLE, ValueError):
+        return decode_score(body, is_counted=True)  # the error names the place
     return found
 
 
@@ -156,17 +179,14 @@ def score_request(
     nodes: Any = body.nodes  # the id index refuses a mixture of integers and strings
     inline = [_inline_node(node) for node in body.inline] if body.inline else ()
     both = None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    options_sent = _options_of(body)
-    if options_sent == _NO_OPTIONS:  # the usual request
-        return ScoreRequest(
-            model, nodes or (), inline, both, version,
-            deadline=deadline, request_id=request_id, columns=columns,
-        )  # fmt: skip
-    options = {
-        field.name: value for field, value in zip(FIELDS, options_sent, strict=True) if value is not None
-    }
-    if "as_of" in options:
-        options["as_of"] = read_as_of(options["as_of"])
+    sent = _options_of(body)
+    options = {}
+    if sent != _NO_OPTIONS:  # not the usual request
+        options = {
+            field.name: value for field, value in zip(FIELDS, sent, strict=True) if value is not None
+        }
+        if "as_of" in options:
+            options["as_of"] = read_as_of(options["as_of"])
     return ScoreRequest(
         model, nodes or (), inline, both, version,
         deadline=deadline, request_id=request_id, columns=columns, **options,
@@ -303,13 +323,8 @@ def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
 
 
 def _inline_node(node: InlineBody) -> InlineNode:
-    return InlineNode(
-        node.features,
-        _by_edge_type(node.neighbors),
-        node.id,
-        _by_edge_type(node.edge_attr),
-        _by_edge_type(node.edge_weight),
-    )
+    attr, weight = _by_edge_type(node.edge_attr), _by_edge_type(node.edge_weight)
+    return InlineNode(node.features, _by_edge_type(node.neighbors), node.id, attr, weight)
 
 
 def _by_edge_type(value: Any) -> Any:

@@ -25,6 +25,7 @@ class Request:
         connection: the header line for its answer: none, keep-alive (requested by HTTP/1.0) or close.
         reserved_bytes: bytes reserved in the listener's budget until the answer.
         client: the authenticated client; not set without authentication, which costs nothing.
+        decoded: its body, if the application has decoded it.
         is_counted: True if its JSON was counted and has no repeated names.
         peer: holder of the connection's client certificate; None without one.
     """
@@ -33,6 +34,7 @@ class Request:
         "body",
         "client",
         "connection",
+        "decoded",
         "headers",
         "is_counted",
         "method",
@@ -52,14 +54,12 @@ class Request:
         connection: bytes = b"",
         peer: Peer | None = None,
     ) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.body = body
-        self.connection = connection
+        self.method, self.target = method, target
+        self.headers, self.body = headers, body
+        self.connection, self.peer = connection, peer
         self.reserved_bytes = 0
+        self.decoded: object = None
         self.is_counted = False
-        self.peer = peer
 
 
 class CachedRequestHead(NamedTuple):
