@@ -92,6 +92,40 @@ async def test_a_process_that_cannot_be_started_is_reported(caplog):
     )
 
 
+async def test_a_child_that_others_use_ends_after_them(monkeypatch):
+    rig = Rig(2, writer=True)
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    (writer,) = rig.started["the writer"]
+    workers = [rig.started[f"worker {number}"][0] for number in range(2)]
+    codes, stop = [], Child.stop
+
+    def recorded(child):
+        codes.append((child is writer, [worker.code for worker in workers]))
+        stop(child)
+
+    monkeypatch.setattr(Child, "stop", recorded)
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 30) is True
+    assert [code for is_writer, code in codes if is_writer] == [[0, 0]]
+    assert writer.code == 0
+
+
+async def test_a_second_stop_ends_also_a_child_that_waits_for_others():
+    rig = Rig(1, writer=True)
+    rig.entry = "deaf"
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    rig.supervisor.stop()
+    await asyncio.sleep(0)
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 15) is True
+    assert {name: children[0].code for name, children in rig.started.items()} == {
+        "worker 0": -9,
+        "the writer": -9,
+    }
+
+
 async def test_children_are_replaced_one_after_another_but_for_those_that_stay(caplog):
     caplog.set_level("INFO")
     rig = Rig(2, writer=True)

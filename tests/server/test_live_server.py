@@ -385,3 +385,5 @@ def test_after_a_kill_of_everything_the_graph_is_back(world: World, live: Live) 
         assert again.workers[0].applied(sent)["duplicates"] == list(range(30))
         again.workers[0].applied(world.events(5))
         agree(world, again)
+    end = next(number for number, line in enumerate(again.server.log) if "draining" in line)
+    assert [line for line in again.server.log[end:] if "WARNING" in line] == []  # an orderly stop

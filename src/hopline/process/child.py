@@ -176,7 +176,5 @@ def exit_reason(code: int) -> str:
     """End of a process, in words: "exit code 1", "signal 9, SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
-    try:
-        return f"signal {-code}, {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+    names = {each.value: f", {each.name}" for each in signal.Signals}
+    return f"signal {-code}{names.get(-code, '')}"

@@ -30,8 +30,7 @@ def pin_to_background_cpus() -> set[int]:
     if not _AVAILABLE:
         return set()
     allowed = os.sched_getaffinity(0)
-    background = background_cpus(allowed)
-    if not background:
+    if not (background := background_cpus(allowed)):
         return set()
     os.sched_setaffinity(0, background)
     return allowed

@@ -6,7 +6,6 @@ Knows the handshake, when to try again and what to log; nothing of what is said 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +115,7 @@ class Link:
         """Close the connection, for good."""
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
 
     def report(self, problem: str) -> None:

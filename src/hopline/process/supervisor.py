@@ -21,7 +21,6 @@ from hopline.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-
 #: Longest time between two heartbeats, in seconds; shorter for a short limit.
 _BEAT_S, _BEATS = 1.0, 10
 #: From a second `stop` to SIGKILL, in seconds; a child that got a second SIGTERM ends itself in less.
@@ -40,7 +39,7 @@ class Slot:
     Attributes:
         name: for logs.
         start: starts its child.
-        is_replaced: True if `Supervisor.replace_all` replaces it.
+        is_replaced: by `Supervisor.replace_all`. The others work for those of later slots; they end last.
     """
 
     name: str
@@ -73,6 +72,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._hang_s = hang_s
         self._children: dict[Slot, Child] = {}
+        self._keepers: list[asyncio.Task[None]] = []
         self._ready: set[Slot] = set()
         self._replacing: set[Slot] = set()
         self._was_ready = False
@@ -84,7 +84,8 @@ class Supervisor:
 
     async def run(self) -> bool:
         """Until `stop`, and until all children have ended; returns True if they could be started."""
-        await asyncio.gather(*(self._keep(slot) for slot in self._slots))
+        self._keepers = [asyncio.ensure_future(self._keep(slot)) for slot in self._slots]
+        await asyncio.gather(*self._keepers)
         return not self._failed
 
     def stop(self) -> None:
@@ -152,7 +153,11 @@ class Supervisor:
             if ready.done():
                 self._note_ready(slot)
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return exit_reason(await ended if ended.done() else await child.end(self._grace_s))
+            if ended.done():
+                return exit_reason(await ended)
+            if not slot.is_replaced and (users := self._keepers[self._slots.index(slot) + 1 :]):
+                await asyncio.wait(users)
+            return exit_reason(await child.end(self._grace_s))
         finally:
             for task in (ended, ready, stopping, watching):
                 task.cancel()
