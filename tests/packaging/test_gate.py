@@ -19,6 +19,7 @@ from hopline.packaging.locality import neighborhood, renumbered, repeated
 from hopline.packaging.probe import Probe, strangers
 from hopline.types import ScoreRequest
 from tests.packaging.graphs import hetero, homogeneous
+from tests.packaging.unsplit import BySourceDegree
 
 
 def package(model, graph, repository, **options):
@@ -105,7 +106,7 @@ class BySize(Two):
         (OfAllNodes(), 2, "one number of nodes only"),
         (Reversed(), 2, "outgoing edges.*add the reverse edges"),
         (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),
-        (Two(pyg.ARMAConv(6, 8)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
+        (Two(BySourceDegree(6, 8)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
         (
             Two(last=pyg.SAGEConv(8, 3, aggr="lstm")),
@@ -124,7 +125,7 @@ def test_what_no_neighbourhood_shows_is_refused_with_the_way_out(model, fanouts,
 
 
 def test_the_hops_that_a_refusal_names_are_enough(tmp_path):
-    model = Two(pyg.ARMAConv(6, 8))
+    model = Two(BySourceDegree(6, 8))
     assert package(model, homogeneous(), tmp_path, fanouts=[-1] * 3).spec.runtime == "torch"
 
 

@@ -34,6 +34,7 @@ from hopline.types import ScoreRequest
 from tests.packaging import full_graph
 from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules, relational
 from tests.packaging.test_dense import trained, two_layers
+from tests.packaging.unsplit import BySourceDegree
 
 BLOCK_KINDS = {"positions", "mask", "is_self", "edge_weight", "edge_attr"}
 
@@ -435,7 +436,7 @@ class Pooled(nn.Module):
     ("model", "graph", "fanouts"),
     [
         (Pooled(), molecules(), (-1,) * MOLECULE_HOPS),
-        (pyg.ARMAConv(6, 3), homogeneous(), (3, 3)),
+        (BySourceDegree(6, 3), homogeneous(), (3, 3)),
     ],
     ids=["pooled", "nodes"],
 )

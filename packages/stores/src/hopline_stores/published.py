@@ -5,7 +5,7 @@
     note "<run>.ids.<k>"    ids whose rows are being written, to delete them later
 
 The catalog is one value that is replaced as a whole, so that readers see all groups of a run or none of
-them. This file defines what is stored and how it is read; `jobs/batch/store_sink.py` writes it.
+them. This file defines what is stored and how it is read; `sink.py` writes it.
 """
 
 from __future__ import annotations
