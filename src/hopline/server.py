@@ -230,6 +230,10 @@ class Server:
         self._http_app.opening = False
         if self._queue is not None:
             await self._queue.start()
+        updates = getattr(self._service, "graph_updates", None)
+        while updates is not None and not (updates.is_current or self._stopping.is_set()):
+            self._on_tick(asyncio.get_running_loop().time())
+            await _wait_for(self._stopping, _POLL_S)
         if not self._stopping.is_set():
             self._on_ready(self)
 
@@ -340,10 +344,8 @@ class Server:
             if self._grpc_endpoint is not None:  # closes clients that do not
                 self._grpc_endpoint.tick(asyncio.get_running_loop().time())
             await asyncio.sleep(_POLL_S)
-        unanswered = self._endpoint.num_waiting + (
-            self._grpc_endpoint.num_waiting if self._grpc_endpoint else 0
-        )
-        return drained and queue_drained and not unanswered
+        grpc_waiting = self._grpc_endpoint.num_waiting if self._grpc_endpoint else 0
+        return drained and queue_drained and not (self._endpoint.num_waiting + grpc_waiting)
 
     async def _settle(self) -> None:
         """Begin no further connections, and wait for the requests of those that the kernel has accepted.

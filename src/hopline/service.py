@@ -227,10 +227,8 @@ class Service:
 
         Raises: HoplineError: as `submit` would.
         """
-        if not self._draining:
-            served = self._serving.get(model)
-            if served is not None:
-                served.reject_early()
+        if not self._draining and (served := self._serving.get(model)) is not None:
+            served.reject_early()
 
     def is_pressed(self) -> bool:
         """True if a queue has something to run on this loop, and has not had its turn yet."""

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+
 from hopline.config.schema import Config
 from hopline_brokers.stream.links import OwnWriter
 from tests.server.start_rig import Started, until
+from tests.servers import running
 
 #: Its workers wait for the graph.
 _WAITS = "tests.server.waiting:Waits"
@@ -32,6 +35,11 @@ async def test_a_server_that_waits_for_its_graph_ends_on_request(
             assert time.monotonic() - began < 60  # less than two, where nothing else runs
         finally:
             os.kill(own._child.pid, signal.SIGCONT)
+
+
+def test_a_server_says_that_it_is_ready_when_its_graph_is() -> None:
+    with running("tests.server.late_graph:LateGraph") as server:
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
 
 
 async def test_a_writer_that_fails_ends_a_server_whose_workers_wait_for_it(
