@@ -45,7 +45,7 @@ from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen, chosen, copied
-from hopline.packaging.whole import write_whole
+from hopline.packaging.whole import Program, write_whole
 from hopline.types import IdArray, Progress
 
 if TYPE_CHECKING:
@@ -322,10 +322,9 @@ class Job:
         sizes += map(len, self.check.features.values())
         example = self.check if min(sizes) > 1 else self.probe.check
         try:
-            spec = write_whole(
-                folder, spec, self.model, self.binding, example, self.targets[0], self.node_head,
-                reason, inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
-            )  # fmt: skip
+            inverse = ToLogits(self.task) if self.are_probabilities else None
+            whole = Program(self.model, self.binding, self.targets[0], self.node_head, self.pooled, inverse)
+            spec = write_whole(folder, spec, whole, example, reason)
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             # the number of fanouts of a whole model is that of the hops of its ego-graph
             fanouts = resolve_fanouts(self.fanouts, num_hops(self.fanouts), self.binding.relations)

@@ -7,7 +7,7 @@ what groups edges by their destinations is a masked operation over its second di
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -34,11 +34,28 @@ from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region, attributes_before
 from hopline.packaging.trace import Traced, describe
 
-if TYPE_CHECKING:
-    from hopline.packaging.split import Splitter
-
 #: (level, node type) of a stage.
 Place = tuple[int, str]
+
+
+class Layout(Protocol):
+    """The states below a stage.
+
+    Attributes:
+        convs: aggregations and convs -> how they are computed.
+    """
+
+    traced: Traced
+    convs: dict[fx.Node, LoweredConv | Region]
+
+    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
+        """Columns of a value in the state at `place`."""
+
+    def total(self, place: Place) -> int:
+        """Columns of the state at `place`."""
+
+    def query_columns(self, place: Place, conv: LoweredConv) -> tuple[int, int] | None:
+        """Columns of a conv's query row, in the state below or in the stage's query rows."""
 
 
 class StageCode:
@@ -49,7 +66,7 @@ class StageCode:
         own: the values that it may read from the node's own state below.
     """
 
-    def __init__(self, layout: Splitter, place: Place, own: list[fx.Node]) -> None:
+    def __init__(self, layout: Layout, place: Place, own: list[fx.Node]) -> None:
         self.layout = layout
         self.traced = layout.traced
         self.place = place

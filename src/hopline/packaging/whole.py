@@ -37,14 +37,18 @@ _FEWEST_ROWS = 2
 _POOLS = "torch_geometric/nn/pool/glob.py"
 
 
-class _Whole(nn.Module):
-    """The model over a list of slots and a seed."""
+class Program(nn.Module):
+    """The model over a list of slots and a seed.
+
+    Args:
+        inverse: from the module's probabilities back to logits.
+        pooled: the model answers one row for a graph.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         binding: Binding,
-        slots: list[str],
         target: str,
         head: nn.Module | None,
         pooled: bool,
@@ -54,10 +58,9 @@ class _Whole(nn.Module):
         self.model = model
         self.inverse = inverse
         self.binding = binding
-        self.slots = slots
-        self.target = target
+        self.slots: list[str] = []
+        self.target, self.pooled = target, pooled
         self.head = head
-        self.pooled = pooled
 
     def forward(self, seed: Tensor, *tensors: Tensor) -> Tensor:
         """float32 [1, c]."""
@@ -79,7 +82,7 @@ class _Whole(nn.Module):
         return out if self.inverse is None else self.inverse(out)
 
 
-def _read(model: _Whole, slots: dict[str, Tensor]) -> list[str]:
+def _read(model: Program, slots: dict[str, Tensor]) -> list[str]:
     """Names of the slots that a call reads."""
     used = _Used(slots)
     model.answer(used)
@@ -167,41 +170,28 @@ def _check_sizes(program: Any) -> None:
 
 
 def write_whole(
-    folder: Path,
-    spec: ModelSpec,
-    model: nn.Module,
-    binding: Binding,
-    check: CheckGraph,
-    target: str,
-    head: nn.Module | None,
-    reason: PackagingError,
-    *,
-    inverse: nn.Module | None,
-    pooled: bool,
+    folder: Path, spec: ModelSpec, whole: Program, check: CheckGraph, reason: PackagingError
 ) -> ModelSpec:
     """Export the whole model.
 
     Args:
         reason: why it was not split.
-        inverse: from the module's probabilities back to logits.
-        pooled: the model answers one row for a graph.
 
     Raises:
         PackagingError: torch.export refuses it; the message also says why it was not split.
     """
-    hooked = _message_hooks(model)
+    hooked = _message_hooks(whole.model)
     if hooked:
         raise PackagingError(
             f"the model can be packaged neither split nor whole. Split: {reason}. Whole: {hooked}, which "
             "PyG leaves out when torch.export follows a convolution: override message(), aggregate() or "
             "propagate() in a subclass instead"
         )
+    binding, target, pooled = whole.eval().binding, whole.target, whole.pooled
     slots = binding.slots(check)
-    every = list(slots)
-    whole = _Whole(model, binding, every, target, head, pooled, inverse).eval()
+    whole.slots = list(slots)
     try:
-        names = _read(whole, slots)
-        whole.slots = names
+        whole.slots = names = _read(whole, slots)
         rows = whole.answer({name: slots[name].clone() for name in names})
     except Exception as error:  # user code
         raise PackagingError(
@@ -226,15 +216,9 @@ def write_whole(
             f"{_refusal(error, pooled)}"
         ) from error
     _check_sizes(program)
-    (folder / SLOTS_FILE).write_bytes(
-        msgspec.json.encode(
-            {
-                "slots": names,
-                "pooled": pooled,
-                "relations": list(binding.relations) if binding.relational else [],
-            }
-        )
-    )
+    relations = list(binding.relations) if binding.relational else []
+    described = {"slots": names, "pooled": pooled, "relations": relations}
+    (folder / SLOTS_FILE).write_bytes(msgspec.json.encode(described))
     return msgspec.structs.replace(
         spec,
         runtime="torch",
