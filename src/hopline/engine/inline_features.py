@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from hopline.engine.size import INLINE_ROWS, LISTED_PER_ROW
 from hopline.errors import BadRequest
 from hopline.float32 import EXACT, changed, refusal
 from hopline.graph.schema import NodeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode
+
+#: Rows that cost as much as checking an inline node, and ids that cost as much as a row: 4 µs and 0.07 µs,
+#: where a row takes 0.1 to 0.5 µs.
+INLINE_ROWS, LISTED_PER_ROW = 8, 4
 
 
 @dataclass(slots=True)
