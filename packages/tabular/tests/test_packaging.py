@@ -215,7 +215,7 @@ def test_graph_models_and_table_models_are_distinguished(fraud, tmp_path):
     with pytest.raises(ArtifactError, match="is a image model; a tabular model is needed"):
         read_tabular(tmp_path)
     (tmp_path / "model.json").write_bytes(msgspec.json.encode(fraud[1].spec))
-    with pytest.raises(ArtifactCorrupted, match="listed in model.json but absent"):
+    with pytest.raises(ArtifactCorrupted, match="but absent; package or copy it again"):
         read_tabular(tmp_path)
 
 
