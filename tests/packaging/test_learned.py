@@ -129,6 +129,14 @@ def test_nodes_that_came_later_are_refused_by_their_numbers(tmp_path):
         load_model(report.path, report.spec, later)
 
 
+def test_ids_that_differ_in_zero_characters_at_their_end_have_rows_of_their_own(tmp_path):
+    ids = [*KINDS["string"][:-2], "a", "a\0"]
+    data, graph = with_features(ids)
+    model = ByNumber()
+    report = package(model, graph, tmp_path)
+    np.testing.assert_allclose(answer(report, graph, nodes=ids), expected(model, data), atol=1e-5)
+
+
 def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):
     ids = KINDS["string"]
     data, graph = with_features(ids)

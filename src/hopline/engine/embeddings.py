@@ -81,7 +81,8 @@ def write_tables(
         rows = np.concatenate(list(columns.values()), axis=1)
         np.save(_file(folder, name, ".npy"), np.concatenate([rows, np.zeros_like(rows[:1])]))
         if ids.kind != "range":
-            listed = np.asarray(ids.external(np.arange(len(ids)))).tolist()
+            # objects, since an array of texts drops zero characters at their ends
+            listed = np.asarray(ids.external(np.arange(len(ids))), object).tolist()
             _file(folder, name, ".ids.json").write_bytes(msgspec.json.encode(listed))
         widths = {key: each.shape[1] for key, each in columns.items()}
         found[name] = LearnedRows(widths, len(ids), ids.kind, later)
@@ -119,8 +120,7 @@ def with_tables(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     if isinstance(graph, LiveView) or not found:
         return graph
     served = joined(graph, found)
-    served.__dict__["version"] = graph.version  # answers name the graph as it is stored
-    served.path = graph.path
+    vars(served).update(version=graph.version, path=graph.path)  # answers name the graph as it is stored
     return cast(AnyGraph, served)
 
 
