@@ -1,4 +1,4 @@
-"""Twelve models, in process: Hopline against PyG, with the state cache empty and filled.
+"""Eighteen models, in process: Hopline against PyG, with the state cache empty and filled.
 
 One thread each, same graph, module and fanouts. Both take turns in rounds, so that a change of the
 machine's speed hits both. Seeds are drawn uniformly, new ones for every call. PyG's sampler is kept open
@@ -6,8 +6,9 @@ and needs torch-sparse or pyg-lib in this environment; without one, `--without-p
 
     python -m benchmarks.models [--only NAME,NAME] [--rounds N] [--scale 0.1] [--without-pyg] [--profile]
 
-Figures are microseconds of processor time: what else runs on the machine is no part of them, except through
-its caches. Prints a table of medians and ratios; the last line is one JSON object.
+The last six have convolutions that Hopline splits by their code; `lightgcn` has a learned row for each
+of a million nodes. Figures are microseconds of processor time: what else runs on the machine is no part of
+them, except through its caches. Prints a table of medians and ratios; the last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -14,19 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import (
+    APPNP,
     GATConv,
     GATv2Conv,
     GCNConv,
     GENConv,
     GINConv,
     HeteroConv,
+    HGTConv,
+    LGConv,
+    MessagePassing,
     PNAConv,
+    ResGatedGraphConv,
     RGCNConv,
     SAGEConv,
     TransformerConv,
 )
 
 DIM, WIDTH, OUT = 64, 128, 32
+#: Rows of the learned table of `lightgcn`.
+NUM_LEARNED = 1_000_000
 HEADS, HEAD_DIM = 4, 32
 NUM_RELATIONS = 4
 NODE_TYPES = {"user": 50_000, "item": 40_000, "shop": 10_000}
@@ -91,13 +98,92 @@ class Types(nn.Module):
         return self.b(h, edge_index_dict)[self.target]
 
 
+class Transformer(nn.Module):
+    """HGT as in PyG's example: a linear layer for each node type, two convolutions, a linear layer."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self.target = target
+        metadata = (list(NODE_TYPES), list(EDGE_TYPES))
+        self.first = nn.ModuleDict({name: nn.Linear(DIM, WIDTH) for name in NODE_TYPES})
+        self.convs = nn.ModuleList(HGTConv(WIDTH, WIDTH, metadata, HEADS) for _ in range(2))
+        self.last = nn.Linear(WIDTH, OUT)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        """float32 [n, out] of the target type."""
+        h = {name: self.first[name](x).relu() for name, x in x_dict.items()}
+        for conv in self.convs:
+            h = conv(h, edge_index_dict)
+        return self.last(h[self.target])
+
+
+class Propagated(nn.Module):
+    """A linear layer, then APPNP over two hops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spread = nn.Linear(DIM, OUT), APPNP(K=2, alpha=0.1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, hops: Any = None) -> Tensor:
+        """float32 [n, out]."""
+        return self.spread(self.linear(x), edge_index)
+
+
+class LightGCN(nn.Module):
+    """LightGCN: a learned row for each node, and the mean over what is left after 0 to 3 hops.
+
+    Attributes:
+        embedding: float32 [NUM_LEARNED, DIM].
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(NUM_LEARNED, DIM)
+        self.convs = nn.ModuleList(LGConv() for _ in range(3))
+
+    def forward(self, edge_index: Tensor, nodes: Tensor | None = None) -> Tensor:
+        """float32 [n, DIM], of all nodes or of those of a sample, int64 [n]."""
+        x = self.embedding.weight if nodes is None else self.embedding(nodes)
+        out = x / 4
+        for conv in self.convs:
+            x = conv(x, edge_index)
+            out = out + x / 4
+        return out
+
+
+class SharperAttention(GATv2Conv):
+    """GATv2 with another message: attention is applied to rows whose negative part is damped."""
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        """float32 [E, heads, channels]."""
+        return nn.functional.leaky_relu(x_j, 0.5) * alpha.unsqueeze(-1)
+
+
+class GatedMean(MessagePassing):
+    """A convolution as people write them: a gate from both ends, the mean, and the node's row."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__(aggr="mean")
+        self.value = nn.Linear(width_in, width_out)
+        self.gate = nn.Linear(2 * width_in, width_out)
+        self.skip = nn.Linear(width_in, width_out)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """float32 [n, width_out]."""
+        return self.propagate(edge_index, x=x) + self.skip(x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        """float32 [E, width_out]."""
+        return self.value(x_j) * self.gate(torch.cat([x_i, x_j], dim=-1)).sigmoid()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One row of the benchmark.
 
     Attributes:
         make: the module with random weights.
-        graph: "plain", "relations" or "types".
+        graph: "plain", "relations", "types" or "learned".
         fanouts: of every edge type.
     """
 
@@ -145,6 +231,15 @@ TABLE: dict[str, Entry] = {
         "types",
         (5, 3),
     ),
+    # Split by their code.
+    "hgt": Entry(lambda: Transformer("user"), "types", (5, 3)),
+    "lightgcn": Entry(LightGCN, "learned", (10, 5, 5)),
+    "gatv2_subclass": Entry(_heads(SharperAttention), "plain"),
+    "appnp": Entry(Propagated, "plain"),
+    "resgated": Entry(
+        lambda: Layers(ResGatedGraphConv(DIM, WIDTH), ResGatedGraphConv(WIDTH, OUT)), "plain"
+    ),
+    "gated_mean": Entry(lambda: Layers(GatedMean(DIM, WIDTH), GatedMean(WIDTH, OUT)), "plain"),
 }
 
 

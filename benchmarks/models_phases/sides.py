@@ -32,7 +32,7 @@ class Pyg:
         self.target = getattr(self._module, "target", "node")
         self._features = {key: torch.from_numpy(rows) for key, rows in drawn.features.items()}
         data: Any
-        if self._kind == "plain":
+        if self._kind in ("plain", "learned"):
             edges = torch.from_numpy(next(iter(drawn.edges.values())))
             data = Data(edge_index=edges, num_nodes=len(self._features["node"]))
         else:
@@ -50,11 +50,14 @@ class Pyg:
     def score(self, seeds: IdArray) -> FloatArray:
         """Answers of int64 [n] distinct seeds, float32 [n, out]."""
         nodes = torch.from_numpy(seeds)
-        if self._kind == "plain":
+        if self._kind in ("plain", "learned"):
             found = self._sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=nodes))
-            x = self._features["node"].index_select(0, found.node)
             edge_index = torch.stack([found.row, found.col])
-            out = self._module(x, edge_index, self._hops(found, len(seeds)))
+            if self._kind == "learned":
+                out = self._module(edge_index, found.node)
+            else:
+                x = self._features["node"].index_select(0, found.node)
+                out = self._module(x, edge_index, self._hops(found, len(seeds)))
         else:
             asked = NodeSamplerInput(input_id=None, node=nodes, input_type=self.target)
             found = self._sampler.sample_from_nodes(asked)
@@ -100,6 +103,7 @@ class Hopline:
         report = package(
             module, self.graph, folder, name=name, fanouts=list(entry.fanouts), task="embedding",
             target=self.target, overwrite=True, check_nodes=64, runtime="onnx",
+            embeddings={"embedding": "node"} if entry.graph == "learned" else None,
         )  # fmt: skip
         self.parity = report.spec.parity["max_abs_diff"]
         self.empty = self._load(report.path, 0)
