@@ -13,7 +13,10 @@ from hopline.jobs.kernels import Signature, all_signatures, compile_all, signatu
 from hopline_mesh.commands.warm import SIGNATURES as MESH_SIGNATURES
 
 #: Kernels that call one another, and half of the time: compiled in one process.
-ENGINE = ("hopline.engine.", "hopline.sampling.")
+ENGINE = (
+    *("hopline.engine.fused_path", "hopline.engine.kernels", "hopline.engine.plan"),
+    *("hopline.engine.state_cache", "hopline.sampling."),
+)
 
 
 def main() -> None:

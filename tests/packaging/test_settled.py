@@ -1,5 +1,7 @@
 """Operators of ONNX files: NaN as in torch, and rows that do not depend on their place."""
 
+import functools
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -160,10 +162,16 @@ CODES = {
 }
 
 
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    """The name of a code -> its file, loaded: one for all values."""
+    return functools.cache(lambda name: exported(CODES[name], 3, tmp_path_factory.mktemp("codes")))
+
+
 @pytest.mark.parametrize("code", [-11, -3, -1, 0, 9, 10, 40, 3e30, float("nan")])
 @pytest.mark.parametrize("name", CODES)
-def test_a_code_is_refused_where_torch_refuses_it(name, code, tmp_path):
-    session = exported(CODES[name], 3, tmp_path)
+def test_a_code_is_refused_where_torch_refuses_it(name, code, sessions):
+    session = sessions(name)
     x = torch.ones(5, 3)
     x[2, 0] = code
     try:
