@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 import uuid
+from collections import OrderedDict
 from datetime import date
 from datetime import datetime as moment
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch_geometric.data import Data, HeteroData
 import hopline
 from hopline.errors import NotServable
 from hopline.graph import Graph
+from hopline.packaging.reference import shared_copy
 from hopline.packaging.watch import watched
 from tests.packaging.graphs import homogeneous
 
@@ -508,6 +510,19 @@ def test_a_set_whose_order_nothing_reads_is_served(tmp_path):
     model = Model(no_order)
     model.texts = frozenset(TEXTS)
     package(model, tmp_path)
+
+
+def test_a_copy_for_one_call_shares_parameters_and_nothing_that_a_call_may_change():
+    model = Model(lambda _, h: h, kept=OrderedDict())
+    model.first.same, model.last.same = model.kept, []
+    copied = shared_copy(model)
+    pairs = zip(copied.parameters(), model.parameters(), strict=True)
+    assert all(one is other for one, other in pairs)
+    copied.first.register_forward_hook(print)
+    copied.kept["a"] = copied.last.same
+    copied.last.same.append(1)
+    assert (dict(model.first._forward_hooks), model.kept, model.last.same) == ({}, {}, [])
+    assert copied.first.same is copied.kept
 
 
 def test_the_caller_s_module_world_and_generators_are_as_before(tmp_path):

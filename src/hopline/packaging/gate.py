@@ -337,7 +337,7 @@ class _Calls:
                 f"the served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
             )
         rounding = self._answered.rounding
-        size = np.nan_to_num(np.abs(wanted), posinf=0.0).max(axis=1, initial=1.0)
+        size = np.where(np.isfinite(wanted), np.abs(wanted), 0.0).max(axis=1, initial=1.0)
         slack = np.zeros(len(part)) if rounding is None else _ROUNDING * rounding[part]
         slack = np.minimum(slack, _MOST_ROUNDING * size)[:, None]
         if name == "label":

@@ -43,8 +43,8 @@ def difference(actual: AnyArray, expected: AnyArray, slack: Any = 0.0) -> tuple[
     with np.errstate(invalid="ignore"):
         found = np.abs(actual.astype(np.float64) - expected)
     found[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
-    allowed = TOLERANCE * np.nan_to_num(np.abs(expected), posinf=0.0) + slack
-    excess = np.nan_to_num(found, nan=np.inf) - allowed
+    allowed = TOLERANCE * np.where(np.isfinite(expected), np.abs(expected), 0.0) + slack
+    excess = np.where(np.isnan(found), np.inf, found) - allowed
     is_far = excess.size and excess.max() > TOLERANCE
     place = np.unravel_index(int(excess.argmax()), excess.shape) if is_far else None
     return float(found.max(initial=0.0)), place

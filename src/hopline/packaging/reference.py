@@ -9,6 +9,7 @@ import copy
 import math
 import traceback
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -79,9 +80,7 @@ class Reference:
             prepare(module)
         slots = self.binding.slots(graph)
         if self._dtype == torch.float64:
-            slots = {
-                name: rows.double() if rows.is_floating_point() else rows for name, rows in slots.items()
-            }
+            slots = {name: x.double() if x.is_floating_point() else x for name, x in slots.items()}
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # torch's warnings about PyG's sparse tensors
@@ -447,6 +446,11 @@ def precision_notes(module: nn.Module) -> list[str]:
 def shared_copy(module: nn.Module) -> nn.Module:
     """A copy that shares the parameters: values that forward stores on it do not reach the next call."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
+    for value in (value for part in module.modules() for value in vars(part).values()):
+        if type(value) is OrderedDict and not value:  # hooks: most of the time of a copy goes into them
+            memo[id(value)] = OrderedDict()
+        elif type(value).__module__ == "torch_geometric.inspector":  # what PyG reads from the class
+            memo[id(value)] = value
     return copy.deepcopy(module, memo)
 
 
@@ -454,14 +458,10 @@ def _left_over(module: nn.Module) -> Iterator[Tensor]:
     """Results that training left as attributes: tensors with a history cannot be copied directly."""
     for part in module.modules():
         for value in vars(part).values():
-            values = (
-                value
-                if isinstance(value, list | tuple)
-                else value.values()
-                if isinstance(value, dict)
-                else [value]
-            )
-            yield from (each for each in values if isinstance(each, Tensor) and each.grad_fn is not None)
+            values = value.values() if isinstance(value, dict) else value
+            for each in values if isinstance(value, dict | list | tuple) else [value]:
+                if isinstance(each, Tensor) and each.grad_fn is not None:
+                    yield each
 
 
 def check_numbers(rows: Rows, nodes: IdArray, real: NDArray[np.bool_], module: nn.Module) -> list[str]:
