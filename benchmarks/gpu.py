@@ -313,7 +313,7 @@ def zoo(
         served = verdict.ServedGraph(on.graph, expected, asked, asked[:10], rounding)
         found = verdict.judge(
             made, on.graph, folder / "models", [served], fanouts=each.layers, task="multiclass",
-            target=each.target,
+            target=each.target, **each.options,
         )  # fmt: skip
         yield name, (found.kind, found.max_diff, " ".join(found.why.split())[:400])
 

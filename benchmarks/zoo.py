@@ -13,6 +13,9 @@ benchmark fail.
     crashed   any other error, while packaging or serving
 
 Fanouts are one a layer at first; where a refusal says how many hops the model looks, once more with enough.
+Where packaging asks a question that only the owner of a model can answer (was it trained with the weights
+of edges? does it answer logits? is this a table with a row for each node?), the entry declares the answer,
+as the message says: `Entry.options`. So does the graph where a model reads edges against their direction.
 
     python -m benchmarks.zoo [--quick] [--only NAME]
 
@@ -100,6 +103,7 @@ def run(quick: bool, only: str, folder: Path) -> list[dict[str, Any]]:
                     fanouts=entry.layers,
                     task="multiclass",
                     target=entry.target,
+                    **entry.options,
                 )
                 row = {
                     "kind": kind,

@@ -59,6 +59,10 @@ def _plain(make: Make, variant: str = "") -> Entry:
     return Entry(_two(make), variant=variant)
 
 
+def _both(make: Make, variant: str = "") -> Entry:
+    return Entry(_two(make), "both", variant)
+
+
 def _attr(make: Make, variant: str = "") -> Entry:
     return Entry(_two(make, Attr), "attr", variant)
 
@@ -193,12 +197,12 @@ TABLE: Table = {
         _hetero(lambda: pyg.CGConv(_PAIR)),
         _hetero_attr(lambda: pyg.CGConv(_PAIR, ATTR_DIM)),
     ],
-    "ChebConv": [_plain(lambda: pyg.ChebConv(_W, _W, 3)), _weight(lambda: pyg.ChebConv(_W, _W, 2))],
+    "ChebConv": [_both(lambda: pyg.ChebConv(_W, _W, 3)), _weight(lambda: pyg.ChebConv(_W, _W, 2))],
     "ClusterGCNConv": [_plain(lambda: pyg.ClusterGCNConv(_W, _W, diag_lambda=0.1))],
     "DNAConv": [Entry(_two(lambda: pyg.DNAConv(_W, 4, 4), History))],
     "DirGNNConv": [
-        _plain(lambda: pyg.DirGNNConv(pyg.SAGEConv(_W, _W))),
-        _plain(lambda: pyg.DirGNNConv(pyg.GCNConv(_W, _W)), "GCNConv"),
+        _both(lambda: pyg.DirGNNConv(pyg.SAGEConv(_W, _W))),
+        _both(lambda: pyg.DirGNNConv(pyg.GCNConv(_W, _W)), "GCNConv"),
     ],
     "EGConv": [
         _plain(lambda: pyg.EGConv(_W, _W, aggregators=["sum", "mean", "max"])),
@@ -301,7 +305,7 @@ TABLE: Table = {
         Entry(lambda: _aggregated("max"), "hetero", "max", target="paper"),
         Entry(lambda: _aggregated("cat"), "hetero", "cat", target="paper"),
     ],
-    "HypergraphConv": [_plain(lambda: pyg.HypergraphConv(_W, _W))],
+    "HypergraphConv": [_both(lambda: pyg.HypergraphConv(_W, _W))],
     "LEConv": [
         _plain(lambda: pyg.LEConv(_W, _W)),
         _weight(lambda: pyg.LEConv(_W, _W)),
@@ -355,7 +359,7 @@ TABLE: Table = {
         _plain(lambda: pyg.SAGEConv(_W, _W, aggr=["mean", "std"]), "mean and std"),
         Entry(_two(lambda: pyg.SAGEConv(_W, _W, aggr="lstm")), "sorted", "lstm"),
         _plain(lambda: pyg.SAGEConv(_W, _W, aggr="median"), "median"),
-        _plain(lambda: pyg.SAGEConv(_W, _W, flow="target_to_source"), "out-edges"),
+        _both(lambda: pyg.SAGEConv(_W, _W, flow="target_to_source"), "out-edges"),
         _hetero(lambda: pyg.SAGEConv(_PAIR, _W)),
     ],
     "SGConv": [_plain(lambda: pyg.SGConv(_W, _W, K=2)), _weight(lambda: pyg.SGConv(_W, _W, K=2))],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,16 @@ X_DIM, WIDTH, CLASSES, ATTR_DIM = 8, 16, 3, 4
 
 #: Which of the graphs an entry is served on (`graphs`).
 GraphName = Literal[
-    "plain", "sorted", "attr", "weight", "hetero", "hetero_attr", "relations", "relations_attr", "signed"
+    "plain",
+    "both",
+    "sorted",
+    "attr",
+    "weight",
+    "hetero",
+    "hetero_attr",
+    "relations",
+    "relations_attr",
+    "signed",
 ]
 
 
@@ -24,10 +33,12 @@ class Entry:
 
     Attributes:
         make: builds it; seeded by the caller.
-        graph: what it is served on; `sorted`, `attr` and `weight` are of one node type, as `plain` is.
+        graph: what it is served on; `both`, `sorted`, `attr` and `weight` are of one node type, as `plain`
+            is, and `both` has the reverse of its edges too.
         variant: tells the entries of a class apart.
         layers: fanouts of the first try, one a layer.
         target: node type that is asked about.
+        options: of `hopline.package`, as its message asks for them; `{}` where it asks nothing.
     """
 
     make: Callable[[], nn.Module]
@@ -35,6 +46,7 @@ class Entry:
     variant: str = ""
     layers: int = 2
     target: str = "node"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Layers(nn.Module):

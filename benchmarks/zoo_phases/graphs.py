@@ -137,7 +137,7 @@ def zoo_graph(name: GraphName, folder: Path) -> ZooGraph:
     """Make a graph, write it and open it from the disk."""
     torch.manual_seed(0)
     data: Any
-    if name in ("plain", "sorted", "attr", "weight"):
+    if name in ("plain", "both", "sorted", "attr", "weight"):
         data = homogeneous(name)
         num_nodes = {"node": NUM_NODES}
         popular = {"node": _popular(NUM_NODES, data.edge_index)}
@@ -155,5 +155,5 @@ def zoo_graph(name: GraphName, folder: Path) -> ZooGraph:
             )
             for kind in data.node_types
         }
-    hopline.Graph.from_pyg(data).save(folder / name)
+    hopline.Graph.from_pyg(data, both_directions=name == "both").save(folder / name)
     return ZooGraph(data, Graph.open(folder / name), num_nodes, popular)

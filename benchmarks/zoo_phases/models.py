@@ -78,9 +78,9 @@ def _encoded(make: Callable[[], nn.Module]) -> Entry:
 
 
 def _called(
-    make: Callable[[], nn.Module], call: Callable[[Any, Tensor, Tensor], Tensor], layers: int = 2
+    make: Callable[[], nn.Module], call: Callable[[Any, Tensor, Tensor], Tensor], **options: Any
 ) -> Entry:
-    return Entry(lambda: Called(make(), call), layers=layers)
+    return Entry(lambda: Called(make(), call), options=options)
 
 
 def _basic(make: Any, *, attr: bool = False, weight: bool = False, **options: Any) -> list[Entry]:
@@ -97,7 +97,8 @@ def _basic(make: Any, *, attr: bool = False, weight: bool = False, **options: An
     if attr:
         entries.append(Entry(build(edge_dim=ATTR_DIM), "attr"))
     if weight:
-        entries.append(Entry(build(), "weight"))
+        with_weights = {"arguments": {"edge_weight": "edge_weight"}}
+        entries.append(Entry(build(), "weight", options=with_weights))
     return entries
 
 
@@ -236,11 +237,18 @@ TABLE: Table = {
         for mode in ("cat", "max", "lstm")
     ],
     "JumpingKnowledge": [Entry(partial(Jumping, mode), variant=mode) for mode in ("cat", "max", "lstm")],
-    "LINKX": [Entry(lambda: zoo.LINKX(NUM_NODES, X_DIM, _W, CLASSES, 2), layers=1)],
+    "LINKX": [
+        Entry(
+            lambda: zoo.LINKX(NUM_NODES, X_DIM, _W, CLASSES, 2),
+            layers=1,
+            options={"embeddings": {"edge_lin.weight": "node"}},
+        )
+    ],
     "LabelPropagation": [
         _called(
             lambda: zoo.LabelPropagation(2, 0.9),
             lambda model, x, edge_index: model(x[:, :CLASSES].sigmoid(), edge_index),
+            output="logits",
         )
     ],
     "MetaLayer": [Entry(Messages, layers=1)],

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -306,3 +308,45 @@ def test_no_pair_has_more_edges_than_it_was_given(pairs):
         for u in set(sources):
             assert sources.count(u) <= count[frozenset((u, v))]
             assert u == v or neighbors(graph)[u].count(v) == sources.count(u)
+
+
+def both_ways():
+    users, items = np.zeros((3, 1), np.float32), np.zeros((2, 1), np.float32)
+    buys = EdgeTable(([0, 1, 1, 2], [1, 1, 0, 1]), attr=[[1], [2], [3], [4]], time=[4, 3, 2, 1])
+    nodes = {"user": NodeTable(users), "item": NodeTable(items)}
+    return Graph.from_tables(nodes, {("user", "buys", "item"): buys}, both_directions=True)
+
+
+def test_both_directions_add_the_reverse_of_each_edge_type(tmp_path):
+    graph = both_ways().save(tmp_path / "g")
+    back = graph.schema.edge_types["item__rev_buys__user"]
+    assert (back.reverse_of, back.attr_dim, back.has_time) == ("user__buys__item", 1, True)
+    assert list(graph.schema.own_edge_types) == ["user__buys__item"]
+    edges = graph.edges["item__rev_buys__user"]
+    assert [edges.neighbors(user).tolist() for user in range(3)] == [[1], [0, 1], [1]]
+    assert edges.attr.ravel().tolist() == [1, 3, 2, 4]
+    assert edges.time.tolist() == [4, 2, 3, 1]
+    assert json.loads((tmp_path / "g" / "graph.json").read_text())["format"] == 7
+    part = graph.subgraph({"user": [1, 2], "item": [1]})
+    assert part.edges["item__rev_buys__user"].neighbors(0).tolist() == [0]
+    assert part.schema.edge_types["item__rev_buys__user"] == back
+
+
+def test_both_directions_of_an_undirected_type_hold_the_same_edges():
+    table = EdgeTable(([0, 1], [1, 2]), undirected=True)
+    nodes = {"node": NodeTable(np.zeros((3, 1), np.float32))}
+    graph = Graph.from_tables(nodes, {("node", "to", "node"): table}, both_directions=True)
+    one, other = graph.edges.values()
+    assert one.neighbors(1).tolist() == other.neighbors(1).tolist() == [0, 2]
+
+
+def test_both_directions_refuse_a_type_that_exists():
+    with pytest.raises(GraphError, match=r"both_directions adds .*'rev_buys'.* exists: rename it"):
+        Graph.from_tables(
+            {"user": NodeTable(num_nodes=1), "item": NodeTable(num_nodes=1)},
+            {
+                ("user", "buys", "item"): EdgeTable(([], [])),
+                ("item", "rev_buys", "user"): EdgeTable(([], [])),
+            },
+            both_directions=True,
+        )

@@ -56,6 +56,14 @@ def test_weights_of_files_may_be_negative_or_be_said_to_become_so(tmp_path):
         assert described["edge_types"]["node__to__node"]["signed_weight"] is True
 
 
+def test_both_directions_of_files(tables):
+    options = ("--src", "payer", "--dst", "payee", "--both-directions", "--out", tables / "g")
+    assert run("build", tables / "transfers.csv", *options).exit_code == 0
+    described = json.loads(run("info", tables / "g", "--json").stdout)["edge_types"]
+    found = {key: (edge["reverse_of"], edge["num_edges"]) for key, edge in described.items()}
+    assert found == {"node__to__node": ("", 3), "node__rev_to__node": ("node__to__node", 3)}
+
+
 def test_build_of_several_types(tmp_path):
     np.save(tmp_path / "u.npy", np.ones((3, 2)))
     np.save(tmp_path / "i.npy", np.ones((2, 1)))

@@ -260,7 +260,7 @@ def _input(
         return _columns(previous[node_type], item)
     if item.kind == "features":
         return _columns(graph.features[node_type], item)
-    edges = graph.edges[item.edge_type]
+    edges = _edges_of(graph, item.edge_type)
     if item.kind == "sources":
         return _columns(previous[edges.src], item)
     if item.kind == "reduce":
@@ -276,6 +276,19 @@ def _input(
     if item.kind in ("degree", "count"):
         return np.diff(edges.indptr).astype(np.float32)
     return _block(item, edges)
+
+
+def _edges_of(graph: CheckGraph, key: str) -> CheckEdges:
+    """The edges of a type, also of one that is derived from another."""
+    if key in graph.edges:
+        return graph.edges[key]
+    dst, relation, src = key.split("__")
+    part = graph.edges[f"{src}__{relation.removeprefix('rev_')}__{dst}"]
+    order = np.argsort(part.indices, kind="stable")
+    counts = np.bincount(part.indices, minlength=graph.num_nodes(src))
+    attr, weight = (None if each is None else each[order] for each in (part.attr, part.weight))
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return CheckEdges(dst, src, indptr, part.destinations[order], attr, weight)
 
 
 def _columns(state: FloatArray, item: StageInput) -> FloatArray:

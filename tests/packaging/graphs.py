@@ -18,16 +18,27 @@ def _edges(rng, num_src, num_dst, num_edges, *, loops):
 
 
 def homogeneous(
-    dim=6, *, attr_dim=0, weight=False, num_nodes=40, num_edges=160, loops=True, offset=0.0, seed=0
+    dim=6,
+    *,
+    attr_dim=0,
+    weight=False,
+    num_nodes=40,
+    num_edges=160,
+    loops=True,
+    offset=0.0,
+    seed=0,
+    both=False,
 ):
     """One node type, one edge type; at most one self-loop a node where there are weights."""
     rng = np.random.default_rng(seed)
-    return Graph.from_edges(
-        _edges(rng, num_nodes, num_nodes, num_edges, loops=loops),
-        (offset + rng.normal(size=(num_nodes, dim))).astype(np.float32),
-        edge_attr=rng.normal(size=(num_edges, attr_dim)).astype(np.float32) if attr_dim else None,
-        edge_weight=rng.uniform(0.5, 2.0, num_edges).astype(np.float32) if weight else None,
+    edges = _edges(rng, num_nodes, num_nodes, num_edges, loops=loops)
+    x = (offset + rng.normal(size=(num_nodes, dim))).astype(np.float32)
+    table = EdgeTable(
+        edges,
+        attr=rng.normal(size=(num_edges, attr_dim)).astype(np.float32) if attr_dim else None,
+        weight=rng.uniform(0.5, 2.0, num_edges).astype(np.float32) if weight else None,
     )
+    return Graph.from_tables({"node": NodeTable(x)}, {("node", "to", "node"): table}, both_directions=both)
 
 
 def molecules(count=15, dim=6, seed=0):
@@ -49,7 +60,7 @@ def molecules(count=15, dim=6, seed=0):
 MOLECULE_HOPS = 6
 
 
-def hetero(*, paper_dim=6, author_dim=5, attr_dim=0, seed=0):
+def hetero(*, paper_dim=6, author_dim=5, attr_dim=0, seed=0, both=False):
     """Papers cite papers, authors write papers, papers are written by authors."""
     rng = np.random.default_rng(seed)
     sizes = {"paper": (40, paper_dim), "author": (30, author_dim)}
@@ -63,7 +74,7 @@ def hetero(*, paper_dim=6, author_dim=5, attr_dim=0, seed=0):
         pairs = _edges(rng, sizes[src][0], sizes[dst][0], 120, loops=src == dst)
         attr = rng.normal(size=(120, attr_dim)).astype(np.float32) if attr_dim else None
         edges[src, relation, dst] = EdgeTable(pairs, attr=attr)
-    return Graph.from_tables(nodes, edges)
+    return Graph.from_tables(nodes, edges, both_directions=both)
 
 
 def relational(num_relations=3, dim=6, seed=0):

@@ -75,10 +75,13 @@ def write(seed: int) -> str:
     call = f"h = self.propagate(edge_index, x=x, edge_attr=edge_attr, count=count)\n{fold}"
     after = [rng.choice(AFTER) + "\n" for _ in range(rng.randint(0, 2))]
     again = rng.random() < 0.3
+    turns, flow = rng.random() < 0.25, rng.choice([*3 * ["source_to_target"], "target_to_source"])
     forward = "".join(
         [
-            rng.choice(LOOPS),
-            "count = (degree(edge_index[1], x.size(0)) + 1.0).view(-1, 1)\n",
+            "edge_index = edge_index.flip(0)\n" if turns else "",
+            # a fill by name is over the edges that enter a node
+            rng.choice(LOOPS if flow == "source_to_target" else [LOOPS[0], LOOPS[1], LOOPS[3]]),
+            f"count = (degree(edge_index[{rng.choice([0, 1, 1])}], x.size(0)) + 1.0).view(-1, 1)\n",
             "x = self.lin(x)\n" if rng.random() < 0.5 else "",
             call,
             *after,
@@ -89,7 +92,7 @@ def write(seed: int) -> str:
     return (
         "class Random(pyg.MessagePassing):\n"
         "    def __init__(self):\n"
-        f"        super().__init__(aggr={aggr!r})\n"
+        f"        super().__init__(aggr={aggr!r}, flow={flow!r})\n"
         "        self.lin, self.gate, self.edge = nn.Linear(6, 6), nn.Linear(12, 6), nn.Linear(2, 6)\n"
         "        self.head, self.mix = nn.Linear(6, 2), nn.Parameter(torch.randn(12, 6) / 3)\n\n"
         "    def forward(self, x, edge_index, edge_attr):\n"
@@ -118,7 +121,7 @@ def judge(seed: int) -> str:
     torch.manual_seed(seed)
     model = build(write(seed))
     try:
-        assert_equals_pyg(model, homogeneous(attr_dim=2))
+        assert_equals_pyg(model, homogeneous(attr_dim=2, both=True))
     except NotSplittable as error:
         return str(error)
     return "split"

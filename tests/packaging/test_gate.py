@@ -104,7 +104,7 @@ class BySize(Two):
         (PerNode(), 2, "depend on how many nodes"),
         (Numbered(), 2, r"(one number of nodes only|depend on how many).*embeddings=\{'emb': node type\}"),
         (OfAllNodes(), 2, "one number of nodes only"),
-        (Reversed(), 2, "outgoing edges.*add the reverse edges"),
+        (Reversed(), 2, r"outgoing edges.*both_directions=True\)"),
         (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),
         (Two(BySourceDegree(6, 8)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),

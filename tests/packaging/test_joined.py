@@ -211,15 +211,23 @@ class Lists(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "lists", [["cites", "writes"], ["writes", "cites"], ["writes"], ["cites", "cites"]], ids=str
+    "lists",
+    [
+        ["cites", "writes"],
+        ["writes", "cites"],
+        ["writes"],
+        ["cites", "cites"],
+        ["reverse", "writes", "cites"],
+    ],
+    ids=str,
 )
 def test_lists_of_edges_one_after_another_equal_their_own_answer(lists):
-    assert_equals_pyg(trained(Lists(lists)), hetero(author_dim=6), "paper")
+    assert_equals_pyg(trained(Lists(lists)), hetero(author_dim=6, both="reverse" in lists), "paper")
 
 
 @pytest.mark.parametrize(
     ("lists", "reason"),
-    [(["cites", "reverse"], "mixes rows"), (["cites", "by"], "several node types")],
+    [(["cites", "reverse"], "both_directions=True"), (["cites", "by"], "several node types")],
     ids=str,
 )
 def test_lists_of_edges_to_other_nodes_are_refused(lists, reason):

@@ -16,6 +16,8 @@ from torch_geometric.utils import (
 )
 
 from hopline.errors import NotSplittable
+from hopline.graph import Graph, Nodes
+from hopline.packaging.dense.aggregate import BlockAggregation
 from tests.packaging import random_passing
 from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg, split
@@ -54,6 +56,7 @@ PLAIN = {
     "MFConv": lambda d: pyg.MFConv(d, 6, max_degree=3),
     "MFConv mean": lambda d: pyg.MFConv(d, 6, aggr="mean"),
     "ResGatedGraphConv": lambda d: pyg.ResGatedGraphConv(d, 6),
+    "SAGEConv median": lambda d: pyg.SAGEConv(d, 6, aggr=["mean", "median"]),
     "SGConv": lambda d: pyg.SGConv(d, 6, K=2),
     "SSGConv": lambda d: pyg.SSGConv(d, 6, 0.1, K=2),
     "SimpleConv": lambda d: pyg.SimpleConv("mean", "self_loop"),
@@ -104,6 +107,28 @@ WEIGHTED = {
 @pytest.mark.parametrize("make", WEIGHTED.values(), ids=WEIGHTED)
 def test_a_conv_that_reads_weights_of_edges_equals_pyg(make):
     assert_equals_pyg(trained(two_layers(make(), make(), "edge_weight")), homogeneous(weight=True))
+
+
+def test_a_median_is_the_lower_of_two_and_of_none_the_fill_value():
+    graph = homogeneous()
+    x = torch.from_numpy(graph.nodes["node"].features.copy()).round()  # many are equal
+    found = assert_equals_pyg(
+        pyg.SAGEConv(6, 3, aggr=pyg.MedianAggregation(fill_value=0.25)), with_features(graph, x)
+    )
+    assert {item.kind for plan in found for item in plan.inputs} >= {"sources", "mask"}
+    rng = torch.Generator().manual_seed(0)
+    mask = torch.rand(200, 9, generator=rng) < torch.rand(200, 1, generator=rng)
+    rows = torch.randint(-3, 4, (200, 9, 4), generator=rng).float()
+    rows[rows == 3], rows[rows == -3] = torch.nan, torch.inf
+    for module in (pyg.MedianAggregation(), pyg.MedianAggregation(-1.5)):
+        wanted = module(rows[mask], mask.nonzero()[:, 0], dim_size=200)
+        torch.testing.assert_close(
+            BlockAggregation(module, NotSplittable)(rows, mask)[:, 0], wanted, equal_nan=True
+        )
+
+
+def with_features(graph, x):
+    return Graph(graph.schema, {"node": Nodes(x.numpy(), graph.nodes["node"].ids)}, graph.edges)
 
 
 def test_sums_that_the_engine_computes_build_no_block():
@@ -352,13 +377,13 @@ def refused(model, reason, graph=None):
         split(model, graph or homogeneous())
 
 
-def test_messages_to_the_sources_are_refused():
+def test_messages_to_the_sources_are_refused_where_the_graph_has_no_lists_of_them():
     class ToSources(Conv):
         def forward(self, x, edge_index):
             return scatter(self.lin(x[edge_index[1]]), edge_index[0], dim=0, dim_size=x.size(0))
 
-    refused(ToSources(), "another index")
-    refused(Gated(flow="target_to_source"), "reverse the graph's edges")
+    refused(ToSources(), "both_directions=True")
+    refused(Gated(flow="target_to_source"), "both_directions=True")
 
 
 def test_self_loops_of_some_nodes_are_refused():
@@ -416,7 +441,7 @@ def test_messages_that_depend_on_all_edges_are_refused():
 
 def test_aggregations_that_need_an_order_are_refused_by_name():
     refused(Gated(aggr="lstm", aggr_kwargs={"in_channels": 6, "out_channels": 6}), "LSTMAggregation")
-    refused(Gated(aggr="median"), "MedianAggregation")
+    refused(Gated(aggr=pyg.QuantileAggregation(0.3)), "QuantileAggregation")
 
 
 def test_edges_of_all_relations_together_equal_pyg():

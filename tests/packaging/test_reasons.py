@@ -187,9 +187,9 @@ class Merged(Two):
     [
         (Two(rare), r"test_reasons\.py:\d+: return h if \(h < 1e9\)\.all\(\)"),
         (Merged(), r"test_reasons\.py:\d+: return super\(\)\.forward\(x, coalesce\(edge_index\)\)"),
-        (Two(aggr="median"), "median or quantile"),
+        (Two(aggr=pyg.QuantileAggregation(0.3)), "quantile over neighbours"),
     ],
-    ids=["condition", "coalesce", "median"],
+    ids=["condition", "coalesce", "quantile"],
 )
 def test_what_torch_cannot_export_is_reported_without_its_own_words(model, told, tmp_path, capfd):
     with pytest.raises(PackagingError, match=told) as caught:

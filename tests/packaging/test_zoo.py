@@ -56,9 +56,16 @@ def _half(value):
 
 @pytest.mark.parametrize(
     ("only", "outcome", "fanouts"),
-    [("TAGConv not normalized", "split", 4), ("ARMAConv weight", "split", 2)],
+    [
+        ("TAGConv not normalized", "split", 4),
+        ("ARMAConv weight", "split", 2),
+        ("SAGEConv median", "split", 2),
+        ("DirGNNConv GCNConv", "split", 2),
+        ("ChebConv both", "split", 5),
+        ("LINKX", "split", 1),
+    ],
 )
-def test_a_model_that_reads_more_hops_gets_as_many_fanouts_as_its_refusal_says(
+def test_an_entry_is_served_with_the_fanouts_and_options_that_its_refusal_names(
     only, outcome, fanouts, tmp_path
 ):
     (row,) = run(False, only, tmp_path)

@@ -100,6 +100,14 @@ def build(
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add the reverse of every edge.")
     ] = False,
+    both_directions: Annotated[
+        bool,
+        typer.Option(
+            "--both-directions",
+            help="For models that read edges against their direction: add the edge type "
+            "DST:rev_RELATION:SRC to each SRC:RELATION:DST.",
+        ),
+    ] = False,
     no_header: Annotated[
         bool,
         typer.Option(
@@ -176,6 +184,7 @@ def build(
             ids_are_rows=ids_are_rows,
             num_nodes=counts(num_nodes or (), edge_files),
             feature_dtype=dtype,
+            both_directions=both_directions,
             progress=progress,
         )
         if compress_edges:
@@ -266,6 +275,7 @@ def _described(graph: Graph) -> dict[str, Any]:
         edges[key] = {
             "num_edges": adjacency.num_edges,
             "compressed": is_compressed(adjacency),
+            "reverse_of": edge.reverse_of,
             "attr_dim": edge.attr_dim,
             "attr_names": list(edge.attr_names),
             "has_time": edge.has_time,

@@ -207,31 +207,16 @@ def package(
         notes += _weights(module, model, state_dict, state_dict_key, unsafe_pickle)
         progress(_LOAD, 1.0)
         report = package_module(
-            module,
-            opened,
-            repository,
-            name=name,
-            version=version,
-            fanouts=parse_fanouts(fanouts or ()),
-            task=cast(Any, task),
-            sampling=cast(Any, sampling),
-            max_degree=max_degree,
-            salt=salt,
+            module, opened, repository, name=name, version=version, fanouts=parse_fanouts(fanouts or ()),
+            task=cast(Any, task), sampling=cast(Any, sampling), max_degree=max_degree, salt=salt,
             head=_head(head, opened),
             target=cast(Any, tuple(target.split(",")) if target and "," in target else target),
-            classes=classes.split(",") if classes else (),
-            arguments=parse_arguments(argument or ()),
+            classes=classes.split(",") if classes else (), arguments=parse_arguments(argument or ()),
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
-            later_nodes=cast(Any, later_nodes),
-            relations=relation,
-            output=cast(Any, output),
-            runtime=cast(Any, runtime),
-            device=cast(Any, device),
-            check_nodes=check_nodes,
-            compile=compile_,
-            overwrite=overwrite,
-            progress=progress,
-        )
+            later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
+            runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes, compile=compile_,
+            overwrite=overwrite, progress=progress,
+        )  # fmt: skip
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     _show(report)

@@ -55,7 +55,13 @@ def parse_inline(
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
     features = _features(nodes, node_type, graph, spec)
-    incoming = {key: edge for key, edge in graph.edges.items() if edge.dst == node_type}
+    own = graph.schema.own_edge_types
+    if spec.fanouts.keys() - own.keys():
+        raise BadRequest(
+            "inline: the model reads edges that leave a node. Those of a node that is not in the graph "
+            "would change the states of its neighbours, which no request does: add the node to the graph"
+        )
+    incoming = {key: graph.edges[key] for key, edge in own.items() if edge.dst == node_type}
     names: dict[ExternalId, int] = {}
     for i, node in enumerate(nodes):
         if node.id is not None:
@@ -256,17 +262,10 @@ def _normalise(
     assert view.num_eligible is not None
     assert view.is_self is not None
     gcn_coefficients(
-        relation.add_loops,
-        view.is_self,
-        view.offsets,
-        view.weight if relation.gcn_weighted else NO_FLOATS,
-        degree,
-        degree_neighbor,
-        view.num_eligible,
-        loop_weight if relation.add_loops else NO_FLOATS,
-        view.coefficients,
-        view.self_coefficients,
-    )
+        relation.add_loops, view.is_self, view.offsets, view.weight if relation.gcn_weighted else NO_FLOATS,
+        degree, degree_neighbor, view.num_eligible, loop_weight if relation.add_loops else NO_FLOATS,
+        view.coefficients, view.self_coefficients,
+    )  # fmt: skip
 
 
 def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:

@@ -189,7 +189,8 @@ class _Lists:
     """
 
     def __init__(self, graph: Graph | LiveView, node_type: str) -> None:
-        self.keys = sorted(key for key, edge in graph.edges.items() if edge.src == edge.dst == node_type)
+        own = graph.schema.own_edge_types.items()
+        self.keys = sorted(key for key, edge in own if edge.src == edge.dst == node_type)
         self._edges = [graph.edges[key] for key in self.keys]  # kept: kernels get addresses of packed ones
         self._arrays = [
             (frozen(edge.indptr), frozen(edge.records), edge.clock, frozen(edge.indices))

@@ -112,7 +112,7 @@ class Decoder:
     def __init__(self, schema: GraphSchema, *, features_elsewhere: bool = False) -> None:
         self._whole = schema if features_elsewhere else None
         self._schema = schema = _without_features(schema) if features_elsewhere else schema
-        self._edge_types = tuple(schema.edge_types)
+        self._edge_types = tuple(schema.own_edge_types)
         self._node_types = tuple(schema.node_types)
 
     def decode(self, payloads: Sequence[bytes], sent_ms: Sequence[int] = ()) -> Decoded:

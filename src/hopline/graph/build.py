@@ -23,6 +23,7 @@ from hopline.graph.schema import (
     check_edge_type,
     check_name,
     edge_key,
+    reverse_key,
 )
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
 from hopline.types import AnyArray, IdArray, Progress, silent
@@ -88,6 +89,7 @@ def build(
     edge_tables: Mapping[EdgeType, EdgeTable],
     *,
     feature_dtype: str = "float32",
+    both_directions: bool = False,
     progress: Progress = silent,
 ) -> Parts:
     """Check all tables, index the ids, sort the edges.
@@ -101,6 +103,9 @@ def build(
     ends = {
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
     }
+    reverse_of = _reverse_types(edge_tables) if both_directions else {}
+    edge_tables = {**edge_tables, **{new: edge_tables[of] for new, of in reverse_of.items()}}
+    ends |= {new: ends[of][::-1] for new, of in reverse_of.items()}
     times = common_times(
         {
             edge_key(*edge_type): read_times(
@@ -148,6 +153,7 @@ def build(
             signed_weight=part.signed_weight,
             rounded=rounded,
             rounded_weight=rounded_weight,
+            reverse_of=edge_key(*reverse_of[edge_type]) if edge_type in reverse_of else "",
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
 
@@ -189,6 +195,21 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
                 f"edge type {_shown(edge_type)} joins two node types and cannot be undirected; "
                 "add the reverse as a separate edge type"
             )
+
+
+def _reverse_types(edge_types: Collection[EdgeType]) -> dict[EdgeType, EdgeType]:
+    """A new type for each type: its edges against their direction."""
+    found = {}
+    for edge_type in edge_types:
+        src, relation, dst = reverse_key(edge_key(*edge_type)).split("__")
+        if (src, relation, dst) in edge_types:
+            raise GraphError(
+                f"both_directions adds edge type {(src, relation, dst)!r}, which exists: rename it if it "
+                "has other edges, else leave it out"
+            )
+        check_name(relation, "a relation's name")
+        found[src, relation, dst] = edge_type
+    return found
 
 
 def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:

@@ -177,18 +177,11 @@ def _edge_tables(
     edges, weight = _edges(store, edge_type)
     if store.get("edge_weight") is not None:
         weight = store["edge_weight"]
-    columns = {
-        "attr": store.get("edge_attr"),
-        "weight": weight,
-        "time": _time(store, edges.shape[-1], num_nodes),
-    }
+    time = _time(store, edges.shape[-1], num_nodes)
+    table = EdgeTable(edges, attr=store.get("edge_attr"), time=time, weight=weight, by_row=True)
     if store.get("edge_type") is None:
-        return {
-            edge_type: EdgeTable(
-                edges, attr=columns["attr"], time=columns["time"], weight=weight, by_row=True
-            )
-        }
-    return _by_relation(edge_type, edges, as_array(store["edge_type"], "edge_type"), columns, num_relations)
+        return {edge_type: table}
+    return _by_relation(edge_type, table, as_array(store["edge_type"], "edge_type"), num_relations)
 
 
 def _edges(store: Any, edge_type: EdgeType) -> tuple[AnyArray, Any]:
@@ -232,14 +225,10 @@ def _time(store: Any, num_edges: int, num_nodes: int | None) -> Any:
 
 
 def _by_relation(
-    edge_type: EdgeType,
-    edges: AnyArray,
-    relation_of: AnyArray,
-    columns: Mapping[str, Any],
-    num_relations: int | None,
+    edge_type: EdgeType, table: EdgeTable, relation_of: AnyArray, num_relations: int | None
 ) -> dict[EdgeType, EdgeTable]:
     """One edge type for each relation ("r0", "r1", …), as relational convolutions read them."""
-    num_edges = edges.shape[-1]
+    num_edges = table.edges.shape[-1]
     if relation_of.shape != (num_edges,) or relation_of.dtype.kind not in "iu":
         raise GraphError(
             f"edge_type must be {num_edges} integers, one for each edge; got {relation_of.dtype} of shape "
@@ -252,20 +241,18 @@ def _by_relation(
             f"edge_type: {len(outside)} relations are outside 0 to {count - 1}; the first is "
             f"{relation_of[outside[0]]} at edge {outside[0]}"
         )
-    arrays = {
-        name: None if column is None else as_array(column, f"edge {name}")
-        for name, column in columns.items()
-    }
-    for name, column in arrays.items():
-        if column is not None and len(column) != num_edges:
+    given = {"attr": table.attr, "time": table.time, "weight": table.weight}
+    columns = {name: as_array(each, f"edge {name}") for name, each in given.items() if each is not None}
+    for name, column in columns.items():
+        if len(column) != num_edges:
             raise GraphError(
                 f"edge {name}: {len(column)} rows; there must be {num_edges}, one for each edge"
             )
     tables = {}
     for relation in range(count):
         chosen = np.flatnonzero(relation_of == relation)
-        part = {name: None if column is None else column[chosen] for name, column in arrays.items()}
-        tables[edge_type[0], f"r{relation}", edge_type[2]] = EdgeTable(
-            edges[:, chosen], attr=part["attr"], time=part["time"], weight=part["weight"], by_row=True
+        part: Any = {name: column[chosen] for name, column in columns.items()}
+        tables[edge_type[0], f"r{relation}", edge_type[2]] = dataclasses.replace(
+            table, edges=table.edges[:, chosen], **part
         )
     return tables

@@ -24,7 +24,7 @@ EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
 
 _MAX_NAME = 72
 #: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
-_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups")
+_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of")
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
 
@@ -91,6 +91,8 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
             All edge types of a graph that have a unit have the same one.
         signed_weight: weights may be negative. Edges are not sampled by such weights.
         rounded: columns of the attributes, as in `NodeTypeSchema`; rounded_weight: the same for weights.
+        reverse_of: key of the type whose edges these are, against their direction, with their columns; ""
+            if they are separate. Events of that type change both.
     """
 
     src: str
@@ -104,6 +106,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     signed_weight: bool = False
     rounded: tuple[int, ...] = ()
     rounded_weight: bool = False
+    reverse_of: str = ""
 
     @property
     def key(self) -> str:
@@ -130,6 +133,16 @@ class GraphSchema(msgspec.Struct, frozen=True):
                 if name in each and not each[name]:
                     del each[name]
         return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def own_edge_types(self) -> dict[str, EdgeTypeSchema]:
+        """Those that are not derived from others."""
+        return {key: edge for key, edge in self.edge_types.items() if not edge.reverse_of}
+
+    @property
+    def both_directions(self) -> bool:
+        """True if the edges of each type are a type against their direction too."""
+        return any(edge.reverse_of for edge in self.edge_types.values())
 
     @property
     def time_unit(self) -> str:
@@ -178,6 +191,11 @@ class GraphSchema(msgspec.Struct, frozen=True):
             if there is None:
                 found.append(f"edge type {key!r} is missing; the graph has {_listed(other.edge_types)}")
                 continue
+            if edge.reverse_of and there.reverse_of != edge.reverse_of:
+                found.append(
+                    f"edge type {key!r} has separate edges; the model was packaged with those of "
+                    f"{edge.reverse_of!r} against their direction (both_directions=True)"
+                )
             if edge.attr_dim:
                 found += _columns(
                     f"edge type {key!r}",
@@ -200,6 +218,12 @@ class GraphSchema(msgspec.Struct, frozen=True):
 def edge_key(src: str, relation: str, dst: str) -> str:
     """The one-string name of an edge type."""
     return f"{src}__{relation}__{dst}"
+
+
+def reverse_key(key: str) -> str:
+    """The name of the type that has the edges of a type against their direction."""
+    src, relation, dst = key.split("__")
+    return edge_key(dst, f"rev_{relation}", src)
 
 
 def check_name(name: object, what: str) -> str:

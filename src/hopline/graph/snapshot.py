@@ -92,16 +92,9 @@ class Graph:
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
         table = EdgeTable(
-            edges,
-            edge_attr,
-            edge_time,
-            edge_weight,
-            attr_names,
-            by_row,
-            undirected,
-            time_unit,
+            edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected, time_unit,
             signed_weight,
-        )
+        )  # fmt: skip
         return cls.from_tables(
             {NODE_TYPE: nodes}, {EDGE_TYPE: table}, feature_dtype=feature_dtype, progress=progress
         )
@@ -113,6 +106,7 @@ class Graph:
         edges: Mapping[EdgeType, EdgeTable],
         *,
         feature_dtype: str = "float32",
+        both_directions: bool = False,
         progress: Progress = silent,
     ) -> Graph:
         """Build a graph of any number of types.
@@ -121,9 +115,12 @@ class Graph:
             nodes: node type -> table.
             edges: (source type, relation, destination type) -> table.
             feature_dtype, progress: as in `from_edges`.
+            both_directions: for each edge type (a, r, b) add (b, "rev_r", a), its edges against their
+                direction: for models that read edges that leave a node. Events of (a, r, b) change both.
         Raises: GraphError: any error in the input, and how to correct it.
         """
-        return cls(*build(nodes, edges, feature_dtype=feature_dtype, progress=progress))
+        options: Any = {"feature_dtype": feature_dtype, "both_directions": both_directions}
+        return cls(*build(nodes, edges, **options, progress=progress))
 
     @classmethod
     def from_pyg(
@@ -135,6 +132,7 @@ class Graph:
         num_relations: int | None = None,
         time_unit: str | Mapping[EdgeType, str] = "",
         feature_dtype: str = "float32",
+        both_directions: bool = False,
         progress: Progress = silent,
     ) -> Graph:
         """Build from a PyG `Data` or `HeteroData`.
@@ -150,14 +148,14 @@ class Graph:
             ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
             time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
-            feature_dtype, progress: as in `from_edges`.
+            feature_dtype, progress: as in `from_edges`; both_directions: as in `from_tables`.
         Raises: GraphError: any error in the data, and how to correct it.
         """
         nodes, edges = pyg.tables_of(
             data, columns=columns, ids=ids, num_relations=num_relations, time_unit=time_unit
         )
-        built = build(nodes, edges, feature_dtype=feature_dtype, progress=progress)
-        return cls(*built, left_out=pyg.left_out(data, columns))
+        options: Any = {"feature_dtype": feature_dtype, "both_directions": both_directions}
+        return cls(*build(nodes, edges, **options, progress=progress), left_out=pyg.left_out(data, columns))
 
     @classmethod
     def from_parquet(
@@ -168,6 +166,7 @@ class Graph:
         ids_are_rows: bool = False,
         num_nodes: int | Mapping[str, int] | None = None,
         feature_dtype: str = "float32",
+        both_directions: bool = False,
         progress: Progress = silent,
     ) -> Graph:
         """Build from files (Parquet, Arrow, CSV and other text, .npy, .npz) or data frames.
@@ -180,7 +179,7 @@ class Graph:
             edges: one file, else (source type, relation, destination type) -> file.
             ids_are_rows: edges hold row numbers; a type without a file has `num_nodes` nodes, else one
                 more than the largest row.
-            feature_dtype, progress: as in `from_edges`.
+            feature_dtype, progress: as in `from_edges`; both_directions: as in `from_tables`.
         Raises: GraphError: pyarrow is not installed; a file or column is missing or wrong.
         """
         node_files = {NODE_TYPE: nodes} if isinstance(nodes, NodeFile) else nodes
@@ -193,7 +192,8 @@ class Graph:
             num_nodes=counts,
             progress=progress,
         )
-        return cls.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype, progress=progress)
+        options: Any = {"feature_dtype": feature_dtype, "both_directions": both_directions}
+        return cls.from_tables(node_tables, edge_tables, **options, progress=progress)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
@@ -317,8 +317,8 @@ class Graph:
         chosen = subgraph.rows_by_type(rows, self._counts(), "rows of a subgraph")
         node_tables, edge_tables = subgraph.induced_tables(self.schema, self.nodes, self.edges, chosen)
         feature_dtype = next(iter(self.schema.node_types.values())).feature_dtype
-        built = build(node_tables, edge_tables, feature_dtype=feature_dtype)
-        return Graph(*built, left_out=self.left_out)
+        options: Any = {"feature_dtype": feature_dtype, "both_directions": self.schema.both_directions}
+        return Graph(*build(node_tables, edge_tables, **options), left_out=self.left_out)
 
     def with_features_as(
         self, feature_dtype: str, rounded: Mapping[str, Sequence[str | int]] = MappingProxyType({})

@@ -35,8 +35,8 @@ from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
-#: 5: weights may be negative. 6: columns whose integers may be rounded are listed.
-FORMAT_VERSION = 6
+#: 5: weights may be negative. 6: columns whose integers may be rounded are listed. 7: types may be derived.
+FORMAT_VERSION = 7
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
@@ -172,6 +172,8 @@ def save(
 def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    if schema.both_directions:  # an older writer of a live graph would not change the derived types
+        return 7
     packed = any(codec.is_compressed(part) for part in edges.values())
     if any(node.rounded for node in schema.node_types.values()) or any(
         edge.rounded or edge.rounded_weight for edge in schema.edge_types.values()

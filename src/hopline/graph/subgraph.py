@@ -41,7 +41,8 @@ def induced_tables(
             groups=schema.node_types[name].groups,
         )
     edge_tables = {}
-    for key, adjacency in edges.items():
+    for key in schema.own_edge_types:
+        adjacency = edges[key]
         new_row = np.full(nodes[adjacency.src].num_nodes, -1, np.int64)
         new_row[chosen[adjacency.src]] = np.arange(len(chosen[adjacency.src]))
         targets = chosen[adjacency.dst]

@@ -159,17 +159,14 @@ def _check_far(reference: Reference, graph: CheckGraph, is_link: bool, kind: str
     )
 
 
-def _weights(reference: Reference) -> list[nn.Parameter]:
-    modules = [reference.module, *([reference.head] if isinstance(reference.head, nn.Module) else [])]
-    return [parameter for module in modules for parameter in module.parameters()]
-
-
 def with_other_weights(
     reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int, factor: float = _FACTOR
 ) -> Rows:
     """Answers with other weights, `factor` times as large; one row of NaN if the module fails."""
     generator = torch.Generator().manual_seed(draw)
-    kept = [(p, p.detach().clone()) for p in _weights(reference) if p.is_floating_point()]
+    modules = [each for each in (reference.module, reference.head) if isinstance(each, nn.Module)]
+    weights = [p for module in modules for p in module.parameters() if p.is_floating_point()]
+    kept = [(p, p.detach().clone()) for p in weights]
     try:
         with torch.no_grad():
             for parameter, value in kept:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+BOTH_DIRECTIONS = (
+    "build the graph with both directions, Graph.from_pyg(data, both_directions=True) or `hopline graph "
+    "build --both-directions`"
+)
 NUMBER = (
     "a model without features has a table with a row for each node: declare it, "
     "embeddings={'emb': node type}"
@@ -27,24 +31,15 @@ INSTEAD = {
     "the states of both ends, not an edge's own columns (edge_label_attr)",
     "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
     "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
-    "root_n_id": _ALL_ROWS,
-    "batch_size": _ALL_ROWS,
-    "num_sampled_nodes": _ALL_ROWS,
-    "num_sampled_nodes_per_hop": _ALL_ROWS,
-    "num_sampled_nodes_dict": _ALL_ROWS,
-    "adjs": _LAYERS,
-    "blocks": _LAYERS,
-    "mfgs": _LAYERS,
-    "pos": _KEPT,
-    "coord": _KEPT,
-    "coords": _KEPT,
+    **dict.fromkeys(("root_n_id", "batch_size", "num_sampled_nodes"), _ALL_ROWS),
+    **dict.fromkeys(("num_sampled_nodes_per_hop", "num_sampled_nodes_dict"), _ALL_ROWS),
+    **dict.fromkeys(("adjs", "blocks", "mfgs"), _LAYERS),
+    **dict.fromkeys(("pos", "coord", "coords"), _KEPT),
     "hyperedge_index": "a graph has edges between two nodes: make hyperedges a node type of a HeteroData",
     "num_nodes": "the number of nodes is that of a neighbourhood: write x.size(0) in forward",
     "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
     "needs them as a column of edge_attr as well",
-    "head_index": _TRIPLES,
-    "rel_type": _TRIPLES,
-    "tail_index": _TRIPLES,
+    **dict.fromkeys(("head_index", "rel_type", "tail_index"), _TRIPLES),
 }
 
 

@@ -13,8 +13,10 @@ from torch import Tensor, fx
 from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
+from hopline.packaging.advice import BOTH_DIRECTIONS
 from hopline.packaging.arguments import Binding
 from hopline.packaging.edges import (
+    FLOWS,
     LOOPS,
     Domain,
     arguments_of,
@@ -22,6 +24,7 @@ from hopline.packaging.edges import (
     edges_of,
     grouping,
     is_aggregation,
+    is_conv,
     joined,
     listed_by,
     neighbour_rows,
@@ -30,7 +33,7 @@ from hopline.packaging.edges import (
     slot_of,
 )
 from hopline.packaging.reference import described, hint
-from hopline.packaging.trace import Closed, Traced, conv_arguments, describe, is_conv
+from hopline.packaging.trace import Closed, Traced, conv_arguments, describe
 
 #: Slots that hold an edge index.
 EDGES = ("edge_index:", "adj_t:")
@@ -77,7 +80,8 @@ class _Analysis(fx.Interpreter):
         try:
             value = super().run_node(n)
         except KeyError:
-            raise NotSplittable(f"the model reads {slot}, which the graph does not have") from None
+            remedy = f": {BOTH_DIRECTIONS}" if "__rev_" in str(slot) else ""
+            raise NotSplittable(f"the model reads {slot}, which the graph does not have{remedy}") from None
         except Exception as error:  # user code
             raise NotSplittable(
                 f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
@@ -158,6 +162,10 @@ class _Analysis(fx.Interpreter):
         edges, given = edges_after(n), arguments_of(n)
         if edges is None:
             raise self._refusal(n, "changes edges that are not those of the model's edge_index argument")
+        if given.get("flow", FLOWS[0]) != FLOWS[0]:
+            raise self._refusal(
+                n, "normalises by edges that leave a node, in sums over those that enter it"
+            )
         before = edges_of(given["edge_index"])
         source, destination = self._ends(n, edges)
         if edges != before and source != destination:

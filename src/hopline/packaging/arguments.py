@@ -22,6 +22,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup
+from hopline.graph.schema import reverse_key
 from hopline.packaging.advice import lost
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.learned import place
@@ -56,6 +57,7 @@ class Binding:
         groups: node type -> the tensors of which its feature columns are; none for a type of one tensor.
         columns: argument with the role "columns" -> the name of its group.
         tables: path of a learned table in the module -> the node type of its rows.
+        reversed: edge types of which the graph has the reverse lists too.
     """
 
     roles: dict[str, Role]
@@ -72,6 +74,7 @@ class Binding:
     groups: Mapping[str, Sequence[ColumnGroup]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
+    reversed: tuple[str, ...] = ()
 
     @property
     def relational(self) -> bool:
@@ -124,12 +127,9 @@ class Binding:
                 rows = {key: x.new_zeros(x.size(0), dtype=torch.int64) for key, x in every.items()}
             return rows if self.hetero else rows[self.node_types[0]]
         keys = {
-            "edge_index": self.relations,
-            "adj_t": self.relations,
-            "edge_attr": self.attributed,
-            "edge_weight": self.weighted,
-            "edge_type": (),
-        }[role]
+            "edge_index": self.relations, "adj_t": self.relations, "edge_attr": self.attributed,
+            "edge_weight": self.weighted, "edge_type": (),
+        }[role]  # fmt: skip
 
         def of(key: str) -> Any:
             if role == "adj_t":
@@ -197,12 +197,18 @@ class Binding:
         """The tensors of a graph, one for each slot."""
         found = {f"features:{name}": torch.from_numpy(rows.copy()) for name, rows in graph.features.items()}
         for key, edges in graph.edges.items():
-            found[f"edge_index:{key}"] = torch.from_numpy(edges.edge_index)
-            found[f"adj_t:{key}"] = torch.from_numpy(edges.edge_index)
-            if edges.attr is not None:
-                found[f"edge_attr:{key}"] = torch.from_numpy(edges.attr.copy())
-            if edges.weight is not None:
-                found[f"edge_weight:{key}"] = torch.from_numpy(edges.weight.copy())
+            ends = edges.edge_index
+            given = {
+                "edge_index": ends,
+                "adj_t": ends,
+                "edge_attr": edges.attr,
+                "edge_weight": edges.weight,
+            }
+            own = {role: torch.from_numpy(each.copy()) for role, each in given.items() if each is not None}
+            found |= {f"{role}:{key}": each for role, each in own.items()}
+            if key in self.reversed:
+                own |= {role: own[role].flip(0) for role in ("edge_index", "adj_t")}
+                found |= {f"{role}:{reverse_key(key)}": each.clone() for role, each in own.items()}
         if self.relational:
             edge_lists = [graph.edges[key] for key in self.relations]
             found["edge_index:*"] = torch.from_numpy(np.concatenate([e.edge_index for e in edge_lists], 1))

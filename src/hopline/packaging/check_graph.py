@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import PackagingError
+from hopline.graph.subgraph import edge_positions
 from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:
@@ -59,12 +60,9 @@ class CheckEdges:
         return rng.integers(0, max(1, len(self.indices)), count)
 
     def taken(
-        self,
-        places: IdArray | NDArray[np.bool_] | slice,
-        src: IdArray | None = None,
-        dst: IdArray | None = None,
-        num_dst: int | None = None,
-    ) -> CheckEdges:
+        self, places: IdArray | NDArray[np.bool_] | slice, src: IdArray | None = None,
+        dst: IdArray | None = None, num_dst: int | None = None,
+    ) -> CheckEdges:  # fmt: skip
         """Edges with the attributes and weights of some of these, in the given order for one destination.
 
         Args:
@@ -94,7 +92,7 @@ class CheckGraph:
 
     Attributes:
         features: node type -> float32 [N, d].
-        edges: edge type key -> edges.
+        edges: edge type key -> edges, without the types that are derived from others.
     """
 
     features: dict[str, FloatArray]
@@ -124,7 +122,7 @@ class CheckGraph:
         features = {}
         for name, nodes in graph.nodes.items():
             features[name] = np.ascontiguousarray(nodes.features[chosen[name]], dtype=np.float32)
-        edges = {key: _induced(graph, key, chosen) for key in graph.edges}
+        edges = {key: _induced(graph, key, chosen) for key in graph.schema.own_edge_types}
         return cls(features, edges)
 
 
@@ -170,19 +168,13 @@ def _induced(graph: Graph, key: str, chosen: dict[str, IdArray]) -> CheckEdges:
     destinations = chosen[adjacency.dst]
     local = np.full(graph.nodes[adjacency.src].num_nodes, -1, dtype=np.int64)
     local[chosen[adjacency.src]] = np.arange(len(chosen[adjacency.src]))
-    kept: list[NDArray[np.int64]] = []
-    indptr = np.zeros(len(destinations) + 1, dtype=np.int64)
-    for row, node in enumerate(destinations):
-        start, stop = int(adjacency.indptr[node]), int(adjacency.indptr[node + 1])
-        inside = np.flatnonzero(local[np.asarray(adjacency.indices[start:stop])] >= 0)
-        kept.append(inside + start)
-        indptr[row + 1] = indptr[row] + len(inside)
-    edge_ids = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
-    return CheckEdges(
-        src=adjacency.src,
-        dst=adjacency.dst,
-        indptr=indptr,
-        indices=local[np.asarray(adjacency.indices[edge_ids])],
-        attr=None if adjacency.attr is None else np.asarray(adjacency.attr[edge_ids], np.float32),
-        weight=None if adjacency.weight is None else np.asarray(adjacency.weight[edge_ids], np.float32),
+    places = edge_positions(adjacency, destinations)
+    src = local[np.asarray(adjacency.indices[places])]
+    dst = np.repeat(np.arange(len(destinations)), adjacency.degree(destinations))[src >= 0]
+    places, src = places[src >= 0], src[src >= 0]
+    attr, weight = (
+        None if each is None else np.asarray(each[places], np.float32)
+        for each in (adjacency.attr, adjacency.weight)
     )
+    indptr = np.searchsorted(dst, np.arange(len(destinations) + 1))
+    return CheckEdges(adjacency.src, adjacency.dst, indptr, src, attr, weight)

@@ -22,7 +22,8 @@ ALL = (REPEATED, LOOPS, ONE_WAY)
 def absent_of(graph: Graph) -> dict[str, tuple[str, ...]]:
     """Kinds that the edges of each type could have and have not."""
     found = {}
-    for key, edges in graph.edges.items():
+    for key in graph.schema.own_edge_types:
+        edges = graph.edges[key]
         has = _present(edges)
         possible = ALL if edges.src == edges.dst else (REPEATED,)
         found[key] = tuple(kind for kind in possible if kind not in has)

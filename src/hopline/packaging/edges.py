@@ -1,4 +1,4 @@
-"""Lists of edges in a traced model: a graph's own, and these with other self-loops.
+"""Lists of edges in a traced model: a graph's own, the reverse of these, and both with other self-loops.
 
 A value of a traced model is rows of something, its *domain*. Code that groups rows of edges by their
 destinations (`softmax`, `scatter`, an aggregation) or that changes the list of edges stays one value, so
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch_geometric.nn import Aggregation
+from torch_geometric.nn import Aggregation, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import (
     add_remaining_self_loops,
@@ -25,6 +25,8 @@ from torch_geometric.utils import (
     scatter,
     softmax,
 )
+
+from hopline.graph.schema import reverse_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ def own_rows(rows: Tensor, edge_index: Tensor) -> Tensor:
 _AND = " and "
 #: Methods that answer the same edges.
 _SAME = frozenset({"clone", "contiguous", "detach", "long"})
+#: Directions of PyG's messages: along the edges, and against them.
+FLOWS = ("source_to_target", "target_to_source")
 #: Functions over all edges of a node, and such that answer another list of edges.
 GROUPED: tuple[Callable[..., Any], ...] = (softmax, scatter, degree)
 LOOPS: tuple[Callable[..., Any], ...] = (
@@ -92,6 +96,11 @@ def edges_of(node: Any) -> Domain | None:
         return None
     if listed := listed_by(node, 1):
         return joined([edges_of(each) for each in listed])
+    if (other := flipped(node)) is not None:
+        back, edges = flipped(other), edges_of(other)
+        if back is not None or edges is None or edges.loops or edges.type.count("__") != 2:
+            return None if back is None else edges_of(back)
+        return Domain("edge", reverse_key(edges.type))
     if node.target is not operator.getitem:
         return None
     slot = slot_of(node)
@@ -99,6 +108,21 @@ def edges_of(node: Any) -> Domain | None:
         role, _, edge_type = slot.partition(":")
         return Domain("edge", edge_type) if role == "edge_index" else None
     return edges_after(node.args[0]) if node.args[1] == 0 else None
+
+
+def flipped(node: fx.Node) -> Any:
+    """The value whose two rows a value has in the other order; None for other values."""
+    given: Any = [*node.args[1:], *node.kwargs.values()]
+    if node.target in ("flip", torch.flip):
+        dims = given[0] if isinstance(given[0], list | tuple) else given
+        return node.args[0] if [*dims] in ([0], [-2]) else None
+    if node.target is operator.getitem and given == [[1, 0]]:
+        return node.args[0]
+    parts: Any = node.args[0] if node.target is torch.stack and given in ([], [0]) else ()
+    ends = [end_of(part) for part in parts]
+    if [end and end[1] for end in ends] == [1, 0] and ends[0][0] == ends[1][0]:  # type: ignore[index]
+        return parts[0].args[0]
+    return None
 
 
 def listed_by(node: fx.Node, dim: int) -> list[Any]:
@@ -121,7 +145,7 @@ def edges_after(node: Any) -> Domain | None:
         return None
     given = arguments_of(node)
     before = edges_of(given["edge_index"])
-    if before is None or given.get("flow", "source_to_target") != "source_to_target":
+    if before is None:
         return None
     if node.target is remove_self_loops:
         return None if before.adds_loops else replace(before, loops="without")
@@ -208,6 +232,13 @@ def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:
 
     And `edge_index[:, edge_type == 1]` as the edges of the second relation.
     """
+    turned = {
+        node: edges for node in graph.nodes if flipped(node) is not None and (edges := edges_of(node))
+    }
+    slots = next(iter(graph.nodes))
+    for node, edges in turned.items():
+        node.op, node.target, node.kwargs = "call_function", operator.getitem, {}
+        node.args = (slots, f"edge_index:{edges.type}")
     for node in graph.nodes:
         if node.op == "call_function" and node.target is operator.getitem and len(node.args) == 2:
             rows, index = node.args
@@ -230,6 +261,69 @@ def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:
         if end is not None:
             node.op, node.target = "call_function", (neighbour_rows, own_rows)[end[1]]
             node.args, node.kwargs = (rows, index.args[0]), {}
+
+
+def turn_edges(module: fx.GraphModule, relations: Sequence[str]) -> None:
+    """Rewrite groups by the sources of edges as groups by the destinations of the reverse edges.
+
+    So all that groups, and each conv, reads edges that enter a node: of a type of the graph, or of the type
+    that has its edges against their direction.
+    """
+    graph = module.graph
+    reverse = {key: reverse_key(key) for key in relations}
+    reverse |= {other: key for key, other in reverse.items()}
+    known: dict[tuple[fx.Node, str], fx.Node] = {}
+
+    def turned(node: fx.Node, into: str, before: fx.Node) -> fx.Node:
+        """The same value of edges, by edge of the type `into`; unchanged if it has other rows."""
+        if (node, into) in known:
+            return known[node, into]
+        new = known[node, into] = node
+        role, _, key = (slot_of(node) or "").partition(":")
+        is_fixed = node.op in ("placeholder", "get_attr") or (role != "" and key != reverse[into])
+        loops = loops_of(node)
+        # a fill by name is over the edges that enter a node
+        is_fixed |= loops is not None and isinstance(arguments_of(loops).get("fill_value"), str)
+        if is_fixed or _is_grouped(module, node):
+            return node
+        inputs = {each: turned(each, into, before) for each in node.all_input_nodes}
+        if role or any(one is not other for one, other in inputs.items()):
+            with graph.inserting_before(before):
+                new = graph.node_copy(node, inputs.__getitem__)
+            if role:
+                new.args = (new.args[0], f"{role}:{into}")
+            elif (end := end_of(node)) is not None:
+                new.args = (new.args[0], 1 - end[1])
+            elif node.target in (neighbour_rows, own_rows):
+                new.target = own_rows if node.target is neighbour_rows else neighbour_rows
+            elif node.target is gcn_norm:
+                given = arguments_of(new)
+                new.args, new.kwargs = (), given | {"flow": FLOWS[given["flow"] == FLOWS[0]]}
+        known[node, into] = new
+        return new
+
+    slots = {(slot_of(node) or "").partition(":")[2] for node in graph.nodes}
+    reads_reverse = not slots.isdisjoint(map(reverse_key, relations))
+    for node in list(graph.nodes):
+        end = None
+        if node.target is softmax or is_aggregation(module, node):
+            end = end_of(grouping(module, node).index)
+        elif node.target in LOOPS or _is_grouped(module, node):
+            read = [edges for each in node.all_input_nodes if (edges := edges_of(each)) is not None]
+            end = (read[0], 1) if read else None
+        if end is not None and end[0].type in reverse and (reads_reverse or not end[1]):
+            into = end[0].type if end[1] else reverse[end[0].type]
+            new = {each: turned(each, into, node) for each in node.all_input_nodes}
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
+
+
+def _is_grouped(module: fx.GraphModule, node: fx.Node) -> bool:
+    return is_conv(module, node) or node.target is softmax or is_aggregation(module, node)
+
+
+def is_conv(module: fx.GraphModule, node: fx.Node) -> bool:
+    """True if a value is the result of a message-passing module."""
+    return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), MessagePassing)
 
 
 def _multiply_by_relation(graph: fx.Graph, node: fx.Node, relations: Sequence[str]) -> None:

@@ -73,14 +73,9 @@ def _example(item: StageInput, width: int) -> tuple[Tensor, dict[int, Any]]:
 
 
 def export(
-    module: nn.Module,
-    examples: Sequence[Tensor],
-    shapes: Sequence[dict[int, Any]],
-    names: Sequence[str],
-    output: str,
-    path: Path,
-    stage: Sequence[StageInput] = (),
-) -> bool:
+    module: nn.Module, examples: Sequence[Tensor], shapes: Sequence[dict[int, Any]], names: Sequence[str],
+    output: str, path: Path, stage: Sequence[StageInput] = (),
+) -> bool:  # fmt: skip
     """Write a module that takes tensors and returns one tensor.
 
     Args:
@@ -97,16 +92,10 @@ def export(
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
-                module,
-                tuple(examples),
-                input_names=list(names),
-                output_names=[output],
-                dynamic_shapes=tuple(shapes),
-                opset_version=OPSET,
-                dynamo=True,
-                verbose=False,
+                module, tuple(examples), input_names=list(names), output_names=[output],
+                dynamic_shapes=tuple(shapes), opset_version=OPSET, dynamo=True, verbose=False,
                 custom_translation_table={torch.ops.aten.one_hot.default: _one_hot},
-            )
+            )  # fmt: skip
             if program is None:
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
             refuse_codes(program.model)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_geometric.nn import ARMAConv, ClusterGCNConv, HeteroDictLinear, HeteroLinear, HGTConv, MFConv
+from torch_geometric import nn as pyg
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops
 
@@ -66,6 +66,44 @@ def by_stacks(conv: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> An
     return sum(parts) / conv.num_stacks
 
 
+def inverse_degree(index: Any, number: Any, power: float = 1.0) -> Any:
+    """One over a power of the number of edges of each node; 0 where there are none."""
+    found = degree(index, number).pow(-power)
+    return torch.where(found == torch.inf, 0.0, found)
+
+
+def by_terms(
+    conv: Any, x: Any, edge_index: Any, edge_weight: Any = None, batch: Any = None, lambda_max: Any = None
+) -> Any:
+    """The forward of a `ChebConv` over a normalised Laplacian without weights.
+
+    The largest entry of such a Laplacian is 1, those of the self-loops, so that PyG subtracts all of these.
+    """
+    if conv.normalization is None or edge_weight is not None or lambda_max is not None:
+        return type(conv).forward(conv, x, edge_index, edge_weight, batch, lambda_max)
+    edges, _ = remove_self_loops(edge_index)
+    is_symmetric = conv.normalization == "sym"
+    scale = inverse_degree(edges[0], x.size(0), 0.5 if is_symmetric else 1.0)
+    norm = -scale[edges[0]] * (scale[edges[1]] if is_symmetric else 1.0)
+    terms = [x]
+    for k in range(1, len(conv.lins)):
+        term = conv.propagate(edges, x=terms[-1], norm=norm)
+        terms.append(term if k == 1 else 2.0 * term - terms[-2])
+    out = sum(lin(term) for lin, term in zip(conv.lins, terms, strict=True))
+    return out if conv.bias is None else out + conv.bias
+
+
+def by_hyperedges(conv: Any, x: Any, hyperedge_index: Any, *others: Any, **named: Any) -> Any:
+    """The forward of a `HypergraphConv` without attention and weights, whose hyperedges are nodes."""
+    if conv.use_attention or any(each is not None for each in (*others, *named.values())):
+        return type(conv).forward(conv, x, hyperedge_index, *others, **named)
+    out, size = conv.lin(x), (x.size(0), x.size(0))
+    for edges in (hyperedge_index, hyperedge_index.flip(0)):
+        out = conv.propagate(edges, x=out, norm=inverse_degree(edges[1], size[0]), alpha=None, size=size)
+        out = out.view(-1, conv.out_channels)
+    return out if conv.bias is None else out + conv.bias
+
+
 def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, Any]) -> dict[str, Any]:
     """The forward of an `HGTConv`, with one list of edges for each destination type."""
     shape = conv.heads, conv.out_channels // conv.heads
@@ -99,10 +137,8 @@ def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any,
 
 #: Class -> its forward here; exact classes only.
 FORWARDS: dict[type, Callable[..., Any]] = {
-    ARMAConv: by_stacks,
-    ClusterGCNConv: with_diagonal,
-    HGTConv: by_destination,
-    HeteroDictLinear: lambda m, x_dict: {k: lin(x_dict[k]) for k, lin in m.lins.items() if k in x_dict},
-    HeteroLinear: by_type,
-    MFConv: by_degree,
-}
+    pyg.ARMAConv: by_stacks, pyg.ChebConv: by_terms, pyg.ClusterGCNConv: with_diagonal,
+    pyg.HGTConv: by_destination, pyg.HypergraphConv: by_hyperedges, pyg.MFConv: by_degree,
+    pyg.HeteroDictLinear: lambda m, x_dict: {k: lin(x_dict[k]) for k, lin in m.lins.items() if k in x_dict},
+    pyg.HeteroLinear: by_type,
+}  # fmt: skip

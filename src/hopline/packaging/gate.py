@@ -235,13 +235,9 @@ class _Calls:
     """
 
     def __init__(
-        self,
-        answerer: Answerer,
-        spec: ModelSpec,
-        names: tuple[str, ...],
-        answered: Answered,
+        self, answerer: Answerer, spec: ModelSpec, names: tuple[str, ...], answered: Answered,
         judged: NDArray[np.bool_],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._answerer = answerer
         self._spec = spec
         self._names = names
@@ -369,13 +365,14 @@ def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
     for hop in reversed(range(max(map(len, spec.fanouts.values())))):
         below, seen = seen, {name: rows.copy() for name, rows in seen.items()}
         for key, fanouts in spec.fanouts.items():
-            edges = check.edges[key]
+            edges = answered.probe.graph.edges[key]
+            destinations = np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))
             bounds = [
                 bound for bound in (fanouts[hop], spec.max_degree) if bound is not None and bound >= 0
             ]
             if bounds:
                 seen[edges.dst] &= np.diff(edges.indptr) <= min(bounds)
-            seen[edges.dst][edges.destinations[~below[edges.src][edges.indices]]] = False
+            seen[edges.dst][destinations[~below[edges.src][edges.indices]]] = False
     types = (spec.head.node_type, spec.head.dst_node_type or spec.head.node_type)
     sees = [seen[name][side] for name, side in zip(types, answered.places, strict=False)]
     return np.logical_and.reduce(sees)

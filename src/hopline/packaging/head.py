@@ -117,21 +117,10 @@ class Columns(nn.Module):
         self.head, self.then = head, then
         self.eval()
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, h_dst: Tensor | None = None) -> Tensor:
         """float32 [n, c]."""
-        return self._behind(self.head(h))
-
-    def _behind(self, out: Tensor) -> Tensor:
-        columns = as_columns(out)
+        columns = as_columns(self.head(h) if h_dst is None else self.head(h, h_dst))
         return columns if self.then is None else self.then(columns)
-
-
-class LinkColumns(Columns):
-    """As `Columns`, over the states of a pair."""
-
-    def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:  # type: ignore[override]
-        """float32 [n, c]."""
-        return self._behind(self.head(h_src, h_dst))
 
 
 def as_columns(out: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.head import (
     Columns,
     HeadPlan,
-    LinkColumns,
     check_shape,
     check_task,
     embedding_of,
@@ -166,8 +165,10 @@ class Job:
         self.rows = self.reference.answers(self.probe.check, self.pairs)
 
     def _probe(self, kinds: edge_kinds.Kinds, **options: Any) -> Probe:
-        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
-        return Probe.of(self.check, timed, num_hops(self.fanouts), kinds=kinds, **options)
+        schema = self.graph.schema
+        timed = frozenset(key for key, edges in schema.edge_types.items() if edges.has_time)
+        options |= {"kinds": kinds, "both_directions": schema.both_directions}
+        return Probe.of(self.check, timed, num_hops(self.fanouts), **options)
 
     def _check_numbers(self) -> None:
         """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
@@ -186,15 +187,9 @@ class Job:
         return self._answered(self.probe, sides, self.probe.check, self.pairs, self.rows, embedding)
 
     def _answered(
-        self,
-        probe: Probe,
-        sides: tuple[IdArray, ...],
-        check: CheckGraph,
-        pairs: Pairs | None,
-        rows: Rows,
-        embedding: Rows | None = None,
-        unseen: Unseen | None = None,
-    ) -> gate.Answered:
+        self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,
+        embedding: Rows | None = None, unseen: Unseen | None = None,
+    ) -> gate.Answered:  # fmt: skip
         rounding = self.reference.rounding(check, pairs, rows)
         if pairs is None:
             rows, rounding = rows[sides[0]], rounding[sides[0]]
@@ -231,7 +226,8 @@ class Job:
 
     def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
         """The module's answers for nodes that requests describe, if the artifact accepts such nodes."""
-        if spec.runtime == "torch" or self.is_link:
+        read = (self.graph.schema.edge_types[key] for key in spec.fanouts)
+        if spec.runtime == "torch" or self.is_link or any(edges.reverse_of for edges in read):
             return []
         target, check = self.targets[0], self.probe.check
         of = chosen(check, target, self.probe.seeds(target, _COPIED_FROM))
@@ -407,7 +403,7 @@ class Job:
             widths = dims if len(dims) == 2 else dims * 2
             if not isinstance(self.head, nn.Module):
                 return dict(traced.outputs), HeadPlan("link", None, widths, 1)
-            decoder = LinkColumns(self.head, then)
+            decoder = Columns(self.head, then)
             return dict(traced.outputs), HeadPlan("link", decoder, widths, run_head(decoder, widths))
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
@@ -467,11 +463,10 @@ class Job:
             return item.columns[1] - item.columns[0]
         if item.kind == "features":
             return self.check.features[plan.node_type].shape[1]
-        edges = self.check.edges.get(item.edge_type)
+        edges = self.graph.schema.edge_types.get(item.edge_type)
         if item.kind in ("self", "sources", "reduce"):
             return dims[plan.level - 1, plan.node_type if edges is None else edges.src]
-        attr = None if edges is None else edges.attr
-        return attr.shape[1] if item.kind == "edge_attr" and attr is not None else 0
+        return edges.attr_dim if item.kind == "edge_attr" and edges is not None else 0
 
     def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
         file = None
@@ -479,12 +474,9 @@ class Job:
             file = "head.onnx"
             head.write(folder / file)
         described = Head(
-            node_type=self.targets[0],
-            output_dim=head.output_dim,
-            kind=head.kind,
-            dst_node_type=self.targets[-1] if head.kind == "link" else "",
-            file=file,
-        )
+            node_type=self.targets[0], output_dim=head.output_dim, kind=head.kind,
+            dst_node_type=self.targets[-1] if head.kind == "link" else "", file=file,
+        )  # fmt: skip
         return msgspec.structs.replace(spec, head=described)
 
     def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
+from hopline.packaging.advice import BOTH_DIRECTIONS
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import (
     CROWD,
@@ -143,12 +144,8 @@ def works_on_all(reference: Reference, graph: Graph, check: CheckGraph) -> bool:
 
 
 def explain(
-    reference: Reference,
-    probe: Probe,
-    seeds: IdArray,
-    hops: int,
-    decisions: Sequence[str] = (),
-) -> str:
+    reference: Reference, probe: Probe, seeds: IdArray, hops: int, decisions: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Why answers for nodes differ from those on their neighbourhoods, and the remedy; "" if unknown.
 
     Args:
@@ -298,13 +295,8 @@ def check_reach(reference: Reference, probe: Probe, sides: Sequence[IdArray], ho
 
 
 def _looks_further(
-    reference: Reference,
-    probe: Probe,
-    side: int,
-    seeds: IdArray,
-    hops: int,
-    decisions: Sequence[str],
-) -> str:
+    reference: Reference, probe: Probe, side: int, seeds: IdArray, hops: int, decisions: Sequence[str],
+) -> str:  # fmt: skip
     """Advice: more hops give the module's answers, or outgoing edges leave the neighbourhood."""
     most, target = hops + _FURTHER, reference.targets[side]
     chains = strangers(probe.real, most, np.random.default_rng(4))
@@ -344,9 +336,7 @@ def _looks_further(
             return _decided(decisions) or (
                 "it reads more than a node's in-neighbours: outgoing edges "
                 "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
-                "the whole graph. The server follows edges from destination to source only: add the "
-                "reverse edges to the graph (undirected=True, or a separate edge type; `hopline graph "
-                "build --undirected`) and have the model read those"
+                f"the whole graph. For edges that leave a node, {BOTH_DIRECTIONS}"
             )
         right = max(right, found)
     if right > hops:
@@ -389,10 +379,9 @@ def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scal
             )
         edges[key] = one.taken(
             np.concatenate([np.arange(len(one.indices)), one.drawn(len(src), rng)]),
-            np.concatenate([one.indices, src]),
-            np.concatenate([one.destinations, dst]),
+            np.concatenate([one.indices, src]), np.concatenate([one.destinations, dst]),
             joined.num_nodes(one.dst),
-        )
+        )  # fmt: skip
     return CheckGraph(joined.features, edges)
 
 

@@ -57,14 +57,9 @@ Lowered = dict[fx.Node, LoweredConv | Region]
 
 
 def trace_and_lower(
-    model: nn.Module,
-    binding: Binding,
-    targets: tuple[str, ...],
-    slots: dict[str, Tensor],
-    *,
-    device: Device = "cpu",
-    draws: Sequence[str] = (),
-) -> tuple[Traced, Lowered]:
+    model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor], *,
+    device: Device = "cpu", draws: Sequence[str] = (),
+) -> tuple[Traced, Lowered]:  # fmt: skip
     """Trace a model, with each part as one value if it can be, and build the form of its aggregations.
 
     Args:
@@ -147,16 +142,12 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, path: str, device: D
     call = ConvCall(
         conv=traced.module.get_submodule(str(node.target)),
         name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
-        edge_types=edge_types,
-        source_dim=int(traced.values[source].shape[1]),
+        edge_types=edge_types, source_dim=int(traced.values[source].shape[1]),
         destination_dim=0 if destination is None else int(traced.values[destination].shape[1]),
-        paired=paired,
-        same_type=same_type,
-        has_edge_attr=attr is not None,
-        has_edge_weight=weight is not None,
-        in_blocks=device == "cuda" or has_edge_code,
+        paired=paired, same_type=same_type, has_edge_attr=attr is not None,
+        has_edge_weight=weight is not None, in_blocks=device == "cuda" or has_edge_code,
         is_same_value=destination is source,
-    )
+    )  # fmt: skip
     dense = build(call)
     lowered = LoweredConv(dense, path, source, destination, attr, edge_types)
     if dense.is_query_destination:

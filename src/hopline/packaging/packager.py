@@ -57,10 +57,7 @@ def unwrap(module: Any, what: str) -> nn.Module:
         PackagingError: not a module, a module for training, or a compiled one that cannot be inspected;
             the message says what to pass instead.
     """
-    while True:
-        inner = _inside(module)
-        if inner is None:
-            break
+    while (inner := _inside(module)) is not None:
         module = inner
     if not isinstance(module, nn.Module):
         raise PackagingError(_not_a_module(module, what))
@@ -202,12 +199,9 @@ def package(
         check_compiler()
     schema = graph.schema
     for named, value, hint in (
-        ("task", task, Task),
-        ("output", output, Output),
-        ("runtime", runtime, Runtime),
-        ("device", device, Device),
-        ("later_nodes", later_nodes, Later),
-    ):
+        ("task", task, Task), ("output", output, Output), ("runtime", runtime, Runtime),
+        ("device", device, Device), ("later_nodes", later_nodes, Later),
+    ):  # fmt: skip
         check_choice(named, value, get_args(hint))
     check_sampling(sampling, schema)
     classes = checked_names(classes, "classes")
@@ -235,32 +229,17 @@ def package(
     called = binding.called + head_call(head, targets)
     job = Job(
         model=eval_copy(module).float(),
-        head=eval_copy(head).float() if isinstance(head, nn.Module) else head,
-        binding=binding,
-        graph=graph,
-        task=task,
-        targets=targets,
-        fanouts=checked_fanouts(fanouts),
-        progress=silent,
+        head=eval_copy(head).float() if isinstance(head, nn.Module) else head, binding=binding, graph=graph,
+        task=task, targets=targets, fanouts=checked_fanouts(fanouts), progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
-        notes=[called, *precision_notes(module)],
-        device=device,
-    )
+        notes=[called, *precision_notes(module)], device=device,
+    )  # fmt: skip
     spec = ModelSpec(
-        name=name,
-        version=version,
-        task=task,
-        num_layers=0,
-        graph_schema=msgspec.json.decode(msgspec.json.encode(schema)),
-        fanouts={},
-        head=Head(job.targets[0], 0),
-        sampling=sampling,
-        max_degree=max_degree,
-        salt=salt,
-        classes=classes,
-        called=called,
-        producer=_producer(),
-    )
+        name=name, version=version, task=task, num_layers=0,
+        graph_schema=msgspec.json.decode(msgspec.json.encode(schema)), fanouts={},
+        head=Head(job.targets[0], 0), sampling=sampling, max_degree=max_degree, salt=salt, classes=classes,
+        called=called, producer=_producer(),
+    )  # fmt: skip
     with (
         shown(progress, f"packaging {name}") as job.progress,
         new_version(Path(repository), name, version, overwrite=overwrite) as place,

@@ -23,7 +23,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from hopline.errors import NotSplittable
 from hopline.packaging import forwards
-from hopline.packaging.edges import GROUPED, LOOPS
+from hopline.packaging.edges import FLOWS, GROUPED, LOOPS
 from hopline.packaging.proxy import value_of
 
 #: Makes a traced value: (kind, target, args, kwargs).
@@ -95,10 +95,8 @@ def passed_as_values(conv: MessagePassing) -> Iterator[None]:
     PyG writes a faster one for each class, and compares numbers of rows. A model decides nothing in them.
 
     Raises:
-        NotSplittable: the conv passes messages in another way, or against the direction of the edges.
+        NotSplittable: the conv passes messages in another way.
     """
-    if conv.flow != "source_to_target":
-        raise _refusal(conv, f"its flow is {conv.flow}; reverse the graph's edges instead")
     own_way = _own_way(conv)
     if own_way:
         raise _refusal(conv, own_way)
@@ -108,9 +106,14 @@ def passed_as_values(conv: MessagePassing) -> Iterator[None]:
             raise _refusal(conv, f"nodes are dimension {conv.node_dim} of its rows, not the first")
         size[side] = rows.size(0) if size[side] is None else size[side]
 
+    def call(function: Any, edge_index: Any, size: Any = None, **given: Any) -> Any:
+        if conv.flow != FLOWS[0]:  # of a pair, the code for a class sends the first against the edges too
+            given = {name: each[::-1] if isinstance(each, tuple) else each for name, each in given.items()}
+        return function(conv, edge_index, size=size, **given)
+
     replaced = {
-        "propagate": partial(MessagePassing.propagate, conv),
-        "edge_updater": partial(MessagePassing.edge_updater, conv),
+        "propagate": partial(call, MessagePassing.propagate),
+        "edge_updater": partial(call, MessagePassing.edge_updater),
         "_check_input": lambda edge_index, size: [None, None] if size is None else list(size),
         "_set_size": set_size,
         "_lift": lambda rows, edge_index, side: rows.index_select(0, edge_index[side]),

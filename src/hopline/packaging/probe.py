@@ -47,21 +47,16 @@ class Probe:
 
     @classmethod
     def of(
-        cls,
-        real: CheckGraph,
-        timed: frozenset[str],
-        hops: int,
-        *,
-        kinds: Kinds | None = None,
-        wide: bool = True,
-        seed: int = 0,
-    ) -> Probe:
+        cls, real: CheckGraph, timed: frozenset[str], hops: int, *, kinds: Kinds | None = None,
+        both_directions: bool = False, wide: bool = True, seed: int = 0,
+    ) -> Probe:  # fmt: skip
         """Add strangers to a real graph.
 
         Args:
             timed: edge types that have times.
             hops: that the model reads.
             kinds: edge type -> kinds of edges that strangers have, though the sample may lack them.
+            both_directions: as of the real graph.
             wide: half of the strangers have features of other signs and sizes than real ones.
             seed: of the random numbers.
         """
@@ -69,7 +64,7 @@ class Probe:
         check = beside(real, strangers(real, hops, rng, CROWD, kinds))
         if wide:
             check = beside(check, widened(strangers(real, hops, rng, kinds=kinds), rng))
-        graph = graph_of(check, timed)
+        graph = graph_of(check, timed, both_directions)
         core = _core(hops)
         first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
         beginnings = (0, first - core - _FEW) if wide else (0,)
@@ -94,7 +89,9 @@ class Probe:
         return np.concatenate([order[picks], num_real + self.asked])
 
 
-def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
+def graph_of(
+    check: CheckGraph, timed: frozenset[str] = frozenset(), both_directions: bool = False
+) -> Graph:
     """The arrays as a graph in memory; all edges of a timed type have time 0."""
     nodes = {
         name: NodeTable(rows if rows.shape[1] else None, num_nodes=len(rows))
@@ -107,16 +104,12 @@ def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
         edges[src, relation, dst] = EdgeTable(
             part.edge_index, attr=part.attr, time=time, weight=part.weight, by_row=True
         )
-    return Graph.from_tables(nodes, edges)
+    return Graph.from_tables(nodes, edges, both_directions=both_directions)
 
 
 def strangers(
-    real: CheckGraph,
-    hops: int,
-    rng: np.random.Generator,
-    crowd: int = _FEW,
-    kinds: Kinds | None = None,
-) -> CheckGraph:
+    real: CheckGraph, hops: int, rng: np.random.Generator, crowd: int = _FEW, kinds: Kinds | None = None,
+) -> CheckGraph:  # fmt: skip
     """Nodes with real rows in chains, some isolated, one hub; edges like the real ones.
 
     Edge types of one node type that hold each edge in both directions do so here, unless `kinds` says
@@ -210,13 +203,10 @@ def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
     for key, one in first.edges.items():
         other = second.edges[key]
         edges[key] = CheckEdges(
-            one.src,
-            one.dst,
-            np.concatenate([one.indptr, other.indptr[1:] + len(one.indices)]),
+            one.src, one.dst, np.concatenate([one.indptr, other.indptr[1:] + len(one.indices)]),
             np.concatenate([one.indices, other.indices + first.num_nodes(one.src)]),
-            _joined(one.attr, other.attr),
-            _joined(one.weight, other.weight),
-        )
+            _joined(one.attr, other.attr), _joined(one.weight, other.weight),
+        )  # fmt: skip
     return CheckGraph(features, edges)
 
 

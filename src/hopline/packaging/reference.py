@@ -48,13 +48,9 @@ class Reference:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        binding: Binding,
-        targets: Sequence[str],
-        head: nn.Module | Literal["dot"] | None,
-        is_link: bool,
-    ) -> None:
+        self, module: nn.Module, binding: Binding, targets: Sequence[str],
+        head: nn.Module | Literal["dot"] | None, is_link: bool,
+    ) -> None:  # fmt: skip
         self.module = eval_copy(module)
         self.binding = binding
         self.targets = tuple(targets)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -34,13 +35,10 @@ _USUAL: dict[Role, str] = {
     "features": "x h feat feats features node_features in_feat inputs node_feat node_feats node_feature "
     "node_attr",
     "edge_index": "edge_index edges adj edge_list ei",
-    "adj_t": "adj_t",
     "edge_attr": "edge_attr edge_attrs edge_feat edge_features",
-    "edge_weight": "edge_weight edge_weights",
-    "edge_type": "edge_type edge_types",
-    "batch": "batch",
-    "data": "data graph g",
-}
+    "edge_weight": "edge_weight edge_weights", "edge_type": "edge_type edge_types",
+    "adj_t": "adj_t", "batch": "batch", "data": "data graph g",
+}  # fmt: skip
 _NAMES: dict[str, Role] = {name: role for role, names in _USUAL.items() for name in names.split()}
 _ENDING = "_dict"
 #: Roles of which one argument receives one: a `Data` holds features and edges.
@@ -137,14 +135,10 @@ class _Call:
 
 
 def bind(
-    module: nn.Module,
-    schema: GraphSchema,
-    *,
-    arguments: Mapping[str, Role | None] | None = None,
-    relations: tuple[str, ...] | None = None,
-    left_out: Mapping[str, tuple[str, ...]] | None = None,
+    module: nn.Module, schema: GraphSchema, *, arguments: Mapping[str, Role | None] | None = None,
+    relations: tuple[str, ...] | None = None, left_out: Mapping[str, tuple[str, ...]] | None = None,
     tables: Mapping[str, str] | None = None,
-) -> Binding:
+) -> Binding:  # fmt: skip
     """Decide what each argument of `module.forward` receives.
 
     Args:
@@ -157,6 +151,8 @@ def bind(
         PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks; the message
             shows the call to write.
     """
+    reverses = {edge.reverse_of for edge in schema.edge_types.values()}
+    schema = msgspec.structs.replace(schema, edge_types=schema.own_edge_types)
     edge_keys = tuple(relations or in_order(schema.edge_types, module))
     for key in edge_keys:
         if key not in schema.edge_types:
@@ -192,6 +188,7 @@ def bind(
         by_position(parameters, roles), _mentions(module, "adj_t"), flat, _shown(call, roles, flat),
         call.left_out, {name: each.groups for name, each in schema.node_types.items()},
         {name: call.column(name) for name in roles if roles[name] == "columns"}, call.tables,
+        tuple(key for key in edge_keys if key in reverses),
     )  # fmt: skip
     if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(

@@ -19,27 +19,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
-from torch_geometric.nn import (
-    Aggregation,
-    HeteroConv,
-    MessagePassing,
-)
+from torch_geometric.nn import Aggregation, HeteroConv, MessagePassing
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS
-from hopline.packaging.edges import Domain, edges_of, is_aggregation, name_ends, slot_of
+from hopline.packaging.edges import (
+    FLOWS,
+    Domain,
+    edges_of,
+    is_aggregation,
+    is_conv,
+    name_ends,
+    slot_of,
+    turn_edges,
+)
 from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
 from hopline.packaging.passing import grouped_as_values, passed_as_values
-from hopline.packaging.proxy import (
-    CHANGED,
-    VALUE,
-    RunningTracer,
-    as_their_values,
-    same_tensor,
-    value_of,
-)
+from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, same_tensor, value_of
 from hopline.packaging.reference import of_target, shared_copy
 from hopline.packaging.user_source import LIBRARIES
 from hopline.packaging.watch import is_draw, seeded
@@ -131,11 +129,6 @@ class Traced:
         ]
 
 
-def is_conv(module: fx.GraphModule, node: fx.Node) -> bool:
-    """True if a value is the result of a message-passing module."""
-    return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), MessagePassing)
-
-
 def conv_arguments(module: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
     """The arguments of a conv call by name, None ones left out."""
     conv = module.get_submodule(str(node.target))
@@ -222,7 +215,8 @@ class _Tracer(RunningTracer):
         if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
             # torch.max over a dimension returns a pair, which PyG unpacks only if it is not a proxy.
             m.aggr = f"a{m.aggr}"
-        own = type(m) in FORWARDS and "forward" not in vars(m)
+        flow = getattr(m, "flow", FLOWS[0])
+        own = type(m) in FORWARDS and "forward" not in vars(m) and flow == FLOWS[0]
         if own:
             forward = partial(FORWARDS[type(m)], m)
         given = (*args, *kwargs.values())
@@ -251,20 +245,15 @@ class _Tracer(RunningTracer):
                     f"{type(conv).__name__} reads an adj_t with edge weights but takes no edge_weight"
                 )
             given = self.proxy(value.node.args[0]), weights
-            return {
-                "edge_weight": self.create_proxy("call_function", operator.getitem, given, {}),
-                **kwargs,
-            }
+            weight = self.create_proxy("call_function", operator.getitem, given, {})
+            return {"edge_weight": weight, **kwargs}
         return kwargs
 
 
 def trace(
-    model: nn.Module,
-    binding: Binding,
-    targets: tuple[str, ...],
-    slots: dict[str, Tensor],
+    model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor],
     opened: frozenset[str] = frozenset(),
-) -> Traced:
+) -> Traced:  # fmt: skip
     """Trace a model in eval mode by running it on the check graph.
 
     Args:
@@ -294,6 +283,7 @@ def trace(
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
     name_ends(graph, binding.relations)
+    turn_edges(module, binding.relations)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
     decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))

@@ -46,14 +46,9 @@ class Program(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        binding: Binding,
-        target: str,
-        head: nn.Module | None,
-        pooled: bool,
+        self, model: nn.Module, binding: Binding, target: str, head: nn.Module | None, pooled: bool,
         inverse: nn.Module | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model = model
         self.inverse = inverse
@@ -123,7 +118,7 @@ def _refusal(error: Exception, pooled: bool) -> str:
     if "Constraints violated" in text or "user-specified ranges" in text:
         return (
             f"torch.export treats the number of nodes or edges as a constant{where}: some operator in it, "
-            "for example a median or quantile over neighbours, exports for one size only. Use mean, "
+            "for example a quantile over neighbours, exports for one size only. Use median, mean, "
             "sum, max or attention"
         )
     if "TensorWrapper" in text:
@@ -220,10 +215,6 @@ def write_whole(
     described = {"slots": names, "pooled": pooled, "relations": relations}
     (folder / SLOTS_FILE).write_bytes(msgspec.json.encode(described))
     return msgspec.structs.replace(
-        spec,
-        runtime="torch",
-        whole_file=FILE,
-        why_whole=str(reason),
-        num_layers=0,
+        spec, runtime="torch", whole_file=FILE, why_whole=str(reason), num_layers=0,
         head=Head(target, int(rows.shape[1])),
-    )
+    )  # fmt: skip

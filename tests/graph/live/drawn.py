@@ -16,8 +16,11 @@ BUYS, KNOWS = "user__buys__item", "user__knows__user"
 class Oracle:
     """Plain lists: applies events one by one, as the documentation says, and builds a graph from them."""
 
-    def __init__(self, rng: np.random.Generator, num_users: int = 40, num_items: int = 25) -> None:
+    def __init__(
+        self, rng: np.random.Generator, num_users: int = 40, num_items: int = 25, both: bool = False
+    ) -> None:
         self.rng = rng
+        self.both = both
         self.users: dict[str, np.ndarray] = {f"u{i}": _row(rng, 3) for i in range(num_users)}
         self.items: dict[int, np.ndarray] = {1000 + i: _row(rng, 2) for i in range(num_items)}
         users, items = list(self.users), list(self.items)
@@ -49,6 +52,7 @@ class Oracle:
                     attr=np.array([e[2] for e in self.knows], np.float32).reshape(-1, 2),
                 ),
             },
+            both_directions=self.both,
         )
 
     def batch(self, size: int) -> Changes:

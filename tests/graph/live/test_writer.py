@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.graph import Graph
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import LivePlan, make_plan
@@ -47,9 +47,13 @@ def assert_same(found: Graph, wanted: Graph) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12))
-def test_any_sequence_of_batches_equals_a_fresh_build(seed: int, sizes: list[int]) -> None:
-    oracle = Oracle(np.random.default_rng(seed))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    both=st.booleans(),
+)
+def test_any_sequence_of_batches_equals_a_fresh_build(seed: int, sizes: list[int], both: bool) -> None:
+    oracle = Oracle(np.random.default_rng(seed), both=both)
     writer, view = live(oracle.graph())
     for number, size in enumerate(sizes, 1):
         applied = writer.apply(oracle.batch(size))
@@ -60,16 +64,36 @@ def test_any_sequence_of_batches_equals_a_fresh_build(seed: int, sizes: list[int
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 40), min_size=4, max_size=12))
-def test_going_on_from_snapshots_equals_a_fresh_build(seed: int, sizes: list[int]) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(1, 40), min_size=4, max_size=12),
+    both=st.booleans(),
+)
+def test_going_on_from_snapshots_equals_a_fresh_build(seed: int, sizes: list[int], both: bool) -> None:
     """Nodes that came last have no edges yet, which a built graph need not have."""
-    oracle = Oracle(np.random.default_rng(seed))
+    oracle = Oracle(np.random.default_rng(seed), both=both)
     writer, view = live(oracle.graph())
     for number, size in enumerate(sizes):
         if number % 3 == 2:
             writer, view = live(view.snapshot())
         assert not writer.apply(oracle.batch(size)).rejected
         assert_same(view.snapshot(), oracle.graph())
+
+
+def test_a_missing_edge_is_reported_once_and_reverse_edges_take_no_events() -> None:
+    graph = Graph.from_tables(
+        {"node": NodeTable(np.zeros((4, 1), np.float32))},
+        {("node", "to", "node"): EdgeTable([[0], [1]])},
+        both_directions=True,
+    )
+    writer, view = live(graph)
+    gone = EdgeChanges(np.array([2, 0]), np.array([3, 1]), np.ones(2, bool), np.arange(2))
+    applied = writer.apply(Changes({"node__to__node": gone}, {}, 2))
+    assert [(each.order, each.code) for each in applied.rejected] == [(0, "no_edge")]
+    assert [view.snapshot().edges[key].num_edges for key in view.schema.edge_types] == [0, 0]
+    refused, _ = writer.apply(Changes({"node__rev_to__node": gone}, {}, 2)).rejected
+    assert refused.code == "unknown_type"
+    assert refused.reason.endswith("the graph has 'node__to__node'")
 
 
 def test_lists_of_nodes_that_begin_without_edges_do_not_share_room() -> None:

@@ -17,7 +17,7 @@ from hopline.errors import BadRequest
 from hopline.graph import narrow
 from hopline.graph.ids import IdIndex
 from hopline.graph.live.changes import Changes, EdgeChanges, Ids, NodeChanges, Rejected
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, reverse_key
 from hopline.types import AnyArray, ExternalId, FloatArray, IdArray
 
 _NO_FLOATS = np.empty(0, np.float32)
@@ -65,6 +65,18 @@ class EdgeRows:
     del_has_time: NDArray[np.bool_]
     del_order: IdArray
 
+    def reverse(self) -> EdgeRows:
+        """The same changes of the edges against their direction."""
+        by = _sorted(self.add_src, self.add_time, self.add_dst)
+        gone = _sorted(self.del_src, _NO_INTS, self.del_dst)
+        return EdgeRows(
+            self.add_src[by], self.add_dst[by], self.add_time[by[: len(self.add_time)]],
+            self.add_weight[by[: len(self.add_weight)]], self.add_attr[by[: len(self.add_attr)]],
+            self.add_order[by],
+            self.del_src[gone], self.del_dst[gone], self.del_time[gone], self.del_has_time[gone],
+            self.del_order[gone],
+        )  # fmt: skip
+
 
 @dataclass(slots=True)
 class Checked:
@@ -105,17 +117,15 @@ def check(
                 checked.accepted[place] = False
                 checked.rejected.append(Rejected(place, code, say(at)))
 
+    def unknown(what: str, name: str, there: Mapping[str, object], order: IdArray) -> None:
+        why = f"{what} type {name!r} is unknown; the graph has {', '.join(map(repr, there))}"
+        reject(np.ones(len(order), bool), order, "unknown_type", lambda _: why)
+
     new: dict[str, dict[ExternalId, tuple[int, int]]] = {}
     for node_type, nodes in changes.nodes.items():
         known = schema.node_types.get(node_type)
         if known is None:
-            listed = ", ".join(map(repr, schema.node_types))
-            reject(
-                np.ones(len(nodes), bool),
-                nodes.order,
-                "unknown_type",
-                lambda _, t=node_type, there=listed: f"node type {t!r} is unknown; the graph has {there}",  # type: ignore[misc]
-            )
+            unknown("node", node_type, schema.node_types, nodes.order)
             continue
         index = ids[node_type]
         found = _found(index, nodes.ids, nodes.order, reject, f"nodes of {node_type!r}")
@@ -125,17 +135,13 @@ def check(
         checked.nodes[node_type] = rows
         new[node_type] = added
     for key, edges in changes.edges.items():
-        edge = schema.edge_types.get(key)
+        edge = schema.own_edge_types.get(key)
         if edge is None:
-            listed = ", ".join(map(repr, schema.edge_types))
-            reject(
-                np.ones(len(edges), bool),
-                edges.order,
-                "unknown_type",
-                lambda _, k=key, there=listed: f"edge type {k!r} is unknown; the graph has {there}",  # type: ignore[misc]
-            )
+            unknown("edge", key, schema.own_edge_types, edges.order)
             continue
         checked.edges[key] = _check_edges(key, edge, edges, ids, new, checked, reject)
+        if schema.both_directions:
+            checked.edges[reverse_key(key)] = checked.edges[key].reverse()
     checked.rejected.sort(key=lambda rejected: rejected.order)
     return checked
 
@@ -259,11 +265,9 @@ def _check_edges(
         ends.append(found)
     src, dst = ends
     time, has_time = edges.time, edges.has_time
-    if schema.has_time:
-        if time is None:
-            reject(adds, order, "no_time", lambda _: f"edges of {key!r} have times; set `time`")
-        elif has_time is not None:
-            reject(adds & ~has_time, order, "no_time", lambda _: f"edges of {key!r} have times; set `time`")
+    if schema.has_time and (time is None or has_time is not None):
+        without = adds if time is None or has_time is None else adds & ~has_time
+        reject(without, order, "no_time", lambda _: f"edges of {key!r} have times; set `time`")
     weight = _NO_FLOATS
     if schema.has_weight:
         if edges.weight is None:
@@ -271,12 +275,8 @@ def _check_edges(
         else:
             weight = np.ascontiguousarray(edges.weight, np.float32)
             finite = np.isfinite(weight)
-            reject(
-                adds & ~finite,
-                order,
-                "not_finite",
-                lambda at: f"weight {weight[at]} of {key!r} is not finite",
-            )
+            why = lambda at: f"weight {weight[at]} of {key!r} is not finite"  # noqa: E731
+            reject(adds & ~finite, order, "not_finite", why)
             if not schema.signed_weight:
                 reject(
                     adds & (weight < 0), order, "negative_weight",
@@ -308,18 +308,12 @@ def _check_edges(
         named = np.ones(len(gone), bool) if has_time is None else has_time[gone]
         del_time = time[gone]
     return EdgeRows(
-        dst[by],
-        src[by],
+        dst[by], src[by],
         time[by] if schema.has_time and time is not None else _NO_INTS,
         weight[by] if len(weight) else _NO_FLOATS,
         attr[by] if len(attr) else np.empty((0, schema.attr_dim), np.float32),
-        order[by],
-        dst[gone],
-        src[gone],
-        del_time,
-        named,
-        order[gone],
-    )
+        order[by], dst[gone], src[gone], del_time, named, order[gone],
+    )  # fmt: skip
 
 
 def _sorted(dst: IdArray, time: IdArray, src: IdArray) -> IdArray:

@@ -116,33 +116,12 @@ class EdgeWriter:
         found = np.zeros(len(rows.del_dst), bool)
         memory, counters = self.memory, self._counters
         done = lists.merge(
-            memory.heads,
-            memory.records,
-            memory.indices,
-            memory.time,
-            memory.weight,
-            memory.cumweight,
-            memory.attr,
-            self._capacities,
-            self._pool,
-            self._free_records,
-            rows.add_dst,
-            rows.add_src,
-            rows.add_time,
-            rows.add_weight,
-            rows.add_attr,
-            rows.add_order,
-            rows.del_dst,
-            rows.del_src,
-            rows.del_time,
-            rows.del_has_time,
-            rows.del_order,
-            version,
-            found,
-            touched,
-            retired,
-            counters,
-        )
+            memory.heads, memory.records, memory.indices, memory.time, memory.weight, memory.cumweight,
+            memory.attr, self._capacities, self._pool, self._free_records,
+            rows.add_dst, rows.add_src, rows.add_time, rows.add_weight, rows.add_attr, rows.add_order,
+            rows.del_dst, rows.del_src, rows.del_time, rows.del_has_time, rows.del_order,
+            version, found, touched, retired, counters,
+        )  # fmt: skip
         if not done:
             return None
         if counters[lists.RETIRED]:

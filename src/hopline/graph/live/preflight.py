@@ -59,8 +59,9 @@ def preflight(schema: GraphSchema, *, num_levels: int, reads_degrees: bool) -> N
 
 def _graph(schema: GraphSchema) -> Graph:
     nodes = {name: _node_table(node) for name, node in schema.node_types.items()}
-    edges = {(edge.src, edge.relation, edge.dst): _edge_table(edge) for edge in schema.edge_types.values()}
-    return Graph.from_tables(nodes, edges)
+    own = schema.own_edge_types.values()
+    edges = {(edge.src, edge.relation, edge.dst): _edge_table(edge) for edge in own}
+    return Graph.from_tables(nodes, edges, both_directions=schema.both_directions)
 
 
 def _node_table(node: NodeTypeSchema) -> NodeTable:
@@ -93,7 +94,7 @@ def _batches(schema: GraphSchema) -> Iterator[Changes]:
     for remove in (False, True):
         edges = {
             key: _edge_changes(schema, edge, remove, 2 * at)
-            for at, (key, edge) in enumerate(schema.edge_types.items())
+            for at, (key, edge) in enumerate(schema.own_edge_types.items())
         }
         yield Changes(edges, {}, 2 * len(edges))
 
@@ -101,15 +102,10 @@ def _batches(schema: GraphSchema) -> Iterator[Changes]:
 def _edge_changes(schema: GraphSchema, edge: EdgeTypeSchema, remove: bool, begin: int) -> EdgeChanges:
     time, weight, attr = _columns(edge, 2)
     return EdgeChanges(
-        _ids(schema.node_types[edge.src], 0, 2),
-        _ids(schema.node_types[edge.dst], _NODES - 1, _NODES + 1),
-        np.full(2, remove),
-        np.arange(2) + begin,
-        time,
-        None if time is None else np.ones(2, np.bool_),
-        weight,
-        attr,
-    )
+        _ids(schema.node_types[edge.src], 0, 2), _ids(schema.node_types[edge.dst], _NODES - 1, _NODES + 1),
+        np.full(2, remove), np.arange(2) + begin, time, None if time is None else np.ones(2, np.bool_),
+        weight, attr,
+    )  # fmt: skip
 
 
 def _columns(edge: EdgeTypeSchema, n: int) -> tuple[IdArray | None, FloatArray | None, FloatArray | None]:

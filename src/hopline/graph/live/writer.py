@@ -329,7 +329,7 @@ class LiveWriter:
         rejected = checked.rejected
         accepted = checked.accepted
         if absent and any(len(orders) for orders in absent):
-            orders = np.concatenate(absent)
+            orders = np.unique(np.concatenate(absent))  # of a type and of the one derived from it
             accepted[orders] = False
             reason = "no such edge to remove"
             rejected = rejected + [Rejected(int(at), "no_edge", reason) for at in orders.tolist()]

@@ -32,8 +32,6 @@ def build(call: ConvCall) -> DenseConv:
     Raises:
         NotSplittable: one of its options or a part that was replaced has no dense form.
     """
-    if getattr(call.conv, "flow", "source_to_target") != "source_to_target":
-        raise call.refusal("its flow is target_to_source; reverse the graph's edges instead")
     changed = _changed(call.conv)
     if changed:
         raise call.refusal(f"it differs from PyG's class: {changed}")
@@ -61,6 +59,8 @@ def _changed(conv: nn.Module) -> str:
             return f"{name or 'it'} has hooks"
         if "forward" in vars(part):
             return f"the forward of {name or 'it'} was replaced"
+    if getattr(conv, "flow", "source_to_target") != "source_to_target":
+        return "its flow is target_to_source"
     for name in _METHODS:
         method = getattr(type(conv), name, None)
         ours = name not in vars(conv) and str(getattr(method, "__module__", "")).startswith(

@@ -116,6 +116,16 @@ def _std(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
     return torch.where(root <= math.sqrt(_MIN_VARIANCE), torch.zeros(()), root)
 
 
+def _median(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    """The lower of two, as PyG's; NaN counts as the largest number."""
+    is_known = mask.unsqueeze(-1) & ~rows.isnan()
+    ordered = torch.where(is_known, rows, torch.full((), torch.inf)).sort(dim=1).values
+    at = ((count - 1.0) / 2).floor().clamp(min=0.0).expand_as(rows[:, 0])
+    found = ordered.gather(1, at.long().unsqueeze(1)).squeeze(1)
+    found = torch.where(at < total(is_known.to(rows.dtype), mask), found, torch.full((), torch.nan))
+    return torch.where(count > 0, found, torch.full((), float(module.fill_value)))
+
+
 def _softmax(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
     scores = rows * module.t
     highest = _max(scores, mask, count, module).unsqueeze(1)
@@ -138,12 +148,7 @@ def _clamp(rows: Tensor, module: Any) -> Tensor:
 
 
 _STEPS: dict[type, Callable[..., Tensor]] = {
-    pyg.SumAggregation: _sum,
-    pyg.MeanAggregation: _mean,
-    pyg.MaxAggregation: _max,
-    pyg.MinAggregation: _min,
-    pyg.VarAggregation: _var,
-    pyg.StdAggregation: _std,
-    pyg.SoftmaxAggregation: _softmax,
-    pyg.PowerMeanAggregation: _powermean,
-}
+    pyg.SumAggregation: _sum, pyg.MeanAggregation: _mean, pyg.MaxAggregation: _max,
+    pyg.MinAggregation: _min, pyg.MedianAggregation: _median, pyg.VarAggregation: _var,
+    pyg.StdAggregation: _std, pyg.SoftmaxAggregation: _softmax, pyg.PowerMeanAggregation: _powermean,
+}  # fmt: skip

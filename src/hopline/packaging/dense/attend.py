@@ -75,16 +75,10 @@ class Attending(DenseConv):
     bias: Tensor | None
 
     def __init__(
-        self,
-        call: ConvCall,
-        attention: Attention,
-        *,
-        values: Values | None = None,
-        of_edges: Values | None = None,
-        own: nn.Module | None = None,
-        gate: nn.Module | None = None,
+        self, call: ConvCall, attention: Attention, *, values: Values | None = None,
+        of_edges: Values | None = None, own: nn.Module | None = None, gate: nn.Module | None = None,
         bias: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.heads, self.channels = attention.heads, attention.channels
         self.concat = bool(call.conv.concat)
@@ -165,12 +159,9 @@ def gat(call: ConvCall) -> DenseConv:
     )
     if call.source_dim <= len(weight_src) + conv.heads:
         attention = msgspec.structs.replace(
-            attention,
-            shared=True,
-            channels=call.source_dim,
-            vector=_bytes(of_source),
+            attention, shared=True, channels=call.source_dim, vector=_bytes(of_source),
             own_vector=b"" if of_own is None else _bytes(of_own),
-        )
+        )  # fmt: skip
         values = Values(weight_src, None, conv.heads, concat=bool(conv.concat))
         dense = Attending(call, attention, values=values, own=own, bias=conv.bias)
         dense.must_lift = False
@@ -240,14 +231,9 @@ def transformer(call: ConvCall) -> DenseConv:
 
 
 def _attention(
-    call: ConvCall,
-    kind: Literal["gat", "gatv2", "transformer"],
-    *,
-    edge: Tensor | None,
-    slope: float = 0.0,
-    vector: Tensor | None = None,
-    is_query_state: bool = False,
-) -> Attention:
+    call: ConvCall, kind: Literal["gat", "gatv2", "transformer"], *, edge: Tensor | None,
+    slope: float = 0.0, vector: Tensor | None = None, is_query_state: bool = False,
+) -> Attention:  # fmt: skip
     conv = call.conv
     num_attr = 0 if edge is None else int(edge.shape[-1] if kind == "transformer" else edge.shape[0])
     loops = bool(getattr(conv, "add_self_loops", False))
@@ -260,18 +246,10 @@ def _attention(
             given = torch.as_tensor(conv.fill_value, dtype=torch.float32).reshape(-1)
             fill_row = _bytes(given.expand(num_attr))
     return Attention(
-        kind=kind,
-        heads=conv.heads,
-        channels=conv.out_channels,
-        is_query_state=is_query_state,
-        loops=loops,
-        slope=float(slope),
-        num_attr=num_attr,
-        fill=fill,
-        vector=b"" if vector is None else _bytes(vector),
-        edge=b"" if edge is None or kind == "transformer" else _bytes(edge),
-        fill_row=fill_row,
-    )
+        kind=kind, heads=conv.heads, channels=conv.out_channels, is_query_state=is_query_state, loops=loops,
+        slope=float(slope), num_attr=num_attr, fill=fill, vector=b"" if vector is None else _bytes(vector),
+        edge=b"" if edge is None or kind == "transformer" else _bytes(edge), fill_row=fill_row,
+    )  # fmt: skip
 
 
 def _fold(weight: Tensor, attention: Tensor) -> Tensor:

@@ -31,14 +31,9 @@ class DenseSum(DenseConv):
     """
 
     def __init__(
-        self,
-        call: ConvCall,
-        kind: Reduce,
-        neighbour: nn.Linear,
-        own: nn.Linear | None,
-        keys: Sequence[str],
-        weighted: bool = False,
-    ) -> None:
+        self, call: ConvCall, kind: Reduce, neighbour: nn.Linear, own: nn.Linear | None,
+        keys: Sequence[str], weighted: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         if kind == "max" and weighted:
             raise call.refusal("the maximum over weighted neighbours is not a reduction of the engine")

@@ -199,7 +199,7 @@ class Distillation:
                     np.repeat(np.arange(edge.indptr.shape[0] - 1), np.diff(edge.indptr)),
                 ]
             )
-            for edge in self._graph.edges.values()
+            for edge in map(self._graph.edge, self._graph.schema.own_edge_types)
             if edge.src == edge.dst == node_type and edge.num_edges
         ]
         if not found and not self._options.needs_structure:
