@@ -187,7 +187,7 @@ class Merged(Two):
     [
         (Two(rare), r"test_reasons\.py:\d+: return h if \(h < 1e9\)\.all\(\)"),
         (Merged(), r"test_reasons\.py:\d+: return super\(\)\.forward\(x, coalesce\(edge_index\)\)"),
-        (Two(aggr=pyg.QuantileAggregation(0.3)), "quantile over neighbours"),
+        (Two(aggr=pyg.QuantileAggregation(0.5, "higher")), "quantile over neighbours"),
     ],
     ids=["condition", "coalesce", "quantile"],
 )
