@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "engine": 7508,
     "events": 2255,
     "features": 3810,
-    "graph": 12405,
+    "graph": 12401,
     "graph_store": 444,
     "ingress": 1011,
     "isolated": 1741,

@@ -372,13 +372,9 @@ def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
 
 
 def _adjacency(
-    edge_type: EdgeType,
-    table: EdgeTable,
-    ends: tuple[Any, Any],
-    time: IdArray | None,
-    nodes: Mapping[str, Nodes],
-    progress: Progress,
-) -> tuple[Adjacency, tuple[int, ...], bool]:
+    edge_type: EdgeType, table: EdgeTable, ends: tuple[Any, Any], time: IdArray | None,
+    nodes: Mapping[str, Nodes], progress: Progress,
+) -> tuple[Adjacency, tuple[int, ...], bool]:  # fmt: skip
     """The edges, their columns of attributes that may be rounded, and whether their weights may be."""
     shown = _shown(edge_type)
     stage = f"edges of {shown}"
