@@ -36,9 +36,9 @@ def serve_hopline(port: int) -> None:
     import uvloop
 
     from hopline.config.schema import Config
-    from hopline.testing.service import FakeService
     from hopline.transports.http import HttpApp
     from hopline.types import ScoreRequest
+    from tests.fake_service import FakeService
     from turnserve.http1.endpoint import HttpEndpoint
 
     async def main() -> None:

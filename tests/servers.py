@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -67,7 +69,9 @@ class RunningServer:
             time.sleep(0.02)
 
 
-FAKE = "hopline.testing.service:FakeService"
+FAKE = "tests.fake_service:FakeService"
+#: Workers import the services of tests.
+_ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
 def spawn(service: str = FAKE, **settings: object) -> subprocess.Popen[str]:
@@ -81,6 +85,7 @@ def spawn(service: str = FAKE, **settings: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **_ENVIRONMENT},
     )
 
 

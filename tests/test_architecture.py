@@ -132,7 +132,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1586,
     "slo": 556,
     "snapshots": 1258,
-    "testing": 2089,
+    "testing": 1130,
     "transports": 6940,
 }
 

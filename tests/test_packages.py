@@ -171,7 +171,7 @@ import importlib.metadata, sys
 importlib.metadata.entry_points = lambda group: []
 
 from hopline.config.schema import Config
-from hopline.testing.service import FakeService
+from tests.fake_service import FakeService
 from hopline.transports.http import HttpApp
 from turnserve.http1.messages import Request
 import hopline.server, hopline.service, hopline.models.loader, hopline.models.graph_version
@@ -188,7 +188,8 @@ print(sorted(name for name in sys.modules if name.startswith("hopline_")))
 
 
 def test_the_server_works_alone_and_answers_routes_of_packages_as_unknown_paths():
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120)
+    words = [sys.executable, "-c", ALONE]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=house.ROOT)
     assert done.returncode == 0, done.stderr
     *answers, paths, commands, modules = done.stdout.splitlines()
     assert len(answers) == 3

@@ -22,9 +22,9 @@ from hopline.engine.model import Model
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.observe.metrics import Metrics
 from hopline.packaging import package
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.answering.test_queued_metrics import LABELS
+from tests.fake_version import hand_in
 
 TYPES = ("account", "card", "shop")
 KEYS = [(a, "to", b) for a in TYPES for b in TYPES if a != b]

@@ -16,9 +16,9 @@ from hopline.engine.answer import FetchedInputs
 from hopline.engine.model import load_model
 from hopline.engine.source import Absent
 from hopline.observe.metrics import Metrics
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.engine import zoo
+from tests.fake_version import hand_in
 
 
 @pytest.fixture(scope="module")

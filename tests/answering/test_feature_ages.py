@@ -34,11 +34,11 @@ from hopline.graph import Graph
 from hopline.memory.arena import create_shared
 from hopline.packaging import package
 from hopline.service import Service
-from hopline.testing.precomputed_files import write_table
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 from hopline_compress.distill.export import write_fallback
 from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import Student
+from tests.precomputed_files import write_table
 
 N, TTL_S = 10, 100.0
 GROUP = FeatureGroup("node", N)

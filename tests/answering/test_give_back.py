@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,10 @@ from hopline.config.reader import load_config
 from hopline.errors import Overloaded
 from hopline.isolated.version import ProcessVersion, Program
 from hopline.observe.metrics import Metrics
-from hopline.testing.scripted import FACTORY, ScriptedComputer
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from packages.pipelines.tests.rig import Rig, gnn
+from tests.fake_version import hand_in
+from tests.scripted import FACTORY, ScriptedComputer
 
 TEN = {"rows": {"max_queue_rows": 10}, "requests": {"max_concurrency": 11}}
 PIPELINE = """
@@ -117,7 +118,8 @@ async def test_a_refused_request_keeps_its_token():
 
 
 @pytest.mark.parametrize("limit", [{"max_queue_rows": 11}, {"max_concurrency": 11}])
-async def test_a_version_in_a_process_of_its_own(limit):
+async def test_a_version_in_a_process_of_its_own(limit, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     version = ProcessVersion(
         "m", "1", load_config(), ModelLimits(isolate=True, **limit), Metrics(), program=Program(FACTORY)
     )

@@ -13,9 +13,9 @@ from hopline.config.reader import load_config
 from hopline.errors import Overloaded, RateLimited
 from hopline.observe.metrics import Metrics
 from hopline.scheduling.turnstile import Turnstile
-from hopline.testing.scripted import ScriptedComputer
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
+from tests.fake_version import hand_in
+from tests.scripted import ScriptedComputer
 
 NOW = time.monotonic
 

@@ -21,10 +21,10 @@ from hopline.errors import (
 )
 from hopline.graph import Graph
 from hopline.service import Service
-from hopline.testing.precomputed_files import write_table
-from hopline.testing.served import hand_in
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
+from tests.fake_version import hand_in
+from tests.precomputed_files import write_table
 
 N = zoo.N
 

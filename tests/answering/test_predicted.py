@@ -8,8 +8,8 @@ import pytest
 from hopline.answering.predicted import PredictedRows
 from hopline.engine.size import RequestSize
 from hopline.graph import EdgeTable, Graph, NodeTable
-from hopline.testing.graphs import drawn, power_law_graph
 from hopline.types import InlineNode, ScoreRequest
+from tests.graphs import drawn, power_law_graph
 
 EDGE = "node__to__node"
 

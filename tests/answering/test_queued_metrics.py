@@ -13,8 +13,8 @@ from hopline.answering.queued import QueuedVersion
 from hopline.config.reader import load_config
 from hopline.errors import RuntimeFailure
 from hopline.observe.metrics import Metrics
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
+from tests.fake_version import hand_in
 
 LABELS = {"model": "m", "version": "1"}
 

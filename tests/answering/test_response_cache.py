@@ -24,9 +24,9 @@ from hopline.errors import (
 )
 from hopline.observe.metrics import Metrics
 from hopline.service import Service
-from hopline.testing.served import hand_in
 from hopline.types import InlineNode, ModelInfo, ScoreRequest, ScoreResult
 from tests.engine import zoo
+from tests.fake_version import hand_in
 
 
 class Inner:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hopline.graph import Graph
-from hopline.testing.precomputed_files import write_table
 from tests.commands.typed import typed
+from tests.precomputed_files import write_table
 from tests.snapshots.conftest import graph_of
 
 

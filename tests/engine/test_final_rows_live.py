@@ -10,9 +10,9 @@ from hopline.engine.answer import Answerer
 from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.engine.tasks import default_outputs
 from hopline.errors import PrecomputedFileError
-from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests.engine.test_live import Live
+from tests.precomputed_files import write_table
 
 NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero"]
 

@@ -17,7 +17,6 @@ from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.jobs.batch.changes import SnapshotChanges as Differences
 from hopline.jobs.batch.needed_rows import needed_levels
 from hopline.memory.arena import Arena
-from hopline.testing.graphs import power_law_graph
 from hopline.types import InlineNode, ScoreRequest
 from hopline_compress.distill.export import StructureRows, write_student
 from hopline_compress.distill.propagate import directions
@@ -25,6 +24,7 @@ from hopline_compress.distill.run import structure_features
 from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import Student
 from tests.engine.test_live import Live, everyone, scores
+from tests.graphs import power_law_graph
 
 SETTINGS = Settings(structure=True, hidden=8, width=4)
 DIM, N = 6, 300

@@ -12,11 +12,11 @@ import msgspec
 from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_errors import http_status
 from hopline.types import ScoreRequest, ScoreResult
+from tests.fake_service import FakeService
 from turnserve.http1.messages import Pending, Request, Response
 from turnserve.turns import Turns, Waiting
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hopline.errors import GraphError
 from hopline.graph import EdgeTable, Graph, NodeTable, csc
-from hopline.testing.graphs import drawn, hetero_graph, power_law_graph
 from tests.graph.reference import assert_adjacency_equals_lists, neighbor_lists
+from tests.graphs import drawn, hetero_graph, power_law_graph
 
 
 @st.composite

@@ -12,7 +12,7 @@ from hopline.graph import Graph, codec
 from hopline.graph.codec import PackedBounds, PackedIds, PackedWeights
 from hopline.graph.extent import NO_RECORDS, degrees
 from hopline.jobs.batch.changes import changed_lists, match
-from hopline.testing.graphs import hetero_graph, power_law_graph
+from tests.graphs import hetero_graph, power_law_graph
 
 _LARGEST = 2**31 - 1
 

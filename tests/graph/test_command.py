@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hopline.graph import Graph
-from hopline.testing.graphs import hetero_graph
 from tests.commands.typed import typed
+from tests.graphs import hetero_graph
 
 
 def run(*words):

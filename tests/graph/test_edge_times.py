@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.edge_times import UNITS, iso, likely_unit, rough_range, time_cut
-from hopline.testing.graphs import hetero_graph
+from tests.graphs import hetero_graph
 
 NODES = {"user": NodeTable(num_nodes=2), "item": NodeTable(num_nodes=2)}
 

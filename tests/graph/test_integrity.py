@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hopline.errors import GraphError
 from hopline.graph import Graph, GraphSchema, digest, integrity, storage
-from hopline.testing.graphs import power_law_graph
+from tests.graphs import power_law_graph
 
 EDGES, IDS = "edges/node__to__node", "nodes/node/ids"
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
-from hopline.testing.graphs import power_law_graph
+from tests.graphs import power_law_graph
 
 
 def opened(tmp_path) -> Graph:

@@ -1,7 +1,7 @@
 import numpy as np
 
 from hopline.graph import EdgeTable, EdgeTypeSchema, Graph, GraphSchema, NodeTable, NodeTypeSchema
-from hopline.testing.graphs import hetero_graph
+from tests.graphs import hetero_graph
 
 
 def schema(*, nodes=None, edges=()):

@@ -12,8 +12,8 @@ from hopline.errors import GraphError
 from hopline.graph import EdgeFile, EdgeTable, EdgeTypeSchema, Graph, GraphSchema, NodeTable, NodeTypeSchema
 from hopline.graph.codec import PackedWeights
 from hopline.graph.live.changes import Changes, EdgeChanges
-from hopline.testing.graphs import drawn
 from tests.graph.live.test_writer import live
+from tests.graphs import drawn
 
 EDGE = "node__to__node"
 

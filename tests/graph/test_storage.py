@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hopline import files
 from hopline.errors import GraphError
 from hopline.graph import Graph, NodeTable, storage
-from hopline.testing.graphs import drawn, hetero_graph, power_law_graph
+from tests.graphs import drawn, hetero_graph, power_law_graph
 
 
 def arrays(graph):

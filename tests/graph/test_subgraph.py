@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import GraphError
-from hopline.testing.graphs import drawn, hetero_graph, power_law_graph
+from tests.graphs import drawn, hetero_graph, power_law_graph
 
 
 def edges_by_id(graph):

@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from hopline.isolated import fork_server
-from hopline.testing.scripted import open_scripted
+from tests.scripted import open_scripted
 
 
 def open_with_times(orders):

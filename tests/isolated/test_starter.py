@@ -15,9 +15,9 @@ from hopline.isolated import starter as process_starter
 from hopline.isolated.starter import ProcessStarter
 from hopline.isolated.version import ProcessVersion, Program
 from hopline.observe.metrics import Metrics
-from hopline.testing.scripted import FACTORY
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest
+from tests.fake_version import hand_in
+from tests.scripted import FACTORY
 
 
 @pytest.fixture
@@ -141,7 +141,6 @@ async def test_a_load_whose_processes_are_always_killed_fails_and_leaves_the_nex
 
 
 async def test_a_fork_server_with_a_second_thread_forks_nothing(starter, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     monkeypatch.setattr(process_starter, "_ENTRY", "tests.isolated.fork_entries:with_a_second_thread")
     async with running(starter) as version:
         words = Path(f"/proc/{version.pid}/cmdline").read_bytes()

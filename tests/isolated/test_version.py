@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,9 +32,9 @@ from hopline.observe.metrics import Metrics
 from hopline.process import keeper as process_keeper
 from hopline.process.memory import anonymous_bytes
 from hopline.retry import Backoff
-from hopline.testing.scripted import FACTORY
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
+from tests.fake_version import hand_in
+from tests.scripted import FACTORY
 
 MIB = 2**20
 
@@ -136,8 +135,7 @@ async def test_requests_of_one_turn_are_computed_together_and_reach_recorders():
         assert counted["execution_count"] == len(rig.ears.heard)
 
 
-async def test_requests_with_a_time_cut_are_counted_in_their_batch(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+async def test_requests_with_a_time_cut_are_counted_in_their_batch():
     async with running(factory="tests.isolated.fork_entries:open_with_times") as rig:
         as_of, slow = datetime(2020, 1, 1, tzinfo=UTC), {"spin_ms": 20}
         request = ScoreRequest("m", columns={"x": [1.0]}, as_of=as_of, attributes=slow)
@@ -467,8 +465,8 @@ from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.answering.limits import ModelLimits
 from hopline.isolated.version import ProcessVersion, Program
-from hopline.testing.scripted import FACTORY
-from hopline.testing.served import hand_in
+from tests.scripted import FACTORY
+from tests.fake_version import hand_in
 from hopline.types import ScoreRequest
 
 async def main():

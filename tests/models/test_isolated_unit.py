@@ -13,9 +13,9 @@ from hopline.errors import HoplineError, NodeNotFound
 from hopline.isolated.version import ProcessVersion, Program
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.engine import zoo
+from tests.fake_version import hand_in
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_an_unknown_kind_comes_with_the_known_ones(tmp_path):
 async def test_a_kind_of_another_package_serves(tmp_path, monkeypatch):
     class Forest(ModelKind):
         async def load(self, load, folder, limits, tools):
-            from hopline.testing.served import FakeVersion
+            from tests.fake_version import FakeVersion
 
             load.served = FakeVersion(load.model, "tabular", {"x": "FP32"}, {"y": ("FP32", ())}, dict)
 

@@ -16,7 +16,7 @@ from hopline.features.registry import open_store
 from hopline.graph import Graph
 from hopline.ingress.clients_file import read_clients
 from hopline.models.local_repository import LocalRepository
-from hopline.testing.graphs import power_law_graph
+from tests.graphs import power_law_graph
 
 
 def pipe(path: Path) -> None:

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 from hopline.config.schema import Config
 from hopline.observe.exposition import Exemplar, wants_open_metrics
 from hopline.observe.metrics import Metrics
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline_brokers.stream.follow import metrics_port
+from tests.fake_service import FakeService
 from tests.prometheus_server import prometheus
 from turnserve.http1.messages import Request
 

@@ -21,8 +21,8 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.store.fleet import Fleet
 from hopline.scheduling.work import Work
-from hopline.testing.served import hand_in
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
+from tests.fake_version import hand_in
 
 MODEL = "m"
 _owner: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)

@@ -14,8 +14,8 @@ from hopline.errors import BadRequest, Overloaded, RateLimited, RuntimeFailure
 from hopline.rollout.gates import Gates, Verdict, exceeds, verdict
 from hopline.rollout.rollout import RolloutRequest, begin, paused, step
 from hopline.rollout.split import Split
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
+from tests.fake_version import hand_in
 
 
 def binomial_tail(hits, count, share):

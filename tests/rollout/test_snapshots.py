@@ -26,10 +26,10 @@ from hopline.rollout.snapshot_watch import gates_of
 from hopline.service import Service
 from hopline.snapshots.publish import point_to, publish
 from hopline.snapshots.store import SnapshotStore
-from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests import loaded_units_rig as rig
 from tests.engine import zoo
+from tests.precomputed_files import write_table
 
 NODES = ["n1", "n2", "n3", "n4"]
 

@@ -14,10 +14,7 @@ from tests.server.start_rig import FAKE, Started
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(
-        "PYTHONPATH", str(Path(__file__).parents[2])
-    )  # workers find the services of tests there
+def folder(tmp_path: Path) -> Path:
     base_graph().save(tmp_path / "graph")
     return tmp_path
 

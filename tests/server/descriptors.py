@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hopline.testing.service import FakeService
+from tests.fake_service import FakeService
 
 
 class Reads(FakeService):

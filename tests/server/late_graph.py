@@ -2,7 +2,7 @@
 
 import time
 
-from hopline.testing.service import FakeService
+from tests.fake_service import FakeService
 
 
 class LateGraph(FakeService):

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import grpc
 import httpx
@@ -17,7 +16,7 @@ import pytest
 
 from hopline.config.schema import Config
 from hopline.server import Server
-from hopline.testing.service import FakeService
+from tests.fake_service import FakeService
 from tests.servers import running, spawn
 from tests.transports.dialects import Ask, infer_request
 
@@ -149,10 +148,7 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("num_signals", [1, 2])
-def test_a_thread_that_never_ends_does_not_keep_the_server(
-    workers: int, num_signals: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # workers import the service
+def test_a_thread_that_never_ends_does_not_keep_the_server(workers: int, num_signals: int) -> None:
     settings = {"server__workers": workers, "server__drain_delay_s": 0, "server__drain_timeout_s": 60}
     with running("tests.server.unending:Unending", **settings) as server:
         for _ in range(num_signals):
@@ -191,7 +187,7 @@ def test_an_address_that_is_not_ours_is_reported() -> None:
 async def test_stop_is_remembered_until_startup_is_over() -> None:
     ready: list[Server] = []
     config = Config().replace(server__http_port=0, server__grpc_port=-1, server__drain_delay_s=0.0)
-    server = Server(config, "hopline.testing.service:FakeService", ready.append)
+    server = Server(config, "tests.fake_service:FakeService", ready.append)
     server.stop()
     assert await server.serve() == 0
     assert not ready

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from hopline.testing.service import FakeService
+from tests.fake_service import FakeService
 
 
 class Unending(FakeService):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopline.answering.live_graph import open_live_graph
-from hopline.testing.service import FakeService
+from tests.fake_service import FakeService
 
 
 class Waits(FakeService):

@@ -9,9 +9,9 @@ from typing import Any
 
 from hopline.config.reader import load_config
 from hopline.config.schema import Config
-from hopline.testing.service import FakeService
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.http import HttpApp
+from tests.fake_service import FakeService
 from turnserve.http1.endpoint import HttpEndpoint
 from turnserve.http1.listener import Timeouts
 

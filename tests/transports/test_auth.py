@@ -21,10 +21,10 @@ from hopline.ingress.clients_edit import add_key, remove_key
 from hopline.ingress.clients_file import Grant, KeyEntry
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.keys import new_key
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message, methods
 from packages.tokens.tests.issuers import AUDIENCE, issuing
+from tests.fake_service import FakeService
 from tests.servers import RunningServer, running, spawn
 from turnserve.http1.messages import Request
 

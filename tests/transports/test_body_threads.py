@@ -13,13 +13,13 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import Overloaded
-from hopline.testing.service import FakeService
 from hopline.transports import http_waiting, platform_routes, score_json
 from hopline.transports.body_threads import LoopShare, encode_large
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.score_json import SLICE_VALUES
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.http_rig import SCORE, eventually

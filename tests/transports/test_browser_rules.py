@@ -12,9 +12,9 @@ import pytest
 from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, PermissionDenied
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_access import OPEN, BrowserRules
+from tests.fake_service import FakeService
 from turnserve.http1.messages import Request, Response
 
 SCORE = b"/v1/models/sage/score"

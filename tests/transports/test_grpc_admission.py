@@ -13,9 +13,9 @@ from hopline.ingress.clients_edit import add_key
 from hopline.ingress.clients_file import Grant, KeyEntry
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.keys import new_key
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.test_grpc_call import eventually, failed, framed, infer_request

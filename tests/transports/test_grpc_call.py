@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import endpoint_of, grpc_server
 from tests.transports.http2_rig import Alone, Answer, Client, Served
 from turnserve.budget import Budget

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.grpc_stream import InferStream, _Place
 from packages.turnserve.tests import raw_http2
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.test_grpc_call import eventually, framed, infer_request

@@ -18,9 +18,9 @@ from hopline.ingress.clients_edit import add_key
 from hopline.ingress.clients_file import Grant, KeyEntry
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.keys import new_key
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.proto import message
+from tests.fake_service import FakeService
 from tests.servers import RunningServer
 from tests.transports.grpc_rig import grpc_server
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
 from hopline.types import Deliver, ScoreRequest, Ticket
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import grpc_server
 from tests.transports.http2_rig import Client, Served, frames_of
 from turnserve.http2.frames import (

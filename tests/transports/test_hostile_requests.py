@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hopline.config.schema import Config
-from hopline.testing.service import FakeService
 from hopline.transports.compression import decompress
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_bodies import Reading
 from hopline.types import Deliver, ScoreRequest
+from tests.fake_service import FakeService
 from tests.transports import hostile
 from tests.transports.hostile import Hostile
 from turnserve.grpc.status import StatusCode

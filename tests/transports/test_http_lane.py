@@ -9,8 +9,8 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import RateLimited
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
+from tests.fake_service import FakeService
 from tests.transports.http_rig import SCORE, SLOW, Host, eventually, gone, post
 from turnserve.http1.messages import Pending, Request, Response
 from turnserve.turns import LowPriorityReads

@@ -4,12 +4,12 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_access import OPEN
 from hopline.transports.http_operations import all_operations, operations_of, table_of
 from hopline.transports.http_routes import access_of
 from hopline.transports.path_table import split_path
+from tests.fake_service import FakeService
 
 PLATFORM = {"server.health_route": "/ping", "server.predict_route": "/invocations"}
 

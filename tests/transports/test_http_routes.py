@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hopline.config.schema import Config
-from hopline.testing.service import FakeService
 from hopline.transports.pages import index_page
+from tests.fake_service import FakeService
 from tests.servers import RunningServer
 
 

@@ -9,10 +9,10 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_operations import all_operations, operations_of
 from hopline.transports.openapi import describe
+from tests.fake_service import FakeService
 from turnserve.http1.messages import Request
 
 SECURED = {"auth.jwt_key_file": "x", "auth.jwt_issuer": "i", "auth.jwt_audience": "a"}

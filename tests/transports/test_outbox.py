@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 from packages.turnserve.tests import raw_http2 as raw
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
 from tests.transports.http_rig import SCORE, eventually, post

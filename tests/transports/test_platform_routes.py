@@ -6,9 +6,9 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
-from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.score_json import ScoreBody
+from tests.fake_service import FakeService
 from tests.transports.http_rig import hosted
 
 SAGEMAKER = {"server.health_route": "/ping", "server.predict_route": "/invocations", "models.names": "sage"}

@@ -4,10 +4,10 @@ import grpc
 import pytest
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message
+from tests.fake_service import FakeService
 from tests.transports.grpc_rig import grpc_server
 from turnserve.http1.messages import Request
 

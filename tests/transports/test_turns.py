@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from hopline.config.reader import load_config
-from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
 from hopline.types import Deliver, ScoreRequest, Ticket
+from tests.fake_service import FakeService
 from tests.transports import http_rig
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served, Transport

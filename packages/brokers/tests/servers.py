@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hopline_brokers.testing.servers import BrokerServer
@@ -24,7 +25,8 @@ class KafkaServer(BrokerServer):
 
     def command(self) -> list[str]:
         """See `BrokerServer.command`."""
-        return [sys.executable, "-m", "hopline.testing.kafka_mock", "--port", str(self.port)]
+        program = Path(__file__).with_name("kafka_mock.py")
+        return [sys.executable, "-P", str(program), "--port", str(self.port)]
 
     async def make(self, topic: str) -> None:
         """Nothing: the mock creates topics for producers."""

@@ -15,12 +15,12 @@ from hopline.brokers.base import REPLY_TO, Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
-from hopline.testing.service import FakeService
 from hopline_brokers.queue_answers import ERROR, ORIGIN, REASON, REQUEST_ID
 from hopline_brokers.queue_server import QueueServer
 from hopline_brokers.testing.servers import broker_server
 from hopline_brokers.testing.suite import collect, until
 from packages.brokers.tests.servers import NatsServer, RedisServer
+from tests.fake_service import FakeService
 from tests.servers import running
 
 _numbers = itertools.count()

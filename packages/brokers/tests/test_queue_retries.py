@@ -8,11 +8,11 @@ import pytest
 from hopline.brokers.registry import open_queue
 from hopline.config.reader import load_config
 from hopline.errors import GraphBehind, ModelNotReady, RateLimited
-from hopline.testing.service import FakeService
 from hopline_brokers.queue_answers import ERROR, REQUEST_ID
 from hopline_brokers.queue_server import QueueServer
 from hopline_brokers.testing.suite import collect, until
 from packages.brokers.tests.test_queue import answering, desk_at
+from tests.fake_service import FakeService
 
 
 class Behind(FakeService):

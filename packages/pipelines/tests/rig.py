@@ -7,10 +7,10 @@ import numpy as np
 from hopline.config.schema import Config
 from hopline.errors import HoplineError, ModelNotFound
 from hopline.observe.metrics import Metrics
-from hopline.testing.served import FakeVersion, hand_in
 from hopline.types import ScoreRequest
 from hopline_pipelines.spec import parse_pipeline
 from hopline_pipelines.version import PipelineVersion
+from tests.fake_version import FakeVersion, hand_in
 
 EMBEDDING_DIM = 3
 

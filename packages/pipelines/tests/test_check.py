@@ -6,11 +6,11 @@ from hopline.answering.limits import ModelLimits
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ModelNotReady, PipelineInvalid
 from hopline.observe.metrics import Metrics
-from hopline.testing.served import FakeVersion
 from hopline_pipelines import load_pipeline
 from hopline_pipelines.spec import parse_pipeline, read_pipeline
 from packages.pipelines.tests.rig import Rig, gnn, trees
 from packages.pipelines.tests.test_run import FRAUD, ROUTE, ensemble
+from tests.fake_version import FakeVersion
 
 
 def refused(text, *models, says, name="fraud"):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import HoplineError, Overloaded
-from hopline.testing.served import FakeVersion, hand_in
 from hopline.types import ScoreRequest
 from packages.pipelines.tests.rig import Rig
+from tests.fake_version import FakeVersion, hand_in
 
 THRESHOLD = 3.0
 

@@ -20,9 +20,9 @@ from hopline.errors import (
     RuntimeFailure,
     Unavailable,
 )
-from hopline.testing.served import hand_in
 from hopline.types import InlineNode, ScoreRequest
 from packages.pipelines.tests.rig import Rig, gnn, trees
+from tests.fake_version import hand_in
 
 FRAUD = """
 [inputs]

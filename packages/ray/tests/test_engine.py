@@ -16,12 +16,12 @@ import torch
 
 from hopline.artifact import read_spec
 from hopline.errors import BatchError
-from hopline.testing.graphs import power_law_graph
 from hopline_ray import engine as ray_engine
 from hopline_ray import task as ray_task
 from hopline_ray.engine import RayEngine
 from packages.ray.tests import computes as ray_computes
 from tests.engine import zoo
+from tests.graphs import power_law_graph
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 from tests.packaged import package

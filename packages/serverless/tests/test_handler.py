@@ -27,11 +27,11 @@ from hopline.errors import (
     PrecomputedFileError,
 )
 from hopline.graph import Graph
-from hopline.testing.precomputed_files import write_table
 from hopline_serverless import app, application, handler
 from hopline_serverless.app import Models, read_settings
 from hopline_serverless.known import probabilities
 from tests.engine import zoo
+from tests.precomputed_files import write_table
 
 ABSENT, EXPIRED_MS = 3, 1
 

@@ -25,13 +25,13 @@ from hopline.artifact import write_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
-from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult, TensorInfo
 from hopline_tabular.computer import ColumnCheck, TabularComputer
 from hopline_tabular.kind import TABULAR
 from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import Column, read_tabular
 from packages.tabular.tests.tabular_models import columns_of, is_fraud, payments, pipeline, risk_class
+from tests.fake_version import hand_in
 
 ROW = {"amount": 12.5, "age": 30, "balance": None, "category": "grocery", "country": "DE", "weekday": 3}
 

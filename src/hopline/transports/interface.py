@@ -1,6 +1,6 @@
 """The interface of the service that transports use.
 
-`hopline.service.Service` and `hopline.testing.service.FakeService` implement it.
+`hopline.service.Service` and `tests.fake_service.FakeService` implement it.
 """
 
 from __future__ import annotations

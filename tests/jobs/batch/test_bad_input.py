@@ -174,7 +174,7 @@ def test_a_full_disk_keeps_what_is_done_and_the_same_command_goes_on(tmp_path, s
     import torch
 
     from hopline.packaging import package
-    from hopline.testing.graphs import power_law_graph
+    from tests.graphs import power_law_graph
 
     torch.manual_seed(1)
     graph = power_law_graph(40_000, 80_000, 6, seed=3).save(tmp_path / "graph")

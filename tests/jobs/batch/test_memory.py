@@ -13,8 +13,8 @@ from hopline.errors import BatchError
 from hopline.graph import Graph
 from hopline.jobs.batch.work import Reads, pace
 from hopline.packaging import package
-from hopline.testing.graphs import power_law_edges
 from tests.engine.zoo import SAGEConv
+from tests.graphs import power_law_edges
 
 MIB = 1 << 20
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hopline.jobs.batch.sink import Column
-from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
+from tests.graphs import power_law_graph
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace, StorePlace

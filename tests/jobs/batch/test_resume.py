@@ -13,8 +13,8 @@ from hopline.errors import BatchError, RunMismatch
 from hopline.jobs.batch.journal import Mark, RunIdentity, RunManifest, WorkFolder
 from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.run import BatchRun
-from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
+from tests.graphs import power_law_graph
 from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 from tests.packaged import package

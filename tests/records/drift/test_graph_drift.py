@@ -16,9 +16,9 @@ from hopline.engine.model import Model
 from hopline.graph import Graph
 from hopline.packaging import package
 from hopline.service import Service
-from hopline.testing.graphs import power_law_edges, power_law_graph
 from hopline.types import ScoreRequest
 from tests.engine.zoo import SAGEConv
+from tests.graphs import power_law_edges, power_law_graph
 from tests.records.drift.streams import SLICE_S, Clock, FakeServed, answer, monitor, quantities, ran
 
 NODES, EDGES, DIM = 3000, 24_000, 4

@@ -13,8 +13,8 @@ from hopline.errors import NodeNotFound
 from hopline.graph import Graph
 from hopline.records.drift.observed import Observed, Quantity
 from hopline.records.drift.structure import MAX_NEIGHBORS, Structure
-from hopline.testing.graphs import drawn, hetero_graph, power_law_graph
 from hopline.types import InlineNode, ScoreRequest
+from tests.graphs import drawn, hetero_graph, power_law_graph
 
 EDGE = "node__to__node"
 

@@ -13,9 +13,9 @@ from torch import nn
 from hopline.artifact import read_spec, write_spec
 from hopline.graph import Graph
 from hopline.packaging import package
-from hopline.testing.graphs import power_law_graph
 from hopline_compress.distill.export import write_layers
 from tests.engine import zoo
+from tests.graphs import power_law_graph
 
 N, DIM, CLASSES = 300, 6, 3
 

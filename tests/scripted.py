@@ -29,7 +29,7 @@ from hopline.types import ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 if TYPE_CHECKING:
     from hopline.isolated.main import ModelOrders
 
-FACTORY = "hopline.testing.scripted:open_scripted"
+FACTORY = "tests.scripted:open_scripted"
 
 
 class ScriptedComputer(Computer):

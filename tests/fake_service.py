@@ -1,7 +1,7 @@
 """A service without graph and models, whose answers are arithmetic on the ids.
 
 For tests and benchmarks of transports and clients, also in a separate server process
-(`hopline.serve.run(config, service="hopline.testing.service:FakeService")`).
+(`hopline.serve.run(config, service="tests.fake_service:FakeService")`).
 """
 
 from __future__ import annotations
