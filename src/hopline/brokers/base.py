@@ -169,6 +169,10 @@ class Source(Protocol):
         """The gaps that were found since the last call."""
         ...
 
+    def is_first(self, position: Position) -> bool:
+        """True if no message of its partition was before this one, as far as its position tells."""
+        ...
+
     async def close(self) -> None:
         """Close the connection; nothing is acknowledged."""
         ...

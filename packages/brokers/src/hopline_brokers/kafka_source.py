@@ -66,6 +66,10 @@ class KafkaSource(kafka.KafkaReader):
                 }
             )
 
+    def is_first(self, position: Position) -> bool:
+        """As `Source.is_first`: offsets begin at 0, and a position is the next offset."""
+        return position == 1
+
     def _takes(self, number: int, offset: int) -> bool:
         following = self._next[number]
         if offset < following:  # in transit when the source changed its position

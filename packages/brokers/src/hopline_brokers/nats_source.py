@@ -88,6 +88,10 @@ class NatsSource(nats_stream.NatsReader):
         waiting = len(self._pull.waiting) if self._pull is not None else 0
         return {self._partition: self._pending + waiting}
 
+    def is_first(self, position: Position) -> bool:
+        """As `Source.is_first`: sequence numbers begin at 1, and a position is the next number."""
+        return position == 2
+
     async def close(self) -> None:
         """As `Source.close`."""
         if self._is_connected:

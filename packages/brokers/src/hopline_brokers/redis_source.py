@@ -78,6 +78,10 @@ class RedisSource(redis_stream.RedisReader):
         added = info.get("entries-added")
         return {} if added is None else {self._entries.partition: max(0, added - self._count)}
 
+    def is_first(self, position: Position) -> bool:
+        """As `Source.is_first`; a position without a count may be the first."""
+        return str(position).partition("@")[2] in ("", "1")
+
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
         messages = await self._new(max_messages)
         self._condition.good()

@@ -92,6 +92,9 @@ class FakeSource:
         gaps, self.gaps = self.gaps, []
         return gaps
 
+    def is_first(self, position):
+        return position == 1
+
     async def close(self):
         pass
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hopline.brokers.base import Gap, Message
+from hopline.brokers.registry import open_source
 from hopline.events.decode import Decoder
 from hopline.graph.live.version import MESSAGES
 from hopline_brokers.stream.batch import Naming, read_batch
@@ -16,10 +17,20 @@ from packages.brokers.tests.stream.test_consumer import add, consumer, disk_of, 
 from tests.events.events_of_people import SHOP
 
 PLACE = "fake/a"
+URLS = {
+    "kafka": "kafka://here/e?group=g",
+    "nats": "nats://here/e?subject=e&durable=d",
+    "redis": "redis://here/0?stream=e&group=g",
+}
 
 
 def message(position, payload=b"{}", partition="kafka/edges/0", timestamp_ms=0):
     return Message(payload, partition, position, timestamp_ms=timestamp_ms)
+
+
+def _source(scheme):
+    """A broker's source, which is not opened."""
+    return open_source(URLS[scheme], "test")
 
 
 class NamedWriter(FakeWriter):
@@ -132,14 +143,14 @@ async def test_a_stream_that_lost_messages_stops():
 
 
 @pytest.mark.parametrize(
-    ("partition", "first", "later"),
-    [("kafka/e/0", 1, 2), ("nats/e", 2, 3), ("redis/e", "170-0@1", "170-1@2")],
+    ("scheme", "first", "later"), [("kafka", 1, 2), ("nats", 2, 3), ("redis", "170-0@1", "170-1@2")]
 )
-def test_a_stream_whose_first_messages_are_gone_cannot_begin(partition, first, later):
-    Naming({}).check([message(first, partition=partition)])
+def test_a_stream_whose_first_messages_are_gone_cannot_begin(scheme, first, later):
+    is_first = _source(scheme).is_first
+    Naming({}, is_first).check([message(first)])
     with pytest.raises(StreamStopped, match="earlier messages are gone"):
-        Naming({}).check([message(later, partition=partition)])
-    Naming({"hopline/offset": "7.00000000000a"}).check([message(later, partition=partition)])
+        Naming({}, is_first).check([message(later)])
+    Naming({"hopline/offset": "7.00000000000a"}, is_first).check([message(later)])
 
 
 @pytest.mark.parametrize(
@@ -147,13 +158,14 @@ def test_a_stream_whose_first_messages_are_gone_cannot_begin(partition, first, l
     [{"redis/x": "170-0@1"}, {"redis/x": "1-0@1", "hopline/offset": "1.0a", "hopline/judged/redis/x": 3}],
 )
 def test_a_graph_that_followed_another_stream_is_refused(positions):
-    Naming(positions).check([message("170-0@1", partition="redis/x")])
+    is_first = _source("redis").is_first
+    Naming(positions, is_first).check([message("170-0@1", partition="redis/x")])
     with pytest.raises(StreamStopped, match=r"followed redis/x, and live\.stream is redis/y: follow"):
-        Naming(positions).check([message("170-0@1", partition="redis/y")])
+        Naming(positions, is_first).check([message("170-0@1", partition="redis/y")])
 
 
 def test_batches_end_where_a_span_of_time_ends():
-    naming = Naming({}, span_ms=20)
+    naming = Naming({}, FakeSource(Log()).is_first, span_ms=20)
     messages = [message(at, timestamp_ms=1_000 + 5 * at) for at in range(1, 8)]  # 1005 … 1035
     assert naming.complete(messages, 1_036) == (3, pytest.approx(0.009))  # 1005 … 1015
     assert naming.complete(messages, 1_046) == (7, 0.0)  # their span is over

@@ -13,7 +13,7 @@ updates it, as needed. Nodes are never deleted, so known nodes are not looked up
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -111,12 +111,16 @@ class Naming:
 
     Args:
         positions: of the writer, when the stream begins.
+        is_first: of the source, see `Source.is_first`.
         span_ms: of the messages' time in one batch, while a host keeps up.
     """
 
-    def __init__(self, positions: Mapping[str, Any], span_ms: float = 20.0) -> None:
+    def __init__(
+        self, positions: Mapping[str, Any], is_first: Callable[[Position], bool], span_ms: float = 20.0
+    ) -> None:
+        self._is_first = is_first
         self._span_ms = max(1, round(span_ms))
-        self._is_first = OFFSET not in positions
+        self._is_new = OFFSET not in positions
         self._followed = sorted(name for name in positions if not name.startswith("hopline/"))
         self._partition = ""
 
@@ -125,7 +129,7 @@ class Naming:
         for message in messages:
             if not self._partition:
                 self._partition = message.partition
-                if self._is_first and not _begins(message):
+                if self._is_new and not self._is_first(message.position):
                     raise StreamStopped(
                         f"{message.partition} begins at {message.position}: earlier messages are gone; "
                         f"{_ADVICE}"
@@ -159,7 +163,8 @@ class Naming:
             count -= 1
         return count, left_ms / 1e3
 
-    def lost(self, gap: Gap) -> StreamStopped:
+    @staticmethod
+    def lost(gap: Gap) -> StreamStopped:
         """The error of messages that are missing."""
         lost = "some" if gap.lost is None else gap.lost
         return StreamStopped(f"{gap.partition}: {lost} messages are missing ({gap.reason}); {_ADVICE}")
@@ -191,14 +196,6 @@ class Naming:
 
 def _place(position: int | str) -> int | str:
     return position if isinstance(position, int) else position.partition("@")[0]
-
-
-def _begins(message: Message) -> bool:
-    """True if no message was before this one, as far as its position tells."""
-    position = message.position
-    if isinstance(position, int):
-        return position == (2 if message.partition.startswith("nats/") else 1)
-    return position.partition("@")[2] in ("", "1")
 
 
 #: Dead letters of one message: an event in Arrow has a few bytes, and its dead letter a kilobyte.

@@ -118,6 +118,7 @@ class Consumer:
         on_current: Callable[[], Awaitable[object]] | None = None,
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
+        self._is_first = source.is_first
         self._writer = writer
         self._dead_letters = dead_letters
         self._metrics = metrics
@@ -128,7 +129,7 @@ class Consumer:
         pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
         self._naming: Naming | None = None
         self._on_current: Callable[[], Awaitable[object]] | None = on_current
-        on_gap = Naming({}).lost if options.names_versions else None
+        on_gap = Naming.lost if options.names_versions else None
         self.intake = Intake(source, options.max_batch, metrics, pause_s, on_gap)
         self._done: dict[str, Any] = {}
         self._durable: dict[str, Any] = {}
@@ -159,7 +160,7 @@ class Consumer:
         self._done = dict(positions_of_sources(standing.positions))
         self._durable = dict(standing.positions)
         if self._options.names_versions:
-            self._naming = Naming(standing.positions, self._options.max_wait_ms)
+            self._naming = Naming(standing.positions, self._is_first, self._options.max_wait_ms)
         self._redelivered = Redelivered(standing.positions)
         if self._options.on_unknown_node == "add":
             self._upserts = Upserts(standing.schema)

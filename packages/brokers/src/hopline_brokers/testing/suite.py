@@ -159,6 +159,16 @@ class BrokerSuite(_Suite):
             assert sorted(numbers(again)) == sorted(numbers(messages[cut:]))
             await brokers.close(source)
 
+    async def test_the_first_message_of_a_partition_is_recognised(self, brokers: _Brokers) -> None:
+        """So a reader notices that earlier ones are gone."""
+        await brokers.send(range(50))
+        source = await brokers.source()
+        messages = await collect(source, 50)
+        seen: set[str] = set()
+        for message in messages:
+            assert source.is_first(message.position) == (message.partition not in seen)
+            seen.add(message.partition)
+
     async def test_positions_of_other_topics_are_left_alone(self, brokers: _Brokers) -> None:
         """A reader stores the positions of all its sources together."""
         await brokers.send(range(3))
