@@ -192,7 +192,7 @@ def open_address(url: str, setting: str) -> tuple[RemoteFiles, str]:
         from fsspec.registry import known_implementations
     except ImportError:
         raise ConfigError(
-            f"{setting}: {shown(url)}: URLs need the package fsspec; install hopline[remote]"
+            f"{setting}: {shown(url)}: URLs need fsspec: pip install 'hopline[remote]'"
         ) from None
     scheme = url.partition("://")[0]
     try:

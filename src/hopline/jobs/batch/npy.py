@@ -18,7 +18,7 @@ import numpy as np
 from hopline.errors import SinkError
 from hopline.files import publish_folder
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
+from hopline.jobs.batch.sink import ID_COLUMN, TableSchema, check_folder, writing
 from hopline.types import AnyArray
 
 TABLE = "table.json"
@@ -50,12 +50,9 @@ class NpyFolder:
         """Begin the files; those of an earlier attempt are replaced."""
         if schema.part:
             self.folder = self.folder / quoted(schema.part)
-        if self.folder.exists() and not (self.folder / TABLE).is_file():
-            raise SinkError(
-                f"{self.folder} exists and is not a table of a batch run; choose another folder"
-            )
+        check_folder(self.folder, TABLE)
         self._schema = schema
-        try:
+        with writing(self.folder):
             shutil.rmtree(self._draft, ignore_errors=True)
             self._draft.mkdir(parents=True)
             for column in schema.columns:
@@ -65,13 +62,11 @@ class NpyFolder:
                 self._files["id_blob"] = (self._draft / "id_blob").open("wb")
             else:
                 self._begin(ID_COLUMN, "int64", (schema.num_rows,))
-        except OSError as error:
-            raise self._failed(error) from error
         return 0
 
     def write(self, begin: int, columns: Mapping[str, AnyArray | list[str]]) -> None:
         """Append rows."""
-        try:
+        with writing(self.folder):
             for name, values in columns.items():
                 if isinstance(values, list):
                     encoded = [text.encode("utf-8", "surrogatepass") for text in values]
@@ -81,13 +76,11 @@ class NpyFolder:
                 elif values.size:
                     self._files[name].write(np.ascontiguousarray(values).data)
             self._flush(begin)
-        except OSError as error:
-            raise self._failed(error) from error
 
     def commit(self) -> None:
         """Sync the files and rename the folder."""
         assert self._schema is not None
-        try:
+        with writing(self.folder):
             self._close()
             if self._schema.id_kind == "string":
                 blob = self._draft / "id_blob"
@@ -98,8 +91,6 @@ class NpyFolder:
             described["columns"] = [column.name for column in self._schema.columns]
             (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=1))
             publish_folder(self._draft, self.folder, durable=True)
-        except OSError as error:
-            raise self._failed(error) from error
 
     def abort(self) -> None:
         """Remove what was written."""
@@ -123,12 +114,6 @@ class NpyFolder:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def _failed(self, error: OSError) -> SinkError:
-        return SinkError(
-            f"{self.folder} cannot be written: {error.strerror or error}; computed states are kept: fix "
-            "this and start the same command again"
-        )
 
 
 def from_address(address: str) -> NpyFolder:

@@ -23,10 +23,11 @@ import msgspec
 import numpy as np
 
 from hopline.config.urls import shown
-from hopline.errors import SinkError
+from hopline.errors import ConfigError, SinkError
 from hopline.files import publish_file, publish_folder, write_atomically
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
+from hopline.jobs.batch.sink import ID_COLUMN, TableSchema, check_folder, writing
+from hopline.remote_address import open_address
 from hopline.types import UNREADABLE, AnyArray
 
 _LONGEST_MESSAGE = 300
@@ -42,25 +43,17 @@ class RemoteFile:
         shown: the URL without possible passwords.
 
     Raises:
-        SinkError: fsspec or the driver of the scheme is not installed, or the scheme is unknown.
+        SinkError: as `open_address`.
     """
 
     def __init__(self, url: str) -> None:
-        scheme = url.partition("://")[0]
         self._url = url
         self.shown = shown(url)
         try:
-            fsspec = importlib.import_module("fsspec")
-        except ModuleNotFoundError:
-            raise SinkError(f"{self.shown}: URLs need fsspec: pip install 'hopline[remote]'") from None
-        try:
-            self._files, self._path = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except ImportError as error:
-            raise SinkError(
-                f"{self.shown}: {scheme}:// needs a package that is not installed: {error}"
-            ) from None
-        except ValueError as error:
-            raise SinkError(f"{self.shown} cannot be used: {error}") from None
+            files, self._path = open_address(url, "--to")
+        except ConfigError as error:
+            raise SinkError(str(error)) from None
+        self._files = files.driver
 
     def with_part(self, part: str) -> RemoteFile:
         """The file with a part's name before its ending."""
@@ -184,7 +177,44 @@ class _Writer:
         self._writer.close()
 
 
-class ParquetFile:
+class _ParquetSink:
+    """The base of sinks of one file and of a folder: the file that is being written, if any."""
+
+    def __init__(self) -> None:
+        self._rows: _Rows
+        self._writer: _Writer | None = None
+        self._file: IO[bytes] | None = None
+
+    def _begin(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._writer = _Writer(file, self._rows.schema)
+
+    def _put(self) -> None:
+        assert self._writer is not None
+        self._writer.write(self._rows.take())
+
+    def _finish(self) -> IO[bytes]:
+        """Write the rest and the footer; the file is still open."""
+        assert self._writer is not None
+        assert self._file is not None
+        if self._rows.num_rows:
+            self._put()
+        self._writer.close()
+        self._writer = None
+        return self._file
+
+    def abort(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # no room for the footer
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+
+class ParquetFile(_ParquetSink):
     """A sink that writes one file.
 
     Args:
@@ -193,11 +223,9 @@ class ParquetFile:
     """
 
     def __init__(self, path: Path | None = None, remote: RemoteFile | None = None) -> None:
+        super().__init__()
         self._path = path
         self._remote = remote
-        self._rows: _Rows
-        self._file: IO[bytes] | None = None
-        self._writer: _Writer | None = None
 
     @property
     def _draft(self) -> Path:
@@ -211,89 +239,65 @@ class ParquetFile:
     def open(self, schema: TableSchema) -> int:
         """Begin the file; the footer comes last, so the output of an earlier attempt cannot be used."""
         self._rows = _Rows(schema, _group_rows(schema))
-        try:
+        if schema.part and self._remote is not None:
+            self._remote = self._remote.with_part(quoted(schema.part))
+        elif schema.part and self._path is not None:
+            self._path = self._path.with_stem(f"{self._path.stem}-{quoted(schema.part)}")
+        with writing(self._shown):
             if self._remote is not None:
-                if schema.part:
-                    self._remote = self._remote.with_part(quoted(schema.part))
                 self._remote.check()
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115
-            else:
-                assert self._path is not None
-                if schema.part:
-                    name = f"{self._path.stem}-{quoted(schema.part)}{self._path.suffix}"
-                    self._path = self._path.with_name(name)
+                self._begin(tempfile.TemporaryFile())  # noqa: SIM115
+            elif self._path is not None:
                 if self._path.is_dir():
                     raise SinkError(f"{self._path} is a folder; name a file, or use parquet:FOLDER")
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._draft.open("wb")
-            self._writer = _Writer(self._file, self._rows.schema)
-        except OSError as error:
-            raise _failed(self._shown, error) from error
+                self._begin(self._draft.open("wb"))
         return 0
 
     def write(self, begin: int, columns: Columns) -> None:
         """See `Sink`."""
         at, num_rows = 0, len(columns[ID_COLUMN])
-        while at < num_rows:
-            some = min(num_rows - at, self._rows.room - self._rows.num_rows)
-            self._rows.add(columns, at, at + some)
-            at += some
-            if self._rows.num_rows == self._rows.room:
-                self._put()
+        with writing(self._shown):
+            while at < num_rows:
+                some = min(num_rows - at, self._rows.room - self._rows.num_rows)
+                self._rows.add(columns, at, at + some)
+                at += some
+                if self._rows.num_rows == self._rows.room:
+                    self._put()
 
     def commit(self) -> None:
         """See `Sink`."""
-        assert self._writer is not None
-        assert self._file is not None
-        if self._rows.num_rows:
-            self._put()
-        try:
-            self._writer.close()
-            self._writer = None
-            self._file.flush()
+        with writing(self._shown):
+            file = self._finish()
+            file.flush()
             if self._remote is not None:
-                self._remote.put(self._file)
-            self._file.close()
+                self._remote.put(file)
+            file.close()
             if self._path is not None:
                 publish_file(self._draft, self._path, durable=True)
-        except OSError as error:
-            raise _failed(self._shown, error) from error
 
     def abort(self) -> None:
         """Remove what was written."""
-        with suppress(OSError):  # no room for the footer
-            if self._writer is not None:
-                self._writer.close()
-        self._writer = None
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            if self._path is not None:
-                self._draft.unlink(missing_ok=True)
-
-    def _put(self) -> None:
-        assert self._writer is not None
-        try:
-            self._writer.write(self._rows.take())
-        except OSError as error:
-            raise _failed(self._shown, error) from error
+        super().abort()
+        if self._file is not None and self._path is not None:
+            self._draft.unlink(missing_ok=True)
 
 
-class ParquetFolder:
+class ParquetFolder(_ParquetSink):
     """A sink that writes a folder of parts, `part-00000.parquet` …
+
+    `abort` keeps complete parts for a later attempt at the same run.
 
     Args:
         folder: for the parts; one of an earlier run is replaced, anything else is refused.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
         self._part_rows = 0
         self._at = 0
         self._num_rows = 0
-        self._rows: _Rows
-        self._writer: _Writer | None = None
-        self._file: IO[bytes] | None = None
 
     @property
     def _draft(self) -> Path:
@@ -303,17 +307,14 @@ class ParquetFolder:
         """Begin, or resume after the complete parts that an attempt at the same run left."""
         if schema.part:
             self.folder = self.folder / quoted(schema.part)
-        if self.folder.exists() and not (self.folder / TABLE).is_file():
-            raise SinkError(
-                f"{self.folder} exists and is not a table of a batch run; choose another folder"
-            )
+        check_folder(self.folder, TABLE)
         group_rows = _group_rows(schema)
         self._rows = _Rows(schema, group_rows)
         groups = max(1, _PART_BYTES // (group_rows * _row_bytes(schema)))
         self._part_rows, self._num_rows = groups * group_rows, schema.num_rows
         metadata = {key.decode(): value.decode() for key, value in _metadata(schema).items()}
         metadata["part_rows"] = str(self._part_rows)
-        try:
+        with writing(self.folder):
             if _read_metadata(self._draft) != metadata:
                 shutil.rmtree(self._draft, ignore_errors=True)
                 self._draft.mkdir(parents=True)
@@ -322,18 +323,16 @@ class ParquetFolder:
             while self._at < schema.num_rows and self._part(self._at).is_file():
                 self._at = min(self._at + self._part_rows, schema.num_rows)
             if not schema.num_rows:
-                self._begin()
-        except OSError as error:
-            raise _failed(str(self.folder), error) from error
+                self._begin(self._open_part.open("wb"))
         return self._at
 
     def write(self, begin: int, columns: Columns) -> None:
         """See `Sink`."""
         at, num_rows = 0, len(columns[ID_COLUMN])
-        try:
+        with writing(self.folder):
             while at < num_rows:
                 if self._writer is None:
-                    self._begin()
+                    self._begin(self._open_part.open("wb"))
                 left = self._part_rows - self._at % self._part_rows
                 some = min(num_rows - at, self._rows.room - self._rows.num_rows, left)
                 self._rows.add(columns, at, at + some)
@@ -343,28 +342,14 @@ class ParquetFolder:
                     self._put()
                 if some == left:
                     self._end(self._at - 1)
-        except OSError as error:
-            raise _failed(str(self.folder), error) from error
 
     def commit(self) -> None:
         """See `Sink`."""
-        try:
+        with writing(self.folder):
             if self._writer is not None:
                 self._end(max(0, self._at - 1))
             self._open_part.unlink(missing_ok=True)
             publish_folder(self._draft, self.folder, durable=True)
-        except OSError as error:
-            raise _failed(str(self.folder), error) from error
-
-    def abort(self) -> None:
-        """Keep complete parts for a later attempt at the same run."""
-        with suppress(OSError):
-            if self._writer is not None:
-                self._writer.close()
-        self._writer = None
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
 
     @property
     def _open_part(self) -> Path:
@@ -374,23 +359,9 @@ class ParquetFolder:
         """The part that a row is in."""
         return self._draft / f"part-{row // self._part_rows:05d}.parquet"
 
-    def _begin(self) -> None:
-        self._file = self._open_part.open("wb")
-        self._writer = _Writer(self._file, self._rows.schema)
-
-    def _put(self) -> None:
-        assert self._writer is not None
-        self._writer.write(self._rows.take())
-
     def _end(self, row: int) -> None:
         """Close a part and give it its final name: it is now complete."""
-        assert self._writer is not None
-        assert self._file is not None
-        if self._rows.num_rows:
-            self._put()
-        self._writer.close()
-        self._writer = None
-        self._file.close()
+        self._finish().close()
         publish_file(self._open_part, self._part(row), durable=True)
 
 
@@ -424,13 +395,6 @@ def _row_bytes(schema: TableSchema) -> int:
 
 def _group_rows(schema: TableSchema) -> int:
     return max(_LEAST_ROWS, min(_GROUP_ROWS, _GROUP_BYTES // _row_bytes(schema)))
-
-
-def _failed(where: str, error: OSError) -> SinkError:
-    return SinkError(
-        f"{where} cannot be written: {error.strerror or error}; computed states are kept: fix this and "
-        "start the same command again"
-    )
 
 
 def _arrow(name: str) -> Any:

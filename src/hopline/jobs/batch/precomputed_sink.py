@@ -42,7 +42,7 @@ class PrecomputedSink:
             )
         path = self.path
         if schema.part:
-            path = path.with_name(f"{path.stem}-{quoted(schema.part)}{path.suffix}")
+            path = path.with_stem(f"{path.stem}-{quoted(schema.part)}")
         logits = columns.get("logits")
         plan = PrecomputedPlan(
             schema.model,

@@ -6,12 +6,15 @@ outputs. Nothing of it may be visible before `commit`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from hopline.errors import SinkError
 from hopline.types import AnyArray, IdArray
 
 #: The column of every table that holds external ids.
@@ -104,3 +107,21 @@ class Sink(Protocol):
     def abort(self) -> None:
         """Handle a run that ended early. Nothing becomes visible; data for a later attempt may stay."""
         ...
+
+
+@contextlib.contextmanager
+def writing(where: object) -> Iterator[None]:
+    """Turn an error of the disk into one of the run. Raises: SinkError: `where` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(
+            f"{where} cannot be written: {error.strerror or error}; computed states are kept: fix this "
+            "and start the same command again"
+        ) from error
+
+
+def check_folder(folder: Path, mark: str) -> None:
+    """Check that a folder may be replaced. Raises: SinkError: it exists without a file `mark`."""
+    if folder.exists() and not (folder / mark).is_file():
+        raise SinkError(f"{folder} exists and is not a table of a batch run; choose another folder")
