@@ -22,16 +22,7 @@ from hopline.errors import PackagingError
 from hopline.runtimes.ort import ort
 from hopline_tabular.packaging.encoders import encoder
 from hopline_tabular.packaging.graph import IR_VERSION, ML_OPSET, OPSET, OnnxGraph, Ref
-from hopline_tabular.packaging.scaling import (
-    binarizer,
-    function_transformer,
-    max_abs_scaler,
-    min_max_scaler,
-    numbers_of,
-    robust_scaler,
-    simple_imputer,
-    standard_scaler,
-)
+from hopline_tabular.packaging.scaling import binarizer, function_transformer, numbers_of, simple_imputer
 
 Refs = tuple[Ref, ...]
 
@@ -47,6 +38,8 @@ def transform(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs:
     form = _FORMS.get(type(transformer))
     if form is not None:
         return form(graph, transformer, refs)
+    if isinstance(transformer, preprocessing.MaxAbsScaler) and getattr(transformer, "clip", False):
+        raise PackagingError("MaxAbsScaler(clip=True) has no ONNX form here; use MinMaxScaler")
     x = numbers_of(graph, refs, transformer)
     model = foreign(transformer, len(refs), "double")
     if not _runs(model):  # some converters write models that run in float32 only
@@ -139,10 +132,6 @@ _FORMS: dict[type, Callable[[OnnxGraph, Any, Refs], Refs]] = {
     SimpleImputer: simple_imputer,
     preprocessing.FunctionTransformer: function_transformer,
     preprocessing.Binarizer: binarizer,
-    preprocessing.StandardScaler: standard_scaler,
-    preprocessing.MinMaxScaler: min_max_scaler,
-    preprocessing.MaxAbsScaler: max_abs_scaler,
-    preprocessing.RobustScaler: robust_scaler,
     preprocessing.OneHotEncoder: encoder,
     preprocessing.OrdinalEncoder: encoder,
     preprocessing.TargetEncoder: encoder,

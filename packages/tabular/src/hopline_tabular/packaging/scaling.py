@@ -1,4 +1,4 @@
-"""Converts transformers of numbers to ONNX, in float64 and in scikit-learn's order of operations."""
+"""Converts transformers of numbers that skl2onnx cannot convert to ONNX: NumPy functions, absent values."""
 
 from __future__ import annotations
 
@@ -28,47 +28,8 @@ def numbers_of(graph: OnnxGraph, refs: Refs, what: object) -> str:
     return graph.matrix(refs)
 
 
-def standard_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
-    """(x - mean) / scale."""
-    x = numbers_of(graph, refs, scaler)
-    if scaler.with_mean:
-        x = graph.node("Sub", [x, graph.const(scaler.mean_.reshape(1, -1))])
-    if scaler.with_std:
-        x = graph.node("Div", [x, graph.const(scaler.scale_.reshape(1, -1))])
-    return graph.columns(x, len(refs))
-
-
-def min_max_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
-    """x * scale + min, clipped if configured."""
-    x = numbers_of(graph, refs, scaler)
-    x = graph.node("Mul", [x, graph.const(scaler.scale_.reshape(1, -1))])
-    x = graph.node("Add", [x, graph.const(scaler.min_.reshape(1, -1))])
-    if scaler.clip:
-        low, high = scaler.feature_range
-        x = _clip(graph, x, low, high)
-    return graph.columns(x, len(refs))
-
-
-def max_abs_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
-    """x / scale."""
-    if getattr(scaler, "clip", False):
-        raise PackagingError("MaxAbsScaler(clip=True) has no ONNX form here; use MinMaxScaler")
-    x = numbers_of(graph, refs, scaler)
-    return graph.columns(graph.node("Div", [x, graph.const(scaler.scale_.reshape(1, -1))]), len(refs))
-
-
-def robust_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
-    """(x - center) / scale."""
-    x = numbers_of(graph, refs, scaler)
-    if scaler.with_centering:
-        x = graph.node("Sub", [x, graph.const(scaler.center_.reshape(1, -1))])
-    if scaler.with_scaling:
-        x = graph.node("Div", [x, graph.const(scaler.scale_.reshape(1, -1))])
-    return graph.columns(x, len(refs))
-
-
 def binarizer(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
-    """1 above the threshold, else 0."""
+    """1 above the threshold, else 0; skl2onnx holds the threshold in float32."""
     above = graph.node("Greater", [numbers_of(graph, refs, scaler), graph.const(float(scaler.threshold))])
     return graph.columns(graph.node("Cast", [above], to=TensorProto.DOUBLE), len(refs))
 
