@@ -12,10 +12,10 @@ from hopline.graph_store.disk import DiskStore
 from hopline.memory.file_reads import EntryFile
 from hopline.packaging import package
 from hopline.service import Service
-from hopline.testing.graph_stores import GraphStoreSuite
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 from tests.graph_store.answers import answer, answerer_on, request_of, same
+from tests.graph_store.suite import GraphStoreSuite
 
 N = zoo.N
 

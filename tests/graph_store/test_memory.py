@@ -1,7 +1,7 @@
 import pytest
 
 from hopline.graph_store.memory import MemoryStore
-from hopline.testing.graph_stores import GraphStoreSuite
+from tests.graph_store.suite import GraphStoreSuite
 
 
 class TestMemory(GraphStoreSuite):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from hopline.errors import ConfigError, GraphStoreError, GraphStoreUnavailable
 from hopline.graph import EdgeTable, Graph, NodeTable
-from hopline.testing.graph_stores import GraphStoreSuite
 from hopline_stores.redis import graph_push as pushing
 from hopline_stores.redis.graph import MAX_RANGE_BYTES, RedisGraphStore, entries, ranges_of
 from hopline_stores.redis.graph_layout import Redis, host_arrays, parts_of
 from hopline_stores.redis.graph_push import push
 from tests.graph_store.answers import answer, answerer_on, request_of, same
+from tests.graph_store.suite import GraphStoreSuite
 from tests.redis_servers import redis_process
 
 

@@ -9,10 +9,10 @@ from hopline.errors import ConfigError, StoreUnavailable
 from hopline.rollout.state import LifecycleState, decode_state, encode_state
 from hopline.rollout.store import fleet as fleet_module
 from hopline.rollout.store.fleet import Ack, Fleet
-from hopline.testing.state_stores import StateStoreSuite, eventually, serving
 from hopline_stores.redis import state as redis_store
 from hopline_stores.redis.state import RedisStateStore
 from tests.redis_servers import redis_process
+from tests.state_stores import StateStoreSuite, eventually, serving
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hopline.rollout.store import fleet as fleet_module
 from hopline.rollout.store.base import MAX_AGE_S
 from hopline.rollout.store.fleet import Ack, Fleet
 from hopline.rollout.store.folder import FolderStore
-from hopline.testing.state_stores import StateStoreSuite, eventually, serving
+from tests.state_stores import StateStoreSuite, eventually, serving
 
 
 @pytest.fixture
