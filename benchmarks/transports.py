@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 BODY = '{"nodes":[42]}'
 ANSWER = (
@@ -48,7 +49,7 @@ def serve_hopline(port: int) -> None:
         answer = await service.score(ScoreRequest("sage", [42]))
         service.submit = lambda request, deliver: deliver(answer)  # type: ignore[method-assign,assignment,return-value]
         loop = asyncio.get_running_loop()
-        app = HttpApp(service, config)
+        app = HttpApp(cast(Any, service), config)
         endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=config.server.max_body_bytes)
         server = await loop.create_server(endpoint, "127.0.0.1", port)
         await server.serve_forever()

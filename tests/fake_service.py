@@ -7,9 +7,10 @@ For tests and benchmarks of transports and clients, also in a separate server pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,8 @@ class FakeService:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
         self.token_rates = TokenRates()
+        self.graph_updates = self.drift = None
+        self.log_id = ""
         self.num_cancelled = 0
         self.num_waiting = 0
         self._draining = False
@@ -137,6 +140,40 @@ class FakeService:
 
     def check_version(self, request: ScoreRequest) -> None:
         """Every request: the graph does not change."""
+
+    def reject_early(self, model: str) -> None:
+        """Refuses nothing unread."""
+
+    def is_pressed(self) -> bool:
+        """Never."""
+        return False
+
+    @contextlib.contextmanager
+    def preflight(self) -> Iterator[list[ScoreRequest]]:
+        """No requests to preflight with."""
+        yield []
+
+    async def load(self, name: str, **parameters: Any) -> None:
+        """Refused."""
+        raise BadRequest("this server does not load models on request")
+
+    async def unload(self, name: str, version: str | None = None) -> None:
+        """Refused."""
+        raise BadRequest("this server does not unload models on request")
+
+    async def begin_rollout(self, wanted: Any) -> Any:
+        """Refused."""
+        raise BadRequest("this server does not roll models out")
+
+    async def decide_rollout(self, name: str, verb: str, why: str = "") -> Any:
+        """Refused."""
+        raise BadRequest("this server does not roll models out")
+
+    def describe_rollout(self, name: str) -> dict[str, Any]:
+        """No rollouts."""
+        info = self.describe(name)
+        none: dict[str, Any] = {"previous": None, "units": [], "rollout": None, "past": []}
+        return {"model": name, "serving": info.version, **none}
 
     def live(self) -> bool:
         """Always."""

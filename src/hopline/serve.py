@@ -45,7 +45,7 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 
     Args:
         config: resolved.
-        service: "module:attribute" of a class taking the config; see transports/interface.py.
+        service: "module:attribute" of a class taking the config, with the methods of `Service`.
 
     Returns: the process's exit code, 0 after an orderly end.
     Raises: HoplineError: it could not start.

@@ -216,13 +216,11 @@ class Server:
             # HTTP is answered meanwhile: gRPC takes a tenth of a second to import.
             await asyncio.to_thread(importlib.import_module, "hopline.transports.grpc")
             await self._open_grpc(grpc_socket, self._tls.contexts("h2"))
-        if hasattr(self._service, "preflight"):
-            from hopline.transports.preflight import preflight
-
-            with self._service.preflight() as examples:
-                await preflight(self._service, self.config, examples)
         from hopline.transports.body_threads import load_kernels
+        from hopline.transports.preflight import preflight
 
+        with self._service.preflight() as examples:
+            await preflight(self._service, self.config, examples)
         await asyncio.wrap_future(load_kernels())
         # Everything loaded lives for ever: a full collection need never look at it again. (One now would
         # stop the loop for 40 ms and find nothing.)
@@ -230,7 +228,7 @@ class Server:
         self._http_app.opening = False
         if self._queue is not None:
             await self._queue.start()
-        updates = getattr(self._service, "graph_updates", None)
+        updates = self._service.graph_updates
         while updates is not None and not (updates.is_current or self._stopping.is_set()):
             self._on_tick(asyncio.get_running_loop().time())
             await _wait_for(self._stopping, _POLL_S)
@@ -255,7 +253,7 @@ class Server:
             timeouts=Timeouts(settings.keep_alive_timeout_s, settings.read_timeout_s),
             screen=None if self._gate is None else self._http_app.screen,
             spin_s=settings.spin_us * 1e-6 if usable_cpus() > 1 else 0.0,
-            is_pressed=getattr(self._service, "is_pressed", lambda: False),
+            is_pressed=self._service.is_pressed,
             budget=self._budget,
         )
         loop = asyncio.get_running_loop()
@@ -281,7 +279,7 @@ class Server:
             max_message_bytes=settings.max_body_bytes,
             connection_age_s=settings.grpc_connection_age_s,
             read_timeout_s=settings.read_timeout_s,
-            is_pressed=getattr(self._service, "is_pressed", lambda: False),
+            is_pressed=self._service.is_pressed,
             budget=self._budget,
         )
         loop = asyncio.get_running_loop()

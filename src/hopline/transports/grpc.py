@@ -11,11 +11,11 @@ import functools
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from hopline.errors import BadRequest, HoplineError, ModelNotFound, Unavailable, public_text, quoted
+from hopline.errors import HoplineError, ModelNotFound, Unavailable, public_text, quoted
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
@@ -43,13 +43,15 @@ from hopline.transports.grpc_stream import (
     mark_last,
     wants_parts,
 )
-from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
 from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 from turnserve.grpc.call import Call, Method
 from turnserve.grpc.status import MAX_QUOTED, CallError, StatusCode
+
+if TYPE_CHECKING:
+    from hopline.service import Service
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -82,7 +84,7 @@ class GrpcApp:
 
     def __init__(
         self,
-        service: ScoringService,
+        service: Service,
         gate: Gatekeeper | None = None,
         *,
         traces: bool = False,
@@ -98,7 +100,6 @@ class GrpcApp:
         self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
         self._service = service
-        self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
@@ -314,8 +315,8 @@ class GrpcApp:
         if client is not None:
             assert self._guard is not None
             self._guard.check("ModelInfer", request, client)
-        if self._reject_early is not None and not version:
-            self._reject_early(model)
+        if not version:
+            self._service.reject_early(model)
 
     def _signed(self, scoring: ScoreRequest, call: Call) -> ScoreRequest:
         if call.client is not None:
@@ -449,20 +450,14 @@ class GrpcApp:
         return rows if client is None else [row for row in rows if client.may("read", row["name"])]
 
     async def _repository_model_load(self, request: Any, call: Call) -> Any:
-        await self._change("load", request)
+        parameters = change_parameters("load", parameters_of(request.parameters))
+        await self._service.load(checked_path("model", request.model_name), **parameters)
         return message("inference.RepositoryModelLoadResponse")()
 
     async def _repository_model_unload(self, request: Any, call: Call) -> Any:
-        await self._change("unload", request)
+        parameters = change_parameters("unload", parameters_of(request.parameters))
+        await self._service.unload(checked_path("model", request.model_name), **parameters)
         return message("inference.RepositoryModelUnloadResponse")()
-
-    async def _change(self, verb: str, request: Any) -> None:
-        change: Callable[..., Awaitable[object]] | None = getattr(self._service, verb, None)
-        if change is None:
-            raise BadRequest(f"this server does not {verb} models on request")
-        parameters = parameters_of(request.parameters)
-        model = checked_path("model", request.model_name)
-        await change(model, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, call: Call) -> Any:
         status = self._health_status(request.service)

@@ -13,8 +13,8 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,7 +40,6 @@ from hopline.transports.http_routes import (
     without_fields,
 )
 from hopline.transports.http_waiting import Inferring, Scoring, Working
-from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle_requests import DECISIONS, IndexBody, LifecycleRequests, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer, logged_id
@@ -53,6 +52,9 @@ from hopline.transports.traces import join_trace
 from turnserve.budget import Budget
 from turnserve.compression import PIECE_BYTES
 from turnserve.http1.messages import Pending, Request, Response
+
+if TYPE_CHECKING:
+    from hopline.service import Service
 
 _HTML = b"text/html; charset=utf-8"
 #: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.
@@ -76,7 +78,7 @@ class HttpApp:
         opening: the same until the other transports of the server are open.
     """
 
-    def __init__(self, service: ScoringService, config: Config, gate: Gatekeeper | None = None) -> None:
+    def __init__(self, service: Service, config: Config, gate: Gatekeeper | None = None) -> None:
         self.budget = Budget.for_bodies(config.server.max_body_bytes)
         self.loop_share = LoopShare()
         self.draining = self.opening = False
@@ -89,7 +91,7 @@ class HttpApp:
         self._max_nodes = config.limits.max_nodes_per_request
         load_kernels()
         self._submit = service.submit
-        self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
+        self._reject_early = service.reject_early
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = LifecycleRequests(service)
         self._routes: dict[bytes, Route] = {}
@@ -181,7 +183,7 @@ class HttpApp:
         id_line: bytes,
         kind: type[Scoring] = Scoring,
     ) -> Response | Pending:
-        if version is None and self._reject_early is not None and not may_name_version(request.body):
+        if version is None and not may_name_version(request.body):
             self._reject_early(model)
         body: Any = request.decoded or decode_score(request.body, is_counted=request.is_counted)
         if len(request.body) > self._max_nodes:  # each node needs at least a byte
@@ -203,7 +205,7 @@ class HttpApp:
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
         headers = request.headers
-        if version is None and self._reject_early is not None:
+        if version is None:
             self._reject_early(model)
         length = headers.get(b"inference-header-content-length")
         infer, tensors = decode_infer(request.body, length, is_counted=request.is_counted)
@@ -297,7 +299,7 @@ class HttpApp:
 
     def _server_metadata(self, request: Request, id_line: bytes) -> Response:
         metadata = oip.server_metadata()
-        if log_id := getattr(self._service, "log_id", ""):
+        if log_id := self._service.log_id:
             metadata["prediction_log"] = log_id
         return Response(encode_json(metadata), headers=id_line)
 
@@ -373,7 +375,7 @@ class HttpApp:
     # Drift
 
     def _drift(self, model: str | None, request: Request, id_line: bytes) -> Pending:
-        if drift := getattr(self._service, "drift", None):
+        if drift := self._service.drift:
             return self._work(asyncio.to_thread(drift.report, model), id_line)
         raise BadRequest("this server does not monitor drift; set drift.enabled and drift.path")
 

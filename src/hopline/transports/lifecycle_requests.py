@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +11,10 @@ from hopline.answering.requested_unit import MAX_GROUPS
 from hopline.errors import BadRequest, quoted
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import decode_body, refuse_repeated
+
+if TYPE_CHECKING:
+    from hopline.live.updates import LiveUpdates
+    from hopline.service import Service
 
 #: Linux's limit for a file name, bytes, and a limit for a path, characters.
 _MAX_PART, _MAX_PATH = 255, 1000
@@ -57,72 +61,56 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LifecycleRequests:
-    """Calls the lifecycle methods of a service from requests.
+    """Calls the lifecycle methods of a service from requests."""
 
-    Args:
-        service: may support loading and unloading of models.
-    """
-
-    def __init__(self, service: Any) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
 
     def change(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
         """Load or unload a model.
 
-        Raises: BadRequest: the body is invalid, or this server does not support it.
+        Raises: BadRequest: the body is invalid.
         """
-        method = self._method(verb, f"{verb} models on request")
-        changing: Awaitable[Any] = method(
-            checked_path("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
-        )
-        return changing
+        checked_path("model", model)
+        parameters = change_parameters(verb, _read(body, LoadBody).parameters)
+        if verb == "load":
+            return self._service.load(model, **parameters)
+        return self._service.unload(model, **parameters)
 
     def begin(self, body: bytes) -> Awaitable[Any]:
         """Begin a rollout.
 
         Raises: BadRequest: as above.
         """
-        method = self._method("begin_rollout", "roll models out")
         request = _read(body, RolloutRequest)
         for what in ("model", "version", "graph"):
             checked_path(what, getattr(request, what))
         _checked_groups(request.groups)
-        beginning: Awaitable[Any] = method(request)
-        return beginning
+        return self._service.begin_rollout(request)
 
     def decide(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
         """Apply a decision (promote, roll back, …) to a model's rollout.
 
         Raises: BadRequest: as above.
         """
-        method = self._method("decide_rollout", "roll models out")
-        deciding: Awaitable[Any] = method(model, verb, _read(body, DecisionBody).reason)
-        return deciding
+        return self._service.decide_rollout(model, verb, _read(body, DecisionBody).reason)
 
     def describe(self, model: str) -> dict[str, Any]:
         """Return a model's versions and rollouts.
 
-        Raises: BadRequest, ModelNotFound.
+        Raises: ModelNotFound.
         """
-        found: dict[str, Any] = self._method("describe_rollout", "roll models out")(model)
-        return found
-
-    def _method(self, name: str, what: str) -> Callable[..., Any]:
-        method: Callable[..., Any] | None = getattr(self._service, name, None)
-        if method is None:
-            raise BadRequest(f"this server does not {what}")
-        return method
+        return self._service.describe_rollout(model)
 
 
-def graph_updates(service: Any) -> Any:
+def graph_updates(service: Service) -> LiveUpdates:
     """Return the object that accepts changes of the live graph.
 
     Raises: BadRequest: the graph of this server is a snapshot.
     """
-    found = getattr(service, "graph_updates", None)
-    if found is None:
+    if service.graph_updates is None:
         raise BadRequest("the graph of this server is read-only; serve it with live.enabled (--live)")
-    return found
+    return service.graph_updates
 
 
 def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:

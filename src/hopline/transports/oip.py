@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,10 +30,12 @@ from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge, quoted
 from hopline.request_fields import FIELDS
-from hopline.transports.interface import ScoringService
 from hopline.transports.rows import option_of, read_as_of, time_limit_of
 from hopline.transports.tensors import Tensor, tensor_from_array
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+if TYPE_CHECKING:
+    from hopline.service import Service
 
 SERVER_NAME = "hopline"
 PLATFORM = "hopline"
@@ -236,12 +238,12 @@ def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
     }
 
 
-def repository_index(service: ScoringService, *, ready_only: bool = False) -> list[dict[str, str]]:
+def repository_index(service: Service, *, ready_only: bool = False) -> list[dict[str, str]]:
     """Return every version of every model with its state."""
     return [dict(row) for row in service.index() if not ready_only or row["state"] == "READY"]
 
 
-def model_is_ready(service: ScoringService, name: str, version: str | None) -> bool:
+def model_is_ready(service: Service, name: str, version: str | None) -> bool:
     """Return True if requests for this version would be accepted.
 
     Raises: ModelNotFound.
@@ -252,7 +254,7 @@ def model_is_ready(service: ScoringService, name: str, version: str | None) -> b
         return False
 
 
-def all_statistics(service: ScoringService, name: str | None, version: str | None) -> list[dict[str, Any]]:
+def all_statistics(service: Service, name: str | None, version: str | None) -> list[dict[str, Any]]:
     """Return ModelStatistics of one model or of all.
 
     Raises: ModelNotFound.

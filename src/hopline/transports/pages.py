@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hopline import __version__
-from hopline.transports.interface import ScoringService
 from hopline.types import ModelInfo
+
+if TYPE_CHECKING:
+    from hopline.service import Service
 
 _OWN_STYLE = (
     "details{border:1px solid #ddd;border-radius:.3rem;margin:.4rem 0;padding:.3rem .8rem}"
@@ -148,7 +150,7 @@ STYLE = (
 )
 
 
-def index_page(service: ScoringService) -> bytes:
+def index_page(service: Service) -> bytes:
     """HTML that lists the models with their state, inputs and outputs."""
     rows = "".join(_row(service.describe(name)) for name in service.model_names())
     rows += "".join(_unavailable(name, why) for name, why in service.unavailable().items())
@@ -168,14 +170,11 @@ def index_page(service: ScoringService) -> bytes:
     ).encode()
 
 
-def _rollouts(service: ScoringService) -> str:
+def _rollouts(service: Service) -> str:
     """Return HTML of the running rollouts with the figures of both versions; "" if there are none."""
-    describe: Callable[[str], dict[str, Any]] | None = getattr(service, "describe_rollout", None)
-    if describe is None:
-        return ""
     parts = []
     for name in service.model_names():
-        rollout = describe(name)["rollout"]
+        rollout = service.describe_rollout(name)["rollout"]
         if rollout is None:
             continue
         seen = rollout.get("seen", {})

@@ -11,25 +11,26 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.transports.http import HttpApp
-from hopline.transports.interface import ScoringService
-from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
+from hopline.types import Deliver, ScoreRequest, Ticket
 from turnserve.http1.endpoint import HttpEndpoint
+
+if TYPE_CHECKING:
+    from hopline.service import Service
 
 #: Seconds: limit for all pre-flight requests, and timeout of one response.
 _LONGEST_S, _PATIENCE_S = 0.1, 2.0
 _ANSWER_BYTES = 1 << 20
 
 
-async def preflight(service: ScoringService, config: Config, examples: Iterable[ScoreRequest]) -> int:
+async def preflight(service: Service, config: Config, examples: Iterable[ScoreRequest]) -> int:
     """Send example requests as a client would, for a tenth of a second; return how many were sent.
 
     Args:
@@ -37,7 +38,7 @@ async def preflight(service: ScoringService, config: Config, examples: Iterable[
         examples: requests for nodes or pairs, each with its model and version.
     """
     stage = _Stage(service)
-    app = HttpApp(stage, config)
+    app = HttpApp(cast("Service", stage), config)
     endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=config.server.max_body_bytes)
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
@@ -68,9 +69,9 @@ async def preflight(service: ScoringService, config: Config, examples: Iterable[
 
 
 class _Stage:
-    """The service for pre-flight requests, with metrics that are not exported."""
+    """The part of the service that scoring needs, with metrics that are not exported."""
 
-    def __init__(self, service: ScoringService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self.metrics = Metrics()
         self.example = ScoreRequest("")
@@ -83,45 +84,12 @@ class _Stage:
             msgspec.structs.replace(request, version=version, deadline=deadline), deliver
         )
 
-    async def score(self, request: ScoreRequest) -> Any:
-        """Not used by pre-flight requests."""
-        raise HoplineError("pre-flight requests use submit")
+    def reject_early(self, model: str) -> None:
+        """Accept every request."""
 
     def check_version(self, request: ScoreRequest) -> None:
         """Delegate to the service."""
         self._service.check_version(request)
-
-    def live(self) -> bool:
-        """Delegate to the service."""
-        return self._service.live()
-
-    def ready(self) -> bool:
-        """Delegate to the service."""
-        return self._service.ready()
-
-    def model_names(self) -> tuple[str, ...]:
-        """Delegate to the service."""
-        return self._service.model_names()
-
-    def describe(self, name: str, version: str | None = None) -> ModelInfo:
-        """Delegate to the service."""
-        return self._service.describe(name, version)
-
-    def unavailable(self) -> Any:
-        """Delegate to the service."""
-        return self._service.unavailable()
-
-    def differing(self) -> Any:
-        """Delegate to the service."""
-        return self._service.differing()
-
-    def index(self) -> Any:
-        """Delegate to the service."""
-        return self._service.index()
-
-    def statistics(self, name: str) -> Any:
-        """Delegate to the service."""
-        return self._service.statistics(name)
 
 
 def _message(example: ScoreRequest, host: str) -> bytes:

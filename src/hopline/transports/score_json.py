@@ -286,7 +286,7 @@ def _in_slices(
     num_rows = len(next(iter(arrays.values())))
     size = sum(array.size for array in arrays.values()) + (8 * len(arrays) * num_rows if num_rows else 0)
     step = max(1, SLICE_VALUES * num_rows // max(size, 1))
-    plain = {name: _plain(array) for name, array in arrays.items()}
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     texts: list[bytes | memoryview] = []
     for start in range(0, num_rows, step):
         at = slice(start, start + step)
@@ -295,10 +295,6 @@ def _in_slices(
         if start + step < num_rows:
             time.sleep(0)
     return texts[:-1]
-
-
-def _plain(array: AnyArray) -> AnyArray:
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _rows(rows: AnyArray, missing: AnyArray | None, at: slice) -> Any:

@@ -22,24 +22,10 @@ import numpy as np
 from hopline.errors import BadRequest, quoted
 from hopline.json_faults import syntax
 from hopline.transports.shares import NUMBERS, STRINGS, check_share, most_objects
-from hopline.types import AnyArray, IdArray
+from hopline.types import DATATYPES, AnyArray, IdArray
 from turnserve.compression import PIECE_BYTES, share
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 #: Integers below these are exact as floats. The limit itself is excluded: JSON or the client may already
 #: have rounded its neighbour to it.
 _EXACT = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
@@ -304,7 +290,7 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], values: list[An
         raise _uneven(name, dims, count, len(values))
     if datatype == "BYTES":
         return Tensor(name, datatype, dims, values)
-    return _of_numbers(name, datatype, dims, values, _DTYPES[datatype])
+    return _of_numbers(name, datatype, dims, values, DATATYPES[datatype])
 
 
 def encode_raw(tensor: Tensor) -> bytes:
@@ -352,10 +338,11 @@ def _of_numbers(
 
 
 def _dtype(name: str, datatype: str) -> np.dtype[Any]:
-    dtype = _DTYPES.get(datatype)
+    dtype = DATATYPES.get(datatype)
     if dtype is None:
         raise BadRequest(
-            f"tensor {quoted(name)} has datatype {quoted(datatype)}; known are {', '.join(_DTYPES)}, BYTES"
+            f"tensor {quoted(name)} has datatype {quoted(datatype)}; known are "
+            f"{', '.join(DATATYPES)}, BYTES"
         )
     return dtype
 

@@ -12,25 +12,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from hopline.errors import PipelineInvalid
-from hopline.types import AnyArray, TensorInfo
+from hopline.types import DATATYPES, AnyArray, TensorInfo
 
 Kind: TypeAlias = Literal["number", "truth", "text"]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("i2"),
-    "INT32": np.dtype("i4"),
-    "INT64": np.dtype("i8"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("u2"),
-    "UINT32": np.dtype("u4"),
-    "UINT64": np.dtype("u8"),
-    "FP16": np.dtype("f2"),
-    "FP32": np.dtype("f4"),
-    "FP64": np.dtype("f8"),
-    "BYTES": np.dtype("O"),
-}
+DTYPES = {**DATATYPES, "BYTES": np.dtype("O")}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
