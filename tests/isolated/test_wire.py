@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hopline import errors
 from hopline.isolated import wire
+from hopline.process.wire import pack_error, unpack_error
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 
 REQUESTS = [
@@ -121,8 +122,8 @@ def test_errors_keep_class_text_and_what_they_carry(kind):
     for name, value in (("retry_after_s", 7.25), ("missing", (1, "b")), ("differences", ("x", "y"))):
         if hasattr(error, name):
             setattr(error, name, value)
-    tell = there_and_back(wire.Ended([], [(3, wire.pack_error(error))], []), wire.from_model)
-    found = wire.unpack_error(tell.errors[0][1])
+    tell = there_and_back(wire.Ended([], [(3, pack_error(error))], []), wire.from_model)
+    found = unpack_error(tell.errors[0][1])
     assert type(found) is kind
     assert str(found) == "what was wrong"
     assert found.code == error.code
@@ -130,15 +131,15 @@ def test_errors_keep_class_text_and_what_they_carry(kind):
 
 
 def test_an_error_that_only_the_model_knows_is_a_failure_of_its_runtime():
-    found = wire.unpack_error(["Elsewhere", "text", {}])
+    found = unpack_error(["Elsewhere", "text", {}])
     assert type(found) is errors.RuntimeFailure
     assert str(found) == "Elsewhere: text"
 
 
 def test_numpy_ids_of_an_error_arrive_as_numbers():
     error = errors.NodeNotFound("absent", [np.int64(3)])
-    tell = there_and_back(wire.Ended([], [(3, wire.pack_error(error))], []), wire.from_model)
-    assert wire.unpack_error(tell.errors[0][1]).missing == (3,)
+    tell = there_and_back(wire.Ended([], [(3, pack_error(error))], []), wire.from_model)
+    assert unpack_error(tell.errors[0][1]).missing == (3,)
 
 
 @settings(max_examples=200)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from hopline.errors import BadRequest, HoplineError, Overloaded, Unavailable
+from hopline.process.wire import unpack_error
 from hopline.scheduling.policy import NORMAL
 from hopline_generate import wire
 from hopline_generate.request import Prompt, Sampling
@@ -94,7 +95,7 @@ async def ask(upstream: Upstream, prompt: Prompt = PROMPT) -> list[wire.Part]:
 def error_of(parts: list[wire.Part]) -> HoplineError:
     error = parts[-1].error
     assert error is not None
-    return wire.unpack_error(error)
+    return unpack_error(error)
 
 
 async def test_a_text_is_passed_on_with_its_usage(server: Server, upstream: Upstream) -> None:

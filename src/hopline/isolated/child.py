@@ -17,7 +17,7 @@ from hopline.isolated import wire
 from hopline.isolated.starter import ProcessEnded, ProcessStarter, StartedChild
 from hopline.process.child import exit_reason
 from hopline.process.silence import Silence
-from hopline.process.wire import WireError
+from hopline.process.wire import WireError, pack_error, unpack_error
 from hopline.scheduling.work import Work
 from hopline.types import UNREADABLE
 
@@ -217,7 +217,7 @@ class ModelProcess(asyncio.Protocol):
                 try:
                     self._transport.write(wire.frame(wire.Submit([(number, fields)])))
                 except wire.UNSENDABLE as error:
-                    refused = wire.pack_error(BadRequest(f"the request holds a value: {error}"))
+                    refused = pack_error(BadRequest(f"the request holds a value: {error}"))
                     self._user.answered(self, wire.Ended([], [(number, refused)], []))
         numbers = [number for number in dropped if number in self.unanswered]
         if numbers:
@@ -258,7 +258,7 @@ class ModelProcess(asyncio.Protocol):
             if isinstance(message, wire.Loaded):
                 self._opened.set_result(message)
             else:
-                self._opened.set_exception(wire.unpack_error(message.error))
+                self._opened.set_exception(unpack_error(message.error))
 
     async def _wait_for_exit(self) -> None:
         """Wait for its exit status; one that only closed the socket is killed."""

@@ -39,6 +39,7 @@ from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
 from hopline.process.memory import limit_growth, offer_first
 from hopline.process.parent import on_parent_end
 from hopline.process.time_slice import lower_priority
+from hopline.process.wire import pack_error
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -196,7 +197,7 @@ class ModelHost(asyncio.Protocol):
             if not isinstance(error, HoplineError):
                 log.exception("model %s cannot be opened", self._orders.name)
                 error = RuntimeFailure(f"{self._factory} failed: {type(error).__name__}: {error}")
-            self._send(wire.NotLoaded(wire.pack_error(error)))
+            self._send(wire.NotLoaded(pack_error(error)))
             return False
         # Everything loaded lives for ever: a full collection need never look at it again.
         gc.collect()
@@ -363,7 +364,7 @@ def _pack(outcomes: list[tuple[int, Outcome | None]], batches: list[wire.Batch])
         (number, wire.pack_result(found)) for number, found in outcomes if isinstance(found, ScoreResult)
     ]
     errors = [
-        (number, None if outcome is None else wire.pack_error(outcome))
+        (number, None if outcome is None else pack_error(outcome))
         for number, outcome in outcomes
         if not isinstance(outcome, ScoreResult)
     ]

@@ -35,6 +35,7 @@ from hopline.isolated.starter import ProcessEnded, ProcessStarter
 from hopline.observe.metrics import Metrics
 from hopline.process.keeper import Keeper
 from hopline.process.memory import anonymous_bytes
+from hopline.process.wire import unpack_error
 from hopline.scheduling.policy import LOW
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreResult
@@ -258,7 +259,7 @@ class ProcessVersion(CountedVersion):
         for number, packed in outcomes.errors:
             work = process.settle(number)
             if work is not None and not work.ended and packed is not None:
-                error = wire.unpack_error(packed)
+                error = unpack_error(packed)
                 ended[number] = work, error
                 self._ended(work, error.code)
                 work.report(error)

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 
 from hopline.answering.outcome_counts import OutcomeCounts
-from hopline.errors import BY_CODE, HoplineError, RuntimeFailure
-from hopline.process.wire import Wire
+from hopline.errors import HoplineError
+from hopline.process.wire import Wire, pack_error, unpack_error
 from hopline.request_fields import FIELDS
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
@@ -222,24 +222,6 @@ def unpack_copy(copy: msgspec.Raw) -> tuple[ScoreRequest, ScoreResult | HoplineE
         return request, unpack_result(result)
     assert error is not None
     return request, unpack_error(error)
-
-
-def pack_error(error: HoplineError) -> list[Any]:
-    """(class name, text, attributes) of an error."""
-    return [type(error).__name__, str(error), vars(error)]
-
-
-def unpack_error(packed: list[Any]) -> HoplineError:
-    """The error again: of the same class, with all its attributes."""
-    name, text, attributes = packed
-    kind = next((each for each in BY_CODE.values() if each.__name__ == name), None)
-    if kind is None:
-        return RuntimeFailure(f"{name}: {text}")
-    error = kind.__new__(kind)
-    error.args = (text,)
-    for key, value in attributes.items():
-        setattr(error, key, tuple(value) if isinstance(value, list) else value)
-    return error
 
 
 def num_items(request: ScoreRequest) -> int:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hopline.errors import BY_CODE, HoplineError, RuntimeFailure
 from hopline.types import UNREADABLE
 
 _HEADER_BYTES = 4
@@ -128,3 +129,21 @@ class Frames:
             at = end
         if at < len(whole):
             self._data = bytearray(view[at:])
+
+
+def pack_error(error: HoplineError) -> list[Any]:
+    """(class name, text, attributes) of an error."""
+    return [type(error).__name__, str(error), vars(error)]
+
+
+def unpack_error(packed: list[Any]) -> HoplineError:
+    """The error again: of the same class, with all its attributes."""
+    name, text, attributes = packed
+    kind = next((each for each in BY_CODE.values() if each.__name__ == name), None)
+    if kind is None:
+        return RuntimeFailure(f"{name}: {text}")
+    error = kind.__new__(kind)
+    error.args = (text,)
+    for key, value in attributes.items():
+        setattr(error, key, tuple(value) if isinstance(value, list) else value)
+    return error

@@ -10,17 +10,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from hopline import errors
 from hopline.config.schema import LogConfig
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.logs import configure_logs
 from hopline.process.child import command, exit_reason
 from hopline.process.parent import die_with_parent, read_orders
 from hopline.process.time_slice import lower_priority
+from hopline.process.wire import pack_error, unpack_error
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.manifest import SnapshotAddress
 from hopline.snapshots.store import SnapshotStore
@@ -28,18 +28,6 @@ from hopline.snapshots.store import SnapshotStore
 _NICE = 5
 #: Seconds between looks whether the server stops.
 _LOOK_S = 0.1
-#: What a fetch may raise, by the code that the process reports.
-_ERRORS = {
-    error.code: error
-    for error in (
-        errors.ConfigError,
-        errors.BadRequest,
-        errors.SnapshotDamaged,
-        errors.SnapshotNotFound,
-        errors.SnapshotTooLarge,
-        errors.SnapshotUnavailable,
-    )
-}
 
 
 class FetchOrders(msgspec.Struct, frozen=True):
@@ -60,11 +48,10 @@ class FetchOrders(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct):
-    """The line that the process writes at its end: bytes that it fetched, or an error."""
+    """The line that the process writes at its end: bytes that it fetched, or an error by `pack_error`."""
 
     fetched_bytes: int = 0
-    code: str = ""
-    message: str = ""
+    error: list[Any] | None = None
 
 
 def fetch(orders: FetchOrders, check: Callable[[], object]) -> int:
@@ -100,8 +87,8 @@ def fetch(orders: FetchOrders, check: Callable[[], object]) -> int:
             f"the process that fetches {orders.address} ended with {exit_reason(code)}; its log says why"
         )
     report = msgspec.json.decode(said, type=_Report)
-    if report.code:
-        raise _ERRORS.get(report.code, RuntimeFailure)(report.message)
+    if report.error is not None:
+        raise unpack_error(report.error)
     return report.fetched_bytes
 
 
@@ -117,7 +104,7 @@ def main() -> None:
         cache.copy(address, lambda: SnapshotStore(address.base, orders.setting))
         report = _Report(cache.fetched_bytes)
     except HoplineError as error:
-        report = _Report(0, error.code, str(error))
+        report = _Report(0, pack_error(error))
     sys.stdout.buffer.write(msgspec.json.encode(report))
     sys.stdout.buffer.flush()
 

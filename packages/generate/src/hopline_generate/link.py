@@ -31,7 +31,7 @@ from hopline.files import lock
 from hopline.process.child import Child, exit_reason
 from hopline.process.keeper import Keeper
 from hopline.process.silence import Silence
-from hopline.process.wire import Refusal, WireError
+from hopline.process.wire import Refusal, WireError, pack_error
 from hopline_generate import wire
 from hopline_generate.engine import EngineInfo
 from hopline_generate.process import Orders
@@ -163,7 +163,7 @@ class _Connection:
         """Close it, and fail its texts."""
         self._writer.close()
         texts, self.texts = self.texts, {}
-        packed = wire.pack_error(ModelNotReady(reason, 1.0))
+        packed = pack_error(ModelNotReady(reason, 1.0))
         for number, text in texts.items():
             text.on_part(wire.Part(number, "", 0, error=packed))
 

@@ -23,6 +23,7 @@ from hopline.artifact import write_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError
 from hopline.packaging.folder import check_place, new_version
+from hopline.process.wire import unpack_error
 from hopline.remote_address import is_address, open_address
 from hopline.scheduling.policy import NORMAL
 from hopline_generate import wire
@@ -223,7 +224,7 @@ async def _try(source: Path, spec: GenerativeSpec) -> None:
     finally:
         await link.close()
     if part.error is not None:
-        raise ArtifactError(f"{source}: generates no text: {wire.unpack_error(part.error)}")
+        raise ArtifactError(f"{source}: generates no text: {unpack_error(part.error)}")
 
 
 def _bring(source: Path, folder: Path, spec: GenerativeSpec, *, links: bool) -> None:

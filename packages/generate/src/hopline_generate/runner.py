@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge, RuntimeFailure
+from hopline.process.wire import pack_error
 from hopline_generate import wire
 from hopline_generate.engine import Engine, Produced
 from hopline_generate.request import Prompt
@@ -411,7 +412,7 @@ class Runner:
 
     def _fail(self, text: Text, error: HoplineError) -> None:
         self._end(text)
-        text.on_part(wire.Part(text.key, "", 0, error=wire.pack_error(error)))
+        text.on_part(wire.Part(text.key, "", 0, error=pack_error(error)))
 
     def _end(self, text: Text, *, cancel: bool = False) -> None:
         text.ended = True

@@ -30,6 +30,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.features.breaker import BreakerPolicy, CircuitBreaker
+from hopline.process.wire import pack_error
 from hopline_generate import wire
 from hopline_generate.engine import EngineInfo
 from hopline_generate.request import MOST_TOKENS, Prompt
@@ -205,16 +206,16 @@ class Upstream:
         except HoplineError as error:
             is_its_fault = not isinstance(error, BadRequest | Overloaded)
             self.breaker.record(not is_its_fault, self._clock(), began)
-            on_part(wire.Part(number, "", 0, error=wire.pack_error(error)))
+            on_part(wire.Part(number, "", 0, error=pack_error(error)))
         except httpx2.TransportError as error:
             self.breaker.record(False, self._clock(), began)
             what = f"{self._spec.name}: its upstream {_failure(error)}"
-            on_part(wire.Part(number, "", 0, error=wire.pack_error(Unavailable(what))))
+            on_part(wire.Part(number, "", 0, error=pack_error(Unavailable(what))))
         except Exception as error:  # the boundary: whatever an upstream sends fails one text
             self.breaker.record(False, self._clock(), began)
             log.exception("%s: an answer of the upstream could not be read", self._spec.name)
             failure = RuntimeFailure(f"the upstream's answer could not be read: {type(error).__name__}")
-            on_part(wire.Part(number, "", 0, error=wire.pack_error(failure)))
+            on_part(wire.Part(number, "", 0, error=pack_error(failure)))
         else:
             self.breaker.record(True, self._clock(), began)
 

@@ -26,6 +26,7 @@ from hopline.answering.served import Recorder
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, ModelNotReady, RateLimited
 from hopline.observe.metrics import Metrics
+from hopline.process.wire import unpack_error
 from hopline.scheduling.token_rate import TokenRates
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
@@ -90,7 +91,7 @@ class GenerativeVersion(CountedVersion):
         self.generator.begin(_WARM_UP, 0, _WARM_UP_S, on_part)
         part = await ended
         if part.error is not None:
-            raise wire.unpack_error(part.error)
+            raise unpack_error(part.error)
 
     # Version
 
@@ -241,7 +242,7 @@ class _Run:
         if work.ended:
             return
         if part.error is not None:
-            self._finish(wire.unpack_error(part.error))
+            self._finish(unpack_error(part.error))
             return
         text, counts = self.texts[row], self._version.counts
         now, used = self._clock(), part.num_tokens

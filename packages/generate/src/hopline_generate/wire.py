@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from hopline import errors
-from hopline.errors import BadRequest, HoplineError
 from hopline.process.wire import Refusal, Wire
 from hopline_generate.engine import EngineInfo, Finish
 from hopline_generate.request import Prompt
 
 #: A prompt is part of a body, and those are bounded by `server.max_body_bytes`.
-WIRE = Wire(3, 256 * 2**20)
+WIRE = Wire(4, 256 * 2**20)
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -50,21 +50,6 @@ class Welcome(msgspec.Struct, tag="welcome"):
     engine: EngineInfo
 
 
-class Failure(msgspec.Struct, array_like=True):
-    """An error of a text.
-
-    Attributes:
-        code, message: of the error.
-        retry_after_s: 0.0 if a retry will not help, or the time is unknown.
-        param: the parameter of the request that is wrong; None if it is not one.
-    """
-
-    code: str
-    message: str
-    retry_after_s: float = 0.0
-    param: str | None = None
-
-
 class Part(msgspec.Struct, array_like=True):
     """One text's part of a step; the first part is empty, and comes when the text starts.
 
@@ -74,7 +59,7 @@ class Part(msgspec.Struct, array_like=True):
         logprobs: of these tokens, where they were asked for.
         finish: set in its last part.
         prompt_tokens, cached_tokens: of its prompt, and those that an earlier prompt began with.
-        error: in place of a finish.
+        error: in place of a finish, as from `process.wire.pack_error`.
     """
 
     number: int
@@ -84,7 +69,7 @@ class Part(msgspec.Struct, array_like=True):
     finish: Finish = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    error: Failure | None = None
+    error: list[Any] | None = None
 
 
 class Parts(msgspec.Struct, tag="parts"):
@@ -121,35 +106,6 @@ class Stats(msgspec.Struct, tag="stats"):
 
 to_process = msgspec.msgpack.Decoder(Hello | Begin | Cancel | Bye)
 to_worker = msgspec.msgpack.Decoder(Welcome | Parts | Stats | Refusal)
-
-_BY_CODE: dict[str, type[HoplineError]] = {
-    kind.code: kind
-    for kind in (
-        errors.BadRequest,
-        errors.RequestTooLarge,
-        errors.Overloaded,
-        errors.DeadlineExceeded,
-        errors.Unavailable,
-        errors.ModelNotReady,
-        errors.RuntimeFailure,
-    )
-}
-
-
-def pack_error(error: HoplineError) -> Failure:
-    """An error as it is sent."""
-    param = error.param if isinstance(error, BadRequest) else None
-    return Failure(error.code, str(error), float(getattr(error, "retry_after_s", 0.0)), param)
-
-
-def unpack_error(failure: Failure) -> HoplineError:
-    """The error that was sent."""
-    error = _BY_CODE.get(failure.code, errors.RuntimeFailure)(failure.message)
-    if hasattr(error, "retry_after_s"):
-        error.retry_after_s = failure.retry_after_s
-    if isinstance(error, BadRequest):
-        error.param = failure.param
-    return error
 
 
 def token_logprobs(part: Part) -> list[tuple[str, float]]:

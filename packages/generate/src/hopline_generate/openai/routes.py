@@ -29,8 +29,8 @@ from hopline_generate.openai.waiting import Generating, Streaming
 from turnserve.http1.messages import Pending, Request
 
 if TYPE_CHECKING:
+    from hopline.service import Service
     from hopline.transports.http_waiting import Application
-    from hopline.transports.interface import ScoringService
 
 
 class OpenAiRoutes:
@@ -43,7 +43,7 @@ class OpenAiRoutes:
         traces: True if requests join the caller's trace.
     """
 
-    def __init__(self, app: Application, service: ScoringService, *, guarded: bool, traces: bool) -> None:
+    def __init__(self, app: Application, service: Service, *, guarded: bool, traces: bool) -> None:
         self._app = app
         self._service: Any = service
         self._guarded = guarded
