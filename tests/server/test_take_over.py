@@ -121,7 +121,7 @@ async def test_a_stream_whose_successor_never_comes_writes_again(folder: Path) -
         writer.start()
         await writer.standing()
         await writer.apply([numbered(0, 10)])
-        await writer._link.step_aside()
+        await writer.step_aside()
         await until(lambda: own._child is not first)
         async with asyncio.timeout(30):
             (applied,) = await _again(writer, 12)

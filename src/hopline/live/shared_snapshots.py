@@ -15,7 +15,7 @@ import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hopline.config.urls import shown
 from hopline.errors import GraphError, HoplineError
@@ -36,26 +36,6 @@ _LONGEST_MESSAGE = 300
 ResultT = TypeVar("ResultT")
 
 
-class Place(Protocol):
-    """A folder that all hosts reach."""
-
-    def names(self, file: str = _COMPLETE) -> list[str]:
-        """Names of the snapshots that have a file; by default, of those that are whole."""
-        ...
-
-    def fetch(self, name: str, folder: Path) -> None:
-        """Copy a snapshot to a folder that does not exist."""
-        ...
-
-    def publish(self, folder: Path, name: str) -> None:
-        """Copy a snapshot here; it is whole when this returns."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Delete a snapshot."""
-        ...
-
-
 class SharedSnapshots:
     """The snapshots of one graph at an address.
 
@@ -67,7 +47,7 @@ class SharedSnapshots:
     def __init__(self, address: str, lineage: str) -> None:
         self._address = address
         self._lineage = lineage
-        self._place: Place = (
+        self._place = (
             _Remote(f"{address.rstrip('/')}/{lineage}")
             if "://" in address
             else _Local(Path(address) / lineage)
@@ -152,7 +132,10 @@ class SharedSnapshots:
 
 
 class _Local:
-    """A folder of a file system that hosts share."""
+    """A folder of a file system that hosts share.
+
+    A snapshot is whole once it has the file `_COMPLETE`.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -173,7 +156,7 @@ class _Local:
 
 
 class _Remote:
-    """A folder of an object store."""
+    """A folder of an object store; as `_Local`."""
 
     def __init__(self, url: str) -> None:
         self._files, root = open_address(url, "live.snapshots")

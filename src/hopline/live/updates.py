@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import heapq
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -46,14 +47,6 @@ _LOOK_S = 2.0
 _PATIENCE_S = 5.0
 
 
-class _StatusLink(Protocol):
-    """`live.link.WriterLink`, or a fake."""
-
-    async def status(self) -> wire.Status:
-        """The state of the graph. Raises: WriterUnavailable."""
-        ...
-
-
 class WriterWatch:
     """Polls the writer's status and exports it as metrics.
 
@@ -62,7 +55,7 @@ class WriterWatch:
         metrics: of the server.
     """
 
-    def __init__(self, link: _StatusLink, metrics: Metrics) -> None:
+    def __init__(self, link: WriterLink, metrics: Metrics) -> None:
         self._link = link
         self._task: asyncio.Task[None] | None = None
         self._last: wire.Status | None = None
@@ -347,7 +340,7 @@ class LiveUpdates:
             "graph_version": version,
             "applied": applied.num_applied,
             "duplicates": duplicates,
-            "refused": sorted(refused, key=_place)[:_MAX_LISTED],
+            "refused": sorted(refused, key=itemgetter("index"))[:_MAX_LISTED],
         }
         if self._stream is not None:  # what was applied is known when the stream is read
             answer = {
@@ -363,7 +356,3 @@ class LiveUpdates:
         """Time since the graph contained all events; None until the writer has answered once."""
         with self._graph as graph:
             return max(0, int(time.time() * 1e3) - graph.through_ms) if graph.through_ms else None
-
-
-def _place(refused: Mapping[str, Any]) -> int:
-    return int(refused["index"])

@@ -122,7 +122,8 @@ def refusal(message: Message, topic: str, error: HoplineError) -> Outgoing:
 
 def dead_letter(message: Message, topic: str, reason: str) -> Outgoing:
     """Return a copy of the message with the reason why it became a dead letter."""
-    headers = {**message.headers, REASON: reason[:_LONGEST_REASON], ORIGIN: _origin(message)}
+    origin = f"{message.partition}@{message.position}"
+    headers = {**message.headers, REASON: reason[:_LONGEST_REASON], ORIGIN: origin}
     return Outgoing(message.payload, topic, message.key, headers)
 
 
@@ -130,10 +131,6 @@ def _headers(message: Message) -> dict[str, str]:
     headers = {REQUEST_ID: request_id(message)}
     traceparent = message.headers.get("traceparent")
     return {**headers, "traceparent": traceparent} if traceparent else headers
-
-
-def _origin(message: Message) -> str:
-    return f"{message.partition}@{message.position}"
 
 
 #: Messages sent together.

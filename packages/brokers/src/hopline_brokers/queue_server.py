@@ -18,6 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hopline.brokers.base import Message, Outgoing
 from hopline.brokers.registry import open_queue, open_sink
@@ -36,10 +37,12 @@ from hopline.errors import (
 )
 from hopline.retry import Backoff
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.interface import ScoringService
 from hopline.types import ScoreRequest, ScoreResult
 from hopline_brokers import queue_answers
 from hopline_brokers.queue_answers import AnswerWriter
+
+if TYPE_CHECKING:
+    from hopline.service import Service
 
 #: Messages that may wait without a place, as a multiple of `queues.concurrency`; bytes of their payloads.
 _WAITING, _WAITING_BYTES = 16, 64 * 2**20
@@ -147,7 +150,7 @@ class QueueServer:
     Raises: ConfigError: an address that cannot be used.
     """
 
-    def __init__(self, service: ScoringService, config: Config) -> None:
+    def __init__(self, service: Service, config: Config) -> None:
         self._service = service
         self._settings = config.queues
         self._max_bytes = config.server.max_body_bytes

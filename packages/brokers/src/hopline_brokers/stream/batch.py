@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -259,7 +260,9 @@ class Batch:
             found.append(Refused(payload, index, each.code, each.reason, ids[each.order]))
         found.sort(key=lambda each: (each.payload, each.index))
         return [
-            letter for at, group in groupby(found, _payload_of) for letter in self._letters(at, list(group))
+            letter
+            for at, group in groupby(found, attrgetter("payload"))
+            for letter in self._letters(at, list(group))
         ]
 
     def _letters(self, at: int, refused: list[Refused]) -> list[DeadLetter]:
@@ -273,10 +276,6 @@ class Batch:
             reason = f"{len(rest)} further events; the first: {rest[0].reason}"
             letters.append(_letter(message, payload, replace(rest[0], reason=reason, event_id="")))
         return letters
-
-
-def _payload_of(refused: Refused) -> int:
-    return refused.payload
 
 
 def _letter(message: Message, payload: bytes, refused: Refused) -> DeadLetter:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -39,7 +39,11 @@ from hopline_brokers.stream.outcomes import (
     positions_of_sources,
     probe,
 )
-from hopline_brokers.stream.writer import ServiceWait, Standing, Writer
+from hopline_brokers.stream.writer import ServiceWait, Standing
+
+if TYPE_CHECKING:
+    from hopline_brokers.stream.links import SocketWriter
+    from hopline_brokers.stream.rescore import Rescorer
 
 logger = logging.getLogger("hopline.stream")
 
@@ -78,22 +82,6 @@ class StreamOptions:
     features_elsewhere: bool = False
 
 
-class Listener(Protocol):
-    """Work that follows the graph's changes and has its own positions, for example rescoring."""
-
-    def changed(self, sequence: int, newest_ms: int) -> None:
-        """Handle a new graph version.
-
-        Args:
-            sequence: of the version. newest_ms: newest event time in it, ms since the epoch.
-        """
-        ...
-
-    def positions(self) -> Mapping[str, Any]:
-        """Return what is stored next to the stream's positions."""
-        ...
-
-
 class Consumer:
     """Follows one source into one graph.
 
@@ -109,12 +97,12 @@ class Consumer:
     def __init__(
         self,
         source: Source,
-        writer: Writer,
+        writer: SocketWriter,
         dead_letters: DeadLetters,
         metrics: StreamMetrics,
         options: StreamOptions,
         *,
-        listener: Listener | None = None,
+        listener: Rescorer | None = None,
         on_current: Callable[[], Awaitable[object]] | None = None,
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -56,26 +55,24 @@ class DeadLetter(msgspec.Struct, frozen=True):
         }
 
 
-class DeadLetters(Protocol):
+class DeadLetters:
     """Takes events that cannot be applied."""
 
     async def open(self) -> None:
-        """Prepare for writing."""
-        ...
+        """Prepare for writing; nothing to do by default."""
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         """Store letters; return when they are safe. After a crash, letters may be repeated.
 
         Raises: BrokerUnavailable, Unavailable: try again. HoplineError: retrying does not help.
         """
-        ...
+        raise NotImplementedError
 
     async def close(self) -> None:
-        """Close the destination."""
-        ...
+        """Close the destination; nothing to do by default."""
 
 
-class SinkDeadLetters:
+class SinkDeadLetters(DeadLetters):
     """Dead letters in a broker's topic: the unchanged payload, and other fields as headers."""
 
     def __init__(self, sink: Sink) -> None:
@@ -114,7 +111,7 @@ class SinkDeadLetters:
             await self._sink.send([Outgoing(b"", message.topic, message.key, headers)])
 
 
-class FileDeadLetters:
+class FileDeadLetters(DeadLetters):
     """Dead letters in a file, one JSON object a line; payloads are text or base64."""
 
     def __init__(self, path: Path) -> None:
@@ -151,11 +148,8 @@ class FileDeadLetters:
             self._file = -1
 
 
-class Discard:
+class Discard(DeadLetters):
     """Discards events: they are counted and logged only."""
-
-    async def open(self) -> None:
-        """Nothing."""
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         """Log the first."""
@@ -169,15 +163,9 @@ class Discard:
             first.position,
         )
 
-    async def close(self) -> None:
-        """Nothing."""
 
-
-class Refuse:
+class Refuse(DeadLetters):
     """No destination is configured: the stream stops at the first dead letter."""
-
-    async def open(self) -> None:
-        """Nothing."""
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         """Stop the stream.
@@ -190,9 +178,6 @@ class Refuse:
             f"{first.position}: {first.code}: {first.reason}. Name a destination for such events: "
             "--dead-letters ADDRESS, FILE or discard"
         )
-
-    async def close(self) -> None:
-        """Nothing."""
 
 
 class StreamStopped(BadRequest):

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hopline.config.folders import live_folder, live_socket
 from hopline.config.schema import Config
 from hopline.errors import GraphError
-from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.live.link import WriterLink
 from hopline.live.orders import writer_orders
 from hopline.live.process import ENTRY, RELIEVED
@@ -28,41 +26,25 @@ _DRAIN_S = 15.0
 _ALONE_S = 30.0
 
 
-class SocketWriter:
-    """A writer that listens on a Unix socket; see `Writer`.
+class SocketWriter(WriterLink):
+    """A client of the writer that listens on a Unix socket.
+
+    Two guarantees of the writer make a restart of a stream exact: a batch is durable and visible completely
+    or not at all, and an event with a known id is reported as a duplicate and changes nothing. A batch
+    without events makes its positions durable and no new version.
 
     Args:
         path: of the socket.
     """
 
     def __init__(self, path: Path) -> None:
-        self._link = WriterLink(path, "hopline stream")
-
-    def start(self) -> None:
-        """Connect, now and whenever the connection is lost."""
-        self._link.start()
+        super().__init__(path, "hopline stream")
 
     async def standing(self) -> Standing:
-        """As `Writer.standing`."""
-        welcome = await self._link.welcome()
-        status = await self._link.status()
+        """The state of the graph. Raises: WriterUnavailable."""
+        welcome = await self.welcome()
+        status = await self.status()
         return Standing(welcome.graph_schema, status.sequence, status.positions)
-
-    async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
-        """As `Writer.apply`."""
-        return await self._link.apply(batches)
-
-    async def caught_up(self) -> None:
-        """Report that the graph has everything that the broker has. Raises: Unavailable."""
-        await self._link.caught_up()
-
-    async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
-        """As `Writer.affected`."""
-        return await self._link.affected(since)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._link.close()
 
 
 class OwnWriter:

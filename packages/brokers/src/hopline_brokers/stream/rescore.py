@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,18 +20,14 @@ from hopline.graph.live.changes import Ids
 from hopline.types import ExternalId, ScoreRequest, ScoreResult
 from hopline_brokers.stream.clock import Clock
 from hopline_brokers.stream.meters import StreamMetrics
-from hopline_brokers.stream.writer import ServiceWait, Writer
+from hopline_brokers.stream.writer import ServiceWait
+
+if TYPE_CHECKING:
+    from hopline.jobs.targets import ServerTarget
+    from hopline_brokers.stream.links import SocketWriter
 
 #: Scoring is retried after these errors as well.
 _PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)
-
-
-class Target(Protocol):
-    """Answers score requests; `jobs.targets` has two."""
-
-    async def score(self, request: ScoreRequest) -> ScoreResult:
-        """Answer. Raises: HoplineError."""
-        ...
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -77,8 +73,8 @@ class Rescorer:
 
     def __init__(
         self,
-        writer: Writer,
-        scorer: Target,
+        writer: SocketWriter,
+        scorer: ServerTarget,
         sink: Sink,
         metrics: StreamMetrics,
         options: RescoreOptions,

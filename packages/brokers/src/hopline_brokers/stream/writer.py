@@ -1,19 +1,14 @@
-"""The interface of a live graph's writer for the consumer, and retries while it is unavailable.
-
-Two guarantees of the writer make a restart exact: a batch is durable and visible completely or not at all,
-and an event with a known id is reported as a duplicate and changes nothing.
-"""
+"""The state of a live graph, and retries while its writer or another service is unavailable."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hopline.errors import BrokerUnavailable, HoplineError, Unavailable
-from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.graph.schema import GraphSchema
 from hopline.retry import delays
 
@@ -38,31 +33,6 @@ class Standing:
     schema: GraphSchema
     sequence: int
     positions: Mapping[str, Any]
-
-
-class Writer(Protocol):
-    """Applies changes to a live graph."""
-
-    async def standing(self) -> Standing:
-        """The present state. Raises: Unavailable: try again. HoplineError: retrying does not help."""
-        ...
-
-    async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
-        """Make changes durable and visible; returns when they are.
-
-        A batch without events makes its positions durable and no new version.
-
-        Raises: Unavailable: not done, or unknown; repeating the call with the same event ids is safe.
-        """
-        ...
-
-    async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
-        """The present version, and node type -> ids of nodes whose answers changed after `since`."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
 
 
 class ServiceWait:
