@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopline.config.reader import read_toml
 from hopline.config.schema import Config
 from hopline.config.setting import bounds_text, did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
-from hopline.toml import TOMLDecodeError, parse_toml
 from hopline.types import Priority
 
 #: Where a key's default stands in hopline.toml.
@@ -126,13 +126,7 @@ def read_limits(file: Path | None, config: Config) -> ModelLimits:
         file = file / "serving.toml"
     if file is None or not file.exists():
         return limits
-    try:
-        values = parse_toml(file.read_text())
-    except (TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    return _applied(limits, values, str(file))
+    return _applied(limits, read_toml(file), str(file))
 
 
 def _applied(limits: ModelLimits, values: Mapping[str, Any], source: str) -> ModelLimits:

@@ -117,52 +117,30 @@ def status(
             Screen().print(_panel(found))
 
 
-@app.command()
-def promote(
-    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
-) -> None:
-    """Make the candidate the serving version."""
-    _decide(model, "promote", reason, url, api_key, token)
+def _add_decision(verb: str, text: str) -> None:
+    @app.command(verb, help=text)
+    def decide(
+        model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
+    ) -> None:
+        with open_admin(url, api_key, token) as admin:
+            before = admin.rollout(model)
+            found = admin.decide(model, verb, reason)
+            if before["rollout"] is None and found["serving"] != before["serving"]:
+                # A load was rolled back: the results of earlier rollouts are not the result of this.
+                Screen().print(f"  rolled back from {before['serving']} to {found['serving']}")
+                found = {**found, "past": []}
+            Screen().print(_panel(found))
 
 
-@app.command()
-def rollback(
-    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
-) -> None:
-    """Return to the version that served before; it is still loaded."""
-    _decide(model, "rollback", reason, url, api_key, token)
-
-
-@app.command()
-def pause(
-    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
-) -> None:
-    """Pause at this step; gates still roll back."""
-    _decide(model, "pause", reason, url, api_key, token)
-
-
-@app.command()
-def resume(
-    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
-) -> None:
-    """Resume from this step."""
-    _decide(model, "resume", reason, url, api_key, token)
-
-
-@app.command()
-def advance(
-    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
-) -> None:
-    """Advance to the next step now."""
-    _decide(model, "advance", reason, url, api_key, token)
-
-
-@app.command()
-def end(
-    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
-) -> None:
-    """End a shadow or an A/B test; the serving version does not change."""
-    _decide(model, "end", reason, url, api_key, token)
+for _verb, _text in {
+    "promote": "Make the candidate the serving version.",
+    "rollback": "Return to the version that served before; it is still loaded.",
+    "pause": "Pause at this step; gates still roll back.",
+    "resume": "Resume from this step.",
+    "advance": "Advance to the next step now.",
+    "end": "End a shadow or an A/B test; the serving version does not change.",
+}.items():
+    _add_decision(_verb, _text)
 
 
 def _serving(admin: Admin, model: str) -> str:
@@ -172,19 +150,6 @@ def _serving(admin: Admin, model: str) -> str:
     if not versions:
         raise BadRequest(f"{model} serves no version; name the one to roll out")
     return str(versions[0])
-
-
-def _decide(
-    model: str, verb: str, reason: str, url: str | None, api_key: str | None, token: str | None
-) -> None:
-    with open_admin(url, api_key, token) as admin:
-        before = admin.rollout(model)
-        found = admin.decide(model, verb, reason)
-        if before["rollout"] is None and found["serving"] != before["serving"]:
-            # A load was rolled back: the results of earlier rollouts are not the result of this.
-            Screen().print(f"  rolled back from {before['serving']} to {found['serving']}")
-            found = {**found, "past": []}
-        Screen().print(_panel(found))
 
 
 def _watch(admin: Admin, model: str) -> int:

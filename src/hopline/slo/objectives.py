@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from hopline import errors
+from hopline.config.reader import read_toml
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, HoplineError
-from hopline.toml import TOMLDecodeError, parse_toml
 
 Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate", "freshness_p99_ms"]
 #: Kinds of objectives of a model.
@@ -109,14 +109,7 @@ def read_objectives(file: Path) -> list[Objective]:
     Raises:
         ConfigError: the file cannot be read, or an entry is unknown or out of bounds.
     """
-    try:
-        tree = parse_toml(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file") from None
-    except (TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    tree = read_toml(file)
     for name in tree:
         if name not in ("models", STREAM):
             guess = did_you_mean(name, ["models", STREAM])
