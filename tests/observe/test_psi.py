@@ -20,7 +20,6 @@ from hopline.observe.psi import (
     category_bins,
     compare,
     number_bins,
-    psi,
     psi_limit,
     psi_noise,
     psi_terms,
@@ -31,6 +30,10 @@ two_counts = st.integers(2, 12).flatmap(
     lambda size: st.tuples(*[st.lists(st.integers(0, 1000), min_size=size, max_size=size)] * 2)
 )
 numbers = hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(allow_nan=True, width=32))
+
+
+def psi(a: list[int], b: list[int], smoothing: float = 0.5) -> float:
+    return float(psi_terms(a, b, smoothing).sum())
 
 
 def plain_psi(p: list[int], q: list[int]) -> float:

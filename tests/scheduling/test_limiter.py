@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from hopline.errors import ConfigError
 from hopline.scheduling import limiter
-from hopline.scheduling.limiter import Limits, LocalBucket, LocalLimits, Rate
-from hopline.scheduling.shared_limiter import SharedLimits
+from hopline.scheduling.limiter import LocalBucket, LocalLimits, Rate
+from hopline.scheduling.shared_limiter import Limits, SharedLimits
 
 S = 10**9
 

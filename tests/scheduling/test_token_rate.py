@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from hopline.errors import RateLimited
-from hopline.scheduling.limiter import Limits, LocalLimits
+from hopline.scheduling.limiter import LocalLimits
+from hopline.scheduling.shared_limiter import Limits
 from hopline.scheduling.token_rate import TokenRates
 
 S = 10**9

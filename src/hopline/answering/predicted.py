@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from hopline.types import ExternalId, IdArray, ScoreRequest
 if TYPE_CHECKING:
     from hopline.artifact import ModelSpec
     from hopline.graph.snapshot import Graph
+    from hopline.scheduling.work import Work
 
 #: Nodes of the larger made-up request by which a model is measured.
 MEASURED = 33
@@ -41,19 +42,6 @@ _CLIP = 8.0
 #: Batches that read fewer rows than this are never surprising.
 _SOME_ROWS = 256
 _LEAST_SHARE, _MOST_SHARE = 1 / 1024, 16.0
-
-
-class Sized(Protocol):
-    """A request with what was predicted for it.
-
-    Attributes:
-        num_seeds: that it asks for.
-        direct, below: see the module; direct is -1 where they are those of any node.
-    """
-
-    num_seeds: int
-    direct: float
-    below: float
 
 
 class PredictedRows:
@@ -137,10 +125,11 @@ class PredictedRows:
         with graph:
             return self._counted(graph, request, num_seeds)
 
-    def learn(self, batch: Sequence[Sized], rows: int, *, is_first: bool = False) -> float:
+    def learn(self, batch: Sequence[Work], rows: int, *, is_first: bool = False) -> float:
         """A batch read so many rows.
 
         Args:
+            batch: with what was predicted for it, see `Work`.
             is_first: forget what was before.
 
         Returns: what is predicted now for a node of which nothing is known.

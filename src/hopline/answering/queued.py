@@ -16,7 +16,7 @@ from hopline.errors import HoplineError
 from hopline.observe.metrics import Gauge, ModelMetrics
 from hopline.scheduling.admission import Admission, Deadlines, open_limits
 from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.limiter import Bucket, Rate
+from hopline.scheduling.limiter import Rate
 from hopline.scheduling.policy import LANES, BatchPolicy, CostModel
 from hopline.scheduling.turnstile import SHARES, Turnstile
 from hopline.scheduling.work import Work
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hopline.answering.lookup import LookUp
     from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
+    from hopline.scheduling.shared_limiter import Bucket
 
 _Outcomes: TypeAlias = Sequence[ScoreResult | HoplineError | None]
 

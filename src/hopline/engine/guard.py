@@ -13,27 +13,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hopline.errors import DeadlineExceeded, RequestTooLarge
+
+if TYPE_CHECKING:
+    from hopline.scheduling.work import Work
 
 #: Bytes for each sampled edge: its source and position, an entry in the hash of ids (up to two slots of 12
 #: bytes for each id) and in the array of distinct ids, and its row.
 EDGE_BYTES = 64
-
-
-class Waiting(Protocol):
-    """The parts of a request that a guard reads."""
-
-    @property
-    def deadline(self) -> float:
-        """On the guard's clock."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """True if the request already has its outcome."""
-        ...
 
 
 class Guard:
@@ -69,7 +58,7 @@ class Guard:
         self._some_rows = some_rows
         self._larger = larger
         self._clock = clock
-        self.batch: Sequence[Waiting] = ()
+        self.batch: Sequence[Work] = ()
         self.num_bytes = self.rows = 0
 
     def look_at(self, rows: int) -> None:

@@ -80,7 +80,8 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
         body = at + 8 + length
         if length < 0 or body > len(payload):
             raise ValueError(f"a message at byte {at} declares metadata of {length} bytes")
-        message = _root(memoryview(payload)[at + 8 : body])
+        metadata = memoryview(payload)[at + 8 : body]
+        message = _FlatTable(metadata, struct.unpack_from("<I", metadata)[0])
         kind, num_bytes = message.number(1, "<B"), message.number(3, "<q")
         if not 0 <= num_bytes <= len(payload) - body:
             raise ValueError(f"a message at byte {at} declares a body of {num_bytes} bytes")
@@ -177,7 +178,7 @@ class _FlatTable:
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
         self._at = at
-        table = at - self._int(at)
+        table = at - self._unsigned(at, "<i")
         self._num_bytes = self._unsigned(table, "<H")
         self._fields = table
 
@@ -220,15 +221,8 @@ class _FlatTable:
         offset = self._unsigned(self._fields + slot, "<H") if slot < self._num_bytes else 0
         return self._at + offset if offset else 0
 
-    def _int(self, at: int) -> int:
-        return self._unsigned(at, "<i")
-
     def _unsigned(self, at: int, form: str) -> int:
         if at < 0:
             raise ValueError("an offset before the beginning")
         value: Any = struct.unpack_from(form, self._data, at)[0]
         return int(value)
-
-
-def _root(data: memoryview) -> _FlatTable:
-    return _FlatTable(data, struct.unpack_from("<I", data)[0])

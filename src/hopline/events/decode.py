@@ -125,7 +125,9 @@ class Decoder:
         refusals, refused = Refusals(), list[Refused]()
         segments: list[_Segment] = []
         count = 0
-        for is_arrow, group in groupby(enumerate(payloads), key=_is_arrow):
+        for is_arrow, group in groupby(
+            enumerate(payloads), key=lambda each: each[1].startswith(arrow_rows.MAGIC)
+        ):
             read = self._arrow if is_arrow else self._json
             for segment in read(list(group), count, refusals, refused):
                 segments.append(segment)
@@ -262,10 +264,6 @@ class Decoder:
             edges,
             nodes,
         )
-
-
-def _is_arrow(item: tuple[int, bytes]) -> bool:
-    return item[1].startswith(arrow_rows.MAGIC)
 
 
 def _of(events: list[Any], numbers: IdArray, kinds: set[Any]) -> tuple[list[Any], IdArray]:

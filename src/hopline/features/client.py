@@ -169,11 +169,6 @@ class FeatureClient:
         """Why all rows are refused ("schema"): how the origin's rows differ; "" if they do not."""
         return "" if self._watch is None else self._watch.refusal
 
-    @property
-    def num_in_flight(self) -> int:
-        """Rows that are being fetched, or cached as missing."""
-        return len(self._in_flight)
-
     async def check_schema(self, expected: FeatureGroup) -> None:
         """Compare with the stores' schemas now, and then every `recheck_s` in the background.
 

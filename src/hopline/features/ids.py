@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from hopline.types import AnyArray, ExternalId, ExternalIds, IdArray
 
 _INT64 = np.iinfo(np.int64)
-
-
-class IdRows(Protocol):
-    """Finds the row of an id."""
-
-    def __len__(self) -> int: ...
-
-    def find(self, ids: ExternalIds) -> IdArray:
-        """Return row numbers, int64 [n]; -1 for an unknown id. An id of a different type is unknown."""
-        ...
 
 
 class HashedIds:
@@ -32,7 +21,7 @@ class HashedIds:
         return len(self._rows)
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """See `IdRows.find`."""
+        """Return row numbers, int64 [n]; -1 for an unknown id. An id of a different type is unknown."""
         rows = self._rows
         return np.array([rows.get(id, -1) for id in listed(ids)], np.int64)
 
@@ -57,7 +46,7 @@ class SortedIds:
         return len(self._sorted)
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """See `IdRows.find`."""
+        """See `HashedIds.find`."""
         wanted, fits = _as_int64(ids)
         if not len(self._sorted):
             return np.full(len(wanted), -1, np.int64)
@@ -77,9 +66,13 @@ class RowNumbers:
         return self._num_rows
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """See `IdRows.find`."""
+        """See `HashedIds.find`."""
         wanted, fits = _as_int64(ids)
         return np.where(fits & (wanted >= 0) & (wanted < self._num_rows), wanted, -1)
+
+
+#: Finds the row of an id.
+IdRows = HashedIds | SortedIds | RowNumbers
 
 
 def index(ids: AnyArray | Sequence[str]) -> IdRows:

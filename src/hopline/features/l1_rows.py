@@ -10,26 +10,19 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from hopline.features.base import FeatureGroup
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import L1FeatureCache
+from hopline.features.metrics import Distribution
 from hopline.types import ExternalIds, FloatArray, IdArray, StampArray
 
 #: Seconds between checks for rows of another process: the first and the longest pause.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.0003, 0.002
 #: One of this many reads measures the age of its rows.
 _AGED_EVERY = 64
-
-
-class Ages(Protocol):
-    """Receives the ages of returned rows, seconds."""
-
-    def observe(self, value: float) -> None:
-        """Record the age of one row."""
 
 
 class FetchResult:
@@ -75,7 +68,7 @@ class L1Rows:
         client: FeatureClient,
         external: Callable[[IdArray], ExternalIds],
         mean: Callable[[], FloatArray],
-        ages: Ages | None = None,
+        ages: Distribution | None = None,
         *,
         shared: bool = False,
         clock: Callable[[], float] = time.monotonic,

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,25 +36,12 @@ _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nan
 _SAMPLE = 4096
 
 
-class _TimedEdges(Protocol):
-    """Edges with times: `Adjacency` and `LiveAdjacency`."""
-
-    @property
-    def time(self) -> Any:
-        """int64, or None."""
-
-    def starts(self, global_ids: IdArray) -> IdArray:
-        """Begin of the lists."""
-
-    def degree(self, global_ids: IdArray) -> IdArray:
-        """Length of the lists."""
-
-
-def rough_range(edges: Mapping[str, _TimedEdges], num_nodes: Mapping[str, int]) -> tuple[int, int] | None:
+def rough_range(edges: Mapping[str, Any], num_nodes: Mapping[str, int]) -> tuple[int, int] | None:
     """The first and the last edge time: the stored range, or an estimate from some lists of the graph.
 
     Args:
-        edges: edge type key -> edges. num_nodes: the same key -> number of destinations.
+        edges: edge type key -> `Adjacency` or `LiveAdjacency`.
+        num_nodes: the same key -> number of destinations.
     Returns: None where there are no times.
     """
     found: list[int] = []

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec.structs import force_setattr
 
 from hopline.errors import PermissionDenied, RateLimited
 from hopline.ingress.permissions import SERVER, Permission, Permissions
-from hopline.scheduling.limiter import Bucket
 from hopline.types import Priority, ScoreRequest
+
+if TYPE_CHECKING:
+    from hopline.scheduling.shared_limiter import Bucket
 
 #: Limit of cached results of `check`; clients may invent model names.
 _MAX_REMEMBERED = 1024

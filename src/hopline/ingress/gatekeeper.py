@@ -27,10 +27,11 @@ from hopline.ingress.clients_file import (
 )
 from hopline.ingress.watched_file import Watched
 from hopline.scheduling.admission import open_limits
-from hopline.scheduling.limiter import Limits, Rate
+from hopline.scheduling.limiter import Rate
 from turnserve.peers import Peer, normalized
 
 if TYPE_CHECKING:
+    from hopline.scheduling.shared_limiter import Limits
     from hopline.scheduling.token_rate import TokenRates
 
 logger = logging.getLogger(__name__)

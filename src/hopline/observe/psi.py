@@ -235,10 +235,10 @@ def compare(reference: Sketch, current: Sketch) -> Comparison:
     )
 
 
-def psi(
-    reference: Sketch | Sequence[int], current: Sketch | Sequence[int], *, smoothing: float = 0.5
-) -> float:
-    """The index of two sketches (or counts) with the same bins: at least 0, symmetric, 0 for equal shares.
+def psi_terms(
+    reference: Sequence[int], current: Sequence[int], smoothing: float = 0.5
+) -> NDArray[np.float64]:
+    """The part of each bin in the index, float64 [num_bins], all at least 0, and 0 for equal shares.
 
     Args:
         reference, current: counts by bin.
@@ -247,15 +247,8 @@ def psi(
             sizes (pseudo-counts distributed evenly would pull a small sample away from its reference). 0
             is the plain formula, which is inf if a bin is empty on one side only.
 
-    Returns: the index; 0 if a side is empty.
+    Returns: the parts, whose sum is the index; 0 if a side is empty.
     """
-    return float(psi_terms(_counts(reference), _counts(current), smoothing).sum())
-
-
-def psi_terms(
-    reference: Sequence[int], current: Sequence[int], smoothing: float = 0.5
-) -> NDArray[np.float64]:
-    """The part of each bin in the index, float64 [num_bins], all at least 0; see `psi`."""
     a, b = np.asarray(reference, np.float64), np.asarray(current, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"{a.shape[0]} bins cannot be compared with {b.shape[0]}")
@@ -339,7 +332,3 @@ def _number(value: Any) -> float:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError):
         return math.nan
-
-
-def _counts(side: Sketch | Sequence[int]) -> Sequence[int]:
-    return side.counts if isinstance(side, Sketch) else side

@@ -67,7 +67,7 @@ def _read(line: str, number: int) -> tuple[str, MetricReading]:
     else:
         name, at = line[:start], start + 1
         while found := _LABEL.match(line, at):
-            labels[found[1]] = _ESCAPES.sub(_unescaped, found[2])
+            labels[found[1]] = _ESCAPES.sub(lambda each: "\n" if each[1] == "n" else each[1], found[2])
             at = found.end()
         if line[at : at + 1] != "}":
             raise BadRequest(
@@ -78,7 +78,3 @@ def _read(line: str, number: int) -> tuple[str, MetricReading]:
         return name, MetricReading(labels, float(rest.split()[0]))  # a timestamp may follow
     except (ValueError, IndexError):
         raise BadRequest(f"line {number} of the metrics has no number: {line[:80]!r}") from None
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]

@@ -2,14 +2,13 @@
 
 `outputs` and `tensors` are maps of name to {dtype, shape, floats | ints | texts | bytes}: the field of the
 dtype is set, the others are null. Inputs are the JSON of the .jsonl form. Columns with the same value in
-most rows (model, version, hashes) are small: Parquet encodes dictionaries. Columns are built from flat
-arrays, in less than half of the time that pyarrow needs row by row.
+most rows (model, version, hashes) are small: Parquet encodes dictionaries.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,25 +55,19 @@ def schema() -> Any:
     )
 
 
-def _record_batch(entries: Sequence[Entry]) -> Any:
-    """Entries as a pyarrow RecordBatch of `schema()`."""
-    pa = library("pyarrow")
-    encode = msgspec.json.encode
-    columns = {
-        "time": pa.array([round(entry.time * 1e6) for entry in entries], pa.timestamp("us", "UTC")),
-        **{name: pa.array([getattr(entry, name) for entry in entries], pa.string()) for name in _TEXTS},
-        "is_copy": pa.array([entry.is_copy for entry in entries], pa.bool_()),
-        "outputs": _maps(pa, [entry.outputs for entry in entries]),
-        "missing": pa.array([entry.missing for entry in entries], pa.list_(pa.int32())),
-        "degraded": pa.array([entry.degraded for entry in entries], pa.list_(pa.string())),
-        "latency_ms": _latencies(pa, entries),
-        "inputs": pa.array(
-            [None if entry.inputs is None else encode(entry.inputs).decode() for entry in entries],
-            pa.string(),
-        ),
-        "tensors": _maps(pa, [entry.tensors for entry in entries]),
+def _row(entry: Entry) -> dict[str, Any]:
+    """An entry as a row of `schema()`."""
+    return {
+        **{name: getattr(entry, name) for name in _TEXTS},
+        "time": round(entry.time * 1e6),
+        "is_copy": entry.is_copy,
+        "outputs": [(name, _described(array)) for name, array in entry.outputs.items()],
+        "missing": entry.missing,
+        "degraded": entry.degraded,
+        "latency_ms": list(entry.latency_ms.items()),
+        "inputs": None if entry.inputs is None else msgspec.json.encode(entry.inputs).decode(),
+        "tensors": [(name, _described(array)) for name, array in entry.tensors.items()],
     }
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema())
 
 
 def _array_type(pa: Any) -> Any:
@@ -90,69 +83,20 @@ def _array_type(pa: Any) -> Any:
     )
 
 
-def _latencies(pa: Any, entries: Sequence[Entry]) -> Any:
-    offsets = _offsets([len(entry.latency_ms) for entry in entries])
-    names = [name for entry in entries for name in entry.latency_ms]
-    values = [ms for entry in entries for ms in entry.latency_ms.values()]
-    return pa.MapArray.from_arrays(offsets, pa.array(names, pa.string()), pa.array(values, pa.float64()))
-
-
-def _maps(pa: Any, maps: Sequence[Mapping[str, AnyArray]]) -> Any:
-    """Maps of name to array, one for each row."""
-    names = [name for each in maps for name in each]
-    arrays = [array for each in maps for array in each.values()]
-    is_float = [array.dtype == np.float32 for array in arrays]
-    is_int = [array.dtype == np.int64 for array in arrays]
-    is_text = [array.dtype.kind in "OU" for array in arrays]
-    others = [not any(kinds) for kinds in zip(is_float, is_int, is_text, strict=True)]
-    dtypes = [
-        "text" if text else array.dtype.newbyteorder("<").str
-        for array, text in zip(arrays, is_text, strict=True)
-    ]
-    items = pa.StructArray.from_arrays(
-        [
-            pa.array(dtypes, pa.string()),
-            pa.array([array.shape for array in arrays], pa.list_(pa.int64())),
-            _lists(pa, arrays, is_float, lambda flat: pa.array(_joined(flat, np.float32))),
-            _lists(pa, arrays, is_int, lambda flat: pa.array(_joined(flat, np.int64))),
-            _lists(pa, arrays, is_text, lambda flat: pa.array(_texts(flat), pa.string())),
-            pa.array(
-                [
-                    array.astype(array.dtype.newbyteorder("<")).tobytes() if other else None
-                    for array, other in zip(arrays, others, strict=True)
-                ],
-                pa.binary(),
-            ),
-        ],
-        fields=list(_array_type(pa)),
-    )
-    return pa.MapArray.from_arrays(
-        _offsets([len(each) for each in maps]), pa.array(names, pa.string()), items
-    )
-
-
-def _lists(
-    pa: Any, arrays: Sequence[AnyArray], chosen: Sequence[bool], values: Callable[[list[AnyArray]], Any]
-) -> Any:
-    """The values of the chosen arrays as lists, null for other arrays."""
-    flat = [array.ravel() for array, mine in zip(arrays, chosen, strict=True) if mine]
-    sizes = [array.size if mine else 0 for array, mine in zip(arrays, chosen, strict=True)]
-    absent = pa.array([not mine for mine in chosen], pa.bool_())
-    return pa.ListArray.from_arrays(_offsets(sizes), values(flat), mask=absent)
-
-
-def _joined(flat: list[AnyArray], dtype: Any) -> AnyArray:
-    return np.concatenate([np.empty(0, dtype), *flat])
-
-
-def _texts(flat: list[AnyArray]) -> list[str | None]:
-    return [None if text is None else str(text) for array in flat for text in array.tolist()]
-
-
-def _offsets(sizes: Sequence[int]) -> AnyArray:
-    offsets = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=offsets[1:])
-    return offsets
+def _described(array: AnyArray) -> dict[str, Any]:
+    """An array with its dtype and shape; its values are in the field of the dtype."""
+    little = array.dtype.newbyteorder("<")
+    found: dict[str, Any] = {"dtype": little.str, "shape": array.shape}
+    if array.dtype == np.float32:
+        found["floats"] = array.ravel()
+    elif array.dtype == np.int64:
+        found["ints"] = array.ravel()
+    elif array.dtype.kind in "OU":
+        found["dtype"] = "text"
+        found["texts"] = [None if text is None else str(text) for text in array.ravel().tolist()]
+    else:
+        found["bytes"] = array.astype(little).tobytes()
+    return found
 
 
 #: Rows that are converted together, and rows of a row group.
@@ -171,7 +115,7 @@ def write_parquet(source: Path, target: Path) -> int:
         group: list[Any] = []
         while batch := list(islice(entries, _BATCH_ROWS)):
             count += len(batch)
-            group.append(_record_batch(batch))
+            group.append(pa.RecordBatch.from_pylist(list(map(_row, batch)), schema()))
             if sum(part.num_rows for part in group) >= _GROUP_ROWS:
                 writer.write_table(pa.Table.from_batches(group))
                 group = []

@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hopline.config.schema import Config
 from hopline.errors import DeadlineExceeded, Overloaded, RateLimited, Unavailable
-from hopline.scheduling.limiter import Bucket, Limits, LocalLimits
+from hopline.scheduling.limiter import LocalLimits
 from hopline.scheduling.policy import LANES
 from hopline.scheduling.work import Work
+
+if TYPE_CHECKING:
+    from hopline.scheduling.shared_limiter import Bucket, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Admission:
     ) -> None:
         self.num_open = 0
         self.closed = ""
-        self.retry_after_s: Callable[[], float] = _soon
+        self.retry_after_s: Callable[[], float] = lambda: 0.1
         self.has_rate = bucket is not None
         self._deadline = deadlines.of
         self._lanes = lanes_of(priority)
@@ -161,10 +165,6 @@ class Admission:
             retry_after_s=wait_s,
             per_s=per_s,
         )
-
-
-def _soon() -> float:
-    return 0.1
 
 
 def open_limits(config: Config) -> Limits:

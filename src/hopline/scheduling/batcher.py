@@ -449,16 +449,13 @@ class Batcher:
         """While a thread computes, the loop is free: late requests get their error in time."""
         if deadline == float("inf"):
             return
-        at_s = self._loop_time(deadline)
+        at_s = asyncio.get_running_loop().time() + max(0.0, deadline - self._clock())
         if self._watch is not None:
             if self._watched_s <= at_s:
                 return
             self._watch.cancel()
         self._watch = asyncio.get_running_loop().call_at(at_s, self._expire_late)
         self._watched_s = at_s
-
-    def _loop_time(self, deadline: float) -> float:
-        return asyncio.get_running_loop().time() + max(0.0, deadline - self._clock())
 
     def _expire_late(self) -> None:
         self._watch = None

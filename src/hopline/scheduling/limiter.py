@@ -11,7 +11,7 @@ bucket (`shared_limiter.py`).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 #: Limit of buckets; beyond it, the longest full ones are dropped, which loses nothing.
 _MAX_BUCKETS = 65_536
@@ -44,35 +44,6 @@ class Rate(NamedTuple):
         return math.ceil(1e9 / self.per_s)
 
 
-class Bucket(Protocol):
-    """Admits requests of one client, or counts what it uses."""
-
-    rate: Rate
-
-    def take(self, now_ns: int) -> int:
-        """Admit a request and return 0, or return the nanoseconds until one is admitted."""
-        ...
-
-    def wait(self, now_ns: int) -> int:
-        """Return the nanoseconds until `take` would admit a request, without admitting one."""
-        ...
-
-    def charge(self, count: int, now_ns: int) -> None:
-        """Take `count` tokens, even if there are fewer: then none is there until the debt is paid.
-
-        A negative count returns tokens, up to a full bucket.
-        """
-        ...
-
-
-class Limits(Protocol):
-    """The buckets of all clients."""
-
-    def bucket(self, name: str, rate: Rate, now_ns: int) -> Bucket:
-        """Return the bucket of a client; `converted` says how its level changes with its rate."""
-        ...
-
-
 def converted(full_at_ns: int, now_ns: int, interval_ns: int, burst: int, rate: Rate) -> int:
     """The time at which a bucket is full again if its rate changes now.
 
@@ -91,7 +62,7 @@ def converted(full_at_ns: int, now_ns: int, interval_ns: int, burst: int, rate: 
 
 
 class LocalBucket:
-    """The bucket of a server of one process."""
+    """The bucket of a server of one process: admits requests of one client, or counts what it uses."""
 
     __slots__ = ("_interval_ns", "_tolerance_ns", "full_at_ns", "rate")
 
@@ -102,7 +73,7 @@ class LocalBucket:
         self._tolerance_ns = (rate.burst - 1) * rate.interval_ns
 
     def take(self, now_ns: int) -> int:
-        """See `Bucket`."""
+        """Admit a request and return 0, or return the nanoseconds until one is admitted."""
         begin = self.full_at_ns
         if begin < now_ns:
             begin = now_ns
@@ -114,11 +85,14 @@ class LocalBucket:
         return 0
 
     def wait(self, now_ns: int) -> int:
-        """See `Bucket`."""
+        """Return the nanoseconds until `take` would admit a request, without admitting one."""
         return max(0, self.full_at_ns - now_ns - self._tolerance_ns)
 
     def charge(self, count: int, now_ns: int) -> None:
-        """See `Bucket`."""
+        """Take `count` tokens, even if there are fewer: then none is there until the debt is paid.
+
+        A negative count returns tokens, up to a full bucket.
+        """
         full_at_ns = max(self.full_at_ns, now_ns) + count * self._interval_ns
         self.full_at_ns = min(full_at_ns, now_ns + self._tolerance_ns + MAX_DEBT_NS)
 
@@ -130,7 +104,7 @@ class LocalLimits:
         self._buckets: dict[str, LocalBucket] = {}
 
     def bucket(self, name: str, rate: Rate, now_ns: int) -> LocalBucket:
-        """See `Limits`."""
+        """Return the bucket of a client; `converted` says how its level changes with its rate."""
         found = self._buckets.get(name)
         if found is not None and found.rate == rate:
             return found

@@ -19,7 +19,7 @@ import numpy as np
 from hopline.errors import ConfigError
 from hopline.kernels.intrinsics import compare_exchange
 from hopline.kernels.jit import njit
-from hopline.scheduling.limiter import MAX_DEBT_NS, Bucket, LocalBucket, Rate, converted
+from hopline.scheduling.limiter import MAX_DEBT_NS, LocalBucket, LocalLimits, Rate, converted
 from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)
@@ -102,17 +102,17 @@ class SharedBucket:
         self._interval_ns = rate.interval_ns
 
     def take(self, now_ns: int) -> int:
-        """See `Bucket`."""
+        """As `LocalBucket`."""
         shared = (self._words, self._intervals, self._bursts)
         return int(_take(*shared, self._slot, now_ns, self._interval_ns, self.rate.burst))
 
     def wait(self, now_ns: int) -> int:
-        """See `Bucket`."""
+        """As `LocalBucket`."""
         interval_ns, burst = self._rate_now()
         return max(0, int(self._words[self._slot]) - now_ns - (burst - 1) * interval_ns)
 
     def charge(self, count: int, now_ns: int) -> None:
-        """See `Bucket`."""
+        """As `LocalBucket`."""
         interval_ns, burst = self._rate_now()
         most = (burst - 1) * interval_ns + MAX_DEBT_NS
         _charge(self._words, self._slot, now_ns, min(count * interval_ns, most), most)
@@ -122,6 +122,9 @@ class SharedBucket:
         if interval_ns == _CONVERTING:
             return self._interval_ns, self.rate.burst
         return interval_ns, int(self._bursts[self._slot])
+
+
+Bucket = LocalBucket | SharedBucket
 
 
 class SharedLimits:
@@ -152,7 +155,7 @@ class SharedLimits:
         _swap(self._words, 0, -1, -1)
 
     def bucket(self, name: str, rate: Rate, now_ns: int) -> Bucket:
-        """See `Limits`. If there is no room, return a bucket with a worker's share of the rate."""
+        """As `LocalLimits.bucket`; with a worker's share of the rate if there is no room."""
         slot = int(_find(self._tags, _tag(name)))
         if slot >= 0:
             self._adopt(slot, rate, now_ns)
@@ -177,6 +180,9 @@ class SharedLimits:
                     break
         self._bursts[slot] = rate.burst
         self._intervals[slot] = rate.interval_ns
+
+
+Limits = LocalLimits | SharedLimits
 
 
 def _tag(name: str) -> int:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hopline.errors import RateLimited
-from hopline.scheduling.limiter import Bucket, Limits, LocalLimits, Rate
+from hopline.scheduling.limiter import LocalLimits, Rate
+
+if TYPE_CHECKING:
+    from hopline.scheduling.shared_limiter import Bucket, Limits
 
 #: Clients that are remembered; those that were active longest ago are forgotten.
 _MOST_CLIENTS = 65_536

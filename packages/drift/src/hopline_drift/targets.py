@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from hopline.config.schema import Config
+from hopline.jobs.targets import ServerTarget
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
-
-
-class Target(Protocol):
-    """Answers requests; used as an async context."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    async def log_id(self) -> str:
-        """The id of the prediction log that it writes, see `records/names.py`; "" for none."""
-        ...
-
-    async def prepare(self, model: str, version: str) -> str:
-        """Make a version ready; return the graph version of its answers, "" if there is none or it changes.
-
-        Raises: HoplineError: it is not available.
-        """
-        ...
-
-    async def score(self, request: ScoreRequest) -> ScoreResult:
-        """Answer. Raises: HoplineError."""
-        ...
 
 
 class ServiceTarget:
@@ -74,11 +50,14 @@ class ServiceTarget:
         self._folder.cleanup()
 
     async def log_id(self) -> str:
-        """No log is written."""
+        """The id of the prediction log that it writes: none is written."""
         return ""
 
     async def prepare(self, model: str, version: str) -> str:
-        """Load a version that is not loaded yet."""
+        """Load a version that is not loaded yet; return the graph version of its answers.
+
+        Raises: HoplineError: it is not available.
+        """
         known = self._service.model_names()
         if model not in known or version not in self._service.describe(model).versions:
             await self._service.load(model, version, serve=False)
@@ -87,3 +66,6 @@ class ServiceTarget:
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """As `Service.score`."""
         return await self._service.score(request)
+
+
+Target = ServiceTarget | ServerTarget

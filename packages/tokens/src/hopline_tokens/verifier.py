@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jwt
 import msgspec
@@ -32,28 +32,11 @@ _SCOPE = "hopline:"
 _MAX_GLOBS, _MAX_GLOB_CHARACTERS = 100, 2000
 
 
-class Keys(Protocol):
-    """The issuer's keys."""
-
-    @property
-    def keys(self) -> Mapping[str, TokenKey]:
-        """The keys by id; the only key of a key file has the id "", which matches any id."""
-        ...
-
-    def tick(self) -> bool:
-        """Take up changed keys; called once a second. Return True if there are new ones."""
-        ...
-
-    def missing(self, name: object) -> TokenKey | None:
-        """Return the key of an id that is not in `keys`, None if there is none.
-
-        Raises: IssuerUnavailable: it may be found soon.
-        """
-        ...
-
-
 class FileKeys:
     """The keys in a file, which is read again when it changes.
+
+    Attributes:
+        keys: by id; the only key of a key file has the id "", which matches any id.
 
     Raises: ConfigError: keys that cannot be used, with the reason.
     """
@@ -66,7 +49,7 @@ class FileKeys:
         self.keys: Mapping[str, TokenKey] = read_keys(config)
 
     def tick(self) -> bool:
-        """Read the keys again if their file has changed."""
+        """Read the keys again if their file has changed; True if there are new ones."""
         if not self._watched.changed():
             return False
         try:
@@ -79,6 +62,9 @@ class FileKeys:
 
     def missing(self, name: object) -> None:
         """Return None: a file has all keys."""
+
+
+Keys = FileKeys | IssuerKeys
 
 
 class TokenVerifier:

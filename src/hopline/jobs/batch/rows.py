@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from hopline.engine.interner import Interner
 from hopline.engine.level import Level
 from hopline.engine.view import EdgeView
 from hopline.graph import Graph
-from hopline.jobs.batch.states import RowFile
+from hopline.jobs.batch.states import MemoryRows, RowFile
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import FloatArray, IdArray
@@ -29,19 +28,6 @@ PIECE_ROWS, PIECE_EDGES = 1024, 1 << 18
 EDGE_BYTES = 160
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
-
-
-class Base(Protocol):
-    """Rows of one node type one level below: `RowFile`, or an array in memory (`Dense`)."""
-
-    @property
-    def array(self) -> FloatArray:
-        """float32 [N, d]."""
-        ...
-
-    def read(self, ids: IdArray, out: FloatArray) -> None:
-        """Copy rows of distinct ids."""
-        ...
 
 
 class Dense:
@@ -90,7 +76,7 @@ class RowComputer:
         graph: Graph,
         level: int,
         node_type: str,
-        below: Mapping[str, Base],
+        below: Mapping[str, Dense | RowFile | MemoryRows],
         raw: FloatArray = _NO_ROWS,
         compact_edges: int = 0,
     ) -> None:

@@ -27,7 +27,6 @@ from hopline.jobs.batch.rows import (
     EDGE_BYTES,
     PIECE_EDGES,
     PIECE_ROWS,
-    Base,
     RowComputer,
     with_all_neighbors,
 )
@@ -111,14 +110,13 @@ class Worker:
         self._out = kept.get(work.out) or RowFile(work.out, writable=True) if writes else None
         self._rows: IdArray | None = None if work.rows is None else np.load(work.rows, mmap_mode="r")
         self._buffer = np.empty((work.span_rows, work.dim), np.float32)
-        below: dict[str, Base] = dict(self._files)
         self._computer = RowComputer(
             work.model_folder,
             spec,
             graph,
             work.level,
             work.node_type,
-            below,
+            self._files,
             _NO_ROWS if self._raw is None else self._raw.array,
             work.compact_edges,
         )

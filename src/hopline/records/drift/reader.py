@@ -42,7 +42,8 @@ class SampleReader:
             model: model of the requests; None if it reads no graph, or its graph is not in this process.
         """
         observed = Observed()
-        answered = [(request, outcome) for request, outcome in sampled if _is_answer(outcome)]
+        # Answers, and unknown nodes; other errors are ignored.
+        answered = [each for each in sampled if isinstance(each[1], ScoreResult | NodeNotFound)]
         tables = []
         for request, outcome in answered:
             self._rest()
@@ -62,8 +63,3 @@ class SampleReader:
     def structure(self, model: GraphModel) -> Structure:
         """The reader of a model's neighbourhoods."""
         return Structure(model, self._max_columns, self._columns, self._random, self._rest)
-
-
-def _is_answer(outcome: object) -> bool:
-    """True if an outcome is used: answers, and unknown nodes; other errors are ignored."""
-    return isinstance(outcome, ScoreResult | NodeNotFound)

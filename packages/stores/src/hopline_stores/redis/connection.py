@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,16 +39,6 @@ def refusal(where: str, error: str) -> FeatureStoreError:
     return kind(f"{where} answered: {error}")
 
 
-class ReplyWaiter(Protocol):
-    """Receives the replies to one request."""
-
-    future: asyncio.Future[Any]
-
-    def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """Read more; return where it stopped and whether that is all. Raises: ValueError: not RESP."""
-        ...
-
-
 class Reply:
     """Receives one reply of any kind."""
 
@@ -58,7 +48,7 @@ class Reply:
         self.future = future
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """See `ReplyWaiter.feed`."""
+        """Read more; return where it stopped and whether that is all. Raises: ValueError: not RESP."""
         parsed = resp.parse(buffer[begin:end].tobytes())
         if parsed is None:
             if end - begin > _MAX_REPLY_BYTES:
@@ -100,7 +90,7 @@ class Replies:
         return self
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """See `ReplyWaiter.feed`."""
+        """Read more; return where it stopped and whether that is all. Raises: ValueError: not RESP."""
         state = self._state
         while True:
             begin = resp.read_replies(buffer, begin, end, state, self._part, self.lengths, self.rows)
@@ -126,6 +116,10 @@ class Replies:
         if self._part and not in_head and (row + 1) % self._part == 0:
             self._state[3] = 1
         return begin + len(line) + 1
+
+
+#: Receives the replies to one request.
+ReplyWaiter = Reply | Replies
 
 
 class Connection(asyncio.BufferedProtocol):
