@@ -50,7 +50,7 @@ BUDGET = {
     "hopline-drift": 1112,
     "hopline-generate": 4580,
     "hopline-mesh": 22761,
-    "hopline-pipelines": 3743,
+    "hopline-pipelines": 3744,
     "hopline-ray": 676,
     "hopline-serverless": 818,
     "hopline-stores": 5135,

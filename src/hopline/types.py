@@ -176,23 +176,6 @@ class Ticket(Protocol):
         ...
 
 
-#: Datatypes of the Open Inference Protocol that are numbers; BYTES has none.
-DATATYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A named tensor of a model's interface, in Open Inference Protocol terms.

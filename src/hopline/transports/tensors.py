@@ -22,9 +22,24 @@ import numpy as np
 from hopline.errors import BadRequest, quoted
 from hopline.json_faults import syntax
 from hopline.transports.shares import NUMBERS, STRINGS, check_share, most_objects
-from hopline.types import DATATYPES, AnyArray, IdArray
+from hopline.types import AnyArray, IdArray
 from turnserve.compression import PIECE_BYTES, share
 
+#: Datatypes of the Open Inference Protocol that are numbers; BYTES has none.
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 #: Integers below these are exact as floats. The limit itself is excluded: JSON or the client may already
 #: have rounded its neighbour to it.

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from hopline.errors import PipelineInvalid
-from hopline.types import DATATYPES, AnyArray, TensorInfo
+from hopline.transports.tensors import DATATYPES
+from hopline.types import AnyArray, TensorInfo
 
 Kind: TypeAlias = Literal["number", "truth", "text"]
 
