@@ -13,8 +13,10 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import BadRequest, NotServable, NotSplittable, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.graph.live.changes import Changes, EdgeChanges
 from hopline.packaging import trace
 from hopline.types import InlineNode, ScoreRequest
+from tests.graph.live.test_writer import live
 from tests.packaging.graphs import hetero, homogeneous
 from tests.packaging.in_torch import assert_equals_pyg, split
 from tests.packaging.test_dense import mlp, trained, two_layers
@@ -323,3 +325,18 @@ def test_the_gate_sees_a_package_that_reads_in_the_wrong_direction(tmp_path, mon
     for each in (graph, symmetric):
         with pytest.raises(PackagingError, match="differ"):
             package(model, each, tmp_path / "wrong")
+
+
+def test_an_event_changes_both_directions_of_a_served_live_graph(tmp_path):
+    data, graph = one_way()
+    model = Both(lambda e: e.flip(0))
+    report = package(model, graph, tmp_path)
+    writer, view = live(graph)
+    served = Answerer(load_model(report.path, report.spec, view), ("logits",), 999)
+    for src, dst in ((3, 60), (60, 3), (9, 11)):
+        attr = np.ones((1, 3), np.float32)
+        edge = EdgeChanges(*np.array([[src], [dst]]), np.zeros(1, bool), np.zeros(1, np.int64), attr=attr)
+        assert writer.apply(Changes({"node__to__node": edge}, {}, 1)).num_applied == 1
+        data.edge_index = torch.cat([data.edge_index, torch.tensor([[src], [dst]])], 1)
+        (found,) = served.answer([ScoreRequest("m", nodes=list(range(70)))])
+        np.testing.assert_allclose(found.outputs["logits"], expected(model, data), atol=1e-5)
