@@ -472,7 +472,7 @@ class NotServable(PackagingError):
 
 
 class ParityError(PackagingError):
-    """The packaged model and the PyG module disagree; the message says at which stage and by how much."""
+    """The packaged model and the PyG module disagree; the message says where and by how much."""
 
     code = "parity_error"
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.packaging.dense import BUILDERS, NEEDS_EDGE_ATTR
+from hopline.packaging.dense.aggregate import BlockAggregation
 from tests.packaging.graphs import homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg
 
@@ -318,3 +319,12 @@ def test_graph_without_any_edge_equals_pyg():
     empty = Graph.from_edges([[], []], graph.nodes["node"].features)
     for conv in (pyg.SAGEConv, pyg.GATConv, pyg.TransformerConv, pyg.GCNConv):
         assert_equals_pyg(two_layers(conv(6, 4), conv(4, 3)), empty)
+
+
+def test_a_deviation_of_near_messages_is_that_in_float64():
+    """Differences of squares would be off by 1e-3, and 0 where the deviation is near the least one."""
+    torch.manual_seed(0)
+    messages, mask = 10 + 0.01 * torch.randn(30, 9, 4), torch.rand(30, 9) < 0.7
+    block = BlockAggregation(pyg.StdAggregation(), AssertionError)
+    expected = pyg.StdAggregation()(messages[mask].double(), mask.nonzero()[:, 0], dim_size=30)
+    torch.testing.assert_close(block(messages, mask)[:, 0].double(), expected, atol=1e-6, rtol=1e-4)

@@ -294,6 +294,28 @@ def test_answers_that_float32_does_not_settle_are_noted(offset, is_noted, tmp_pa
     assert any("depend on the order of sums" in note for note in report.notes) == is_noted
 
 
+class Deviation(nn.Module):
+    """A standard deviation, whose rounding the last layer makes small."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = pyg.SAGEConv(6, 4, aggr="std", root_weight=False), nn.Linear(4, 3)
+        self.last.weight.data *= 1e-3
+
+    def forward(self, x, edge_index):
+        return self.last(self.conv(x, edge_index))
+
+
+def test_inner_values_are_measured_by_their_own_rounding_not_by_that_of_the_answers(tmp_path):
+    graph = homogeneous(offset=100.0)
+    report = package(Deviation(), graph, tmp_path, fanouts=[-1], runtime="onnx")
+    assert report.spec.parity["served"]["embedding"] > 1e-4 > report.spec.parity["served"]["logits"]
+    assert any("own embeddings in float32" in note for note in report.notes)
+    plain = package(Deviation(), homogeneous(), tmp_path / "plain", fanouts=[-1], runtime="onnx")
+    assert plain.spec.parity["served"]["embedding"] < 1e-4
+    assert not any("in float32" in note for note in plain.notes)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_half_precision_are_noted(dtype, tmp_path):
     report = package(pyg.SAGEConv(6, 3).to(dtype), homogeneous(), tmp_path, fanouts=[-1])

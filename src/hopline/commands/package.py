@@ -284,7 +284,7 @@ def _numbers(text: str) -> list[int]:
 
 def _show(report: PackageReport) -> None:
     console = Screen()
-    table = Table("stage", "reads", "columns", "difference", "bytes", box=None, pad_edge=False)
+    table = Table("stage", "reads", "columns", "bytes", box=None, pad_edge=False)
     for column in table.columns[2:]:
         column.justify = "right"
     for line in report.stages:
@@ -292,7 +292,6 @@ def _show(report: PackageReport) -> None:
             line.name,
             ", ".join(line.inputs) or "raw features",
             str(line.state_dim),
-            f"{line.max_abs_diff:.1e}",
             f"{line.num_bytes:,}",
         )
     console.print(whole(table, "stage"))

@@ -27,11 +27,9 @@ from torch import Tensor
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel
-from hopline.engine.execute import execute
 from hopline.engine.model import Model, StateCachePlan, load_model
-from hopline.engine.plan import make_plan
 from hopline.engine.tasks import output_names
-from hopline.errors import NotSplittable, ParityError
+from hopline.errors import ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
 from hopline.packaging import parity
@@ -39,8 +37,6 @@ from hopline.packaging.export import quiet
 from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Rows
-from hopline.packaging.split import StagePlan
-from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
@@ -72,6 +68,7 @@ class Answered:
         are_probabilities: the module ends in the task's activation.
         embedding: float64 [n, d], if the module exposes it.
         rounding: float64 [n], the float32 rounding error of the module itself.
+        embedding_rounding: the same of its embedding.
         unseen: the nodes are not in the graph: requests describe them.
     """
 
@@ -81,6 +78,7 @@ class Answered:
     are_probabilities: bool
     embedding: Rows | None = None
     rounding: NDArray[np.float64] | None = None
+    embedding_rounding: NDArray[np.float64] | None = None
     unseen: Unseen | None = None
 
     @property
@@ -105,22 +103,28 @@ class Answered:
             found["embedding"] = self.embedding
         return found
 
-    def imprecise(self) -> str:
-        """Say that float32 moves the module's own answers by more than the tolerance; "" if it does not."""
-        if self.rounding is None:
-            return ""
-        size = np.nan_to_num(np.abs(self.rows), posinf=0.0).max(axis=1, initial=0.0)
-        over = self.rounding > TOLERANCE * (1.0 + size)
-        if not over.any():
-            return ""
-        worst = int(np.where(over, self.rounding, 0.0).argmax())
-        return (
-            f"the model's own answers in float32 are up to {self.rounding[worst]:.2g} from those in "
-            f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows above "
-            f"{TOLERANCE:g}. They depend on the order of sums, and served answers can be as far from the "
-            "module's. The cause is large values of small spread, such as a standard deviation of raw "
-            "amounts (standardise the features), or torch.autocast (stages compute in float32)"
-        )
+    def imprecise(self) -> list[str]:
+        """Notes if float32 moves the module's own answers or embedding by more than the tolerance."""
+        notes = []
+        for what, rows, rounding in (
+            ("answers", self.rows, self.rounding),
+            ("embeddings", self.embedding, self.embedding_rounding),
+        ):
+            if rows is None or rounding is None:
+                continue
+            size = np.nan_to_num(np.abs(rows), posinf=0.0).max(axis=1, initial=0.0)
+            over = rounding > TOLERANCE * (1.0 + size)
+            if not over.any():
+                continue
+            worst = int(np.where(over, rounding, 0.0).argmax())
+            notes.append(
+                f"the model's own {what} in float32 are up to {rounding[worst]:.2g} from those in "
+                f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows above "
+                f"{TOLERANCE:g}. They depend on the order of sums, and served {what} can be as far from "
+                "the module's. The cause is large values of small spread, such as a standard deviation of "
+                "raw amounts (standardise the features), or torch.autocast (stages compute in float32)"
+            )
+        return notes
 
 
 def judge(
@@ -144,7 +148,8 @@ def judge(
         for name in answered.expected(spec.task)
         if not (whole and name == "embedding" and spec.task != "embedding")
     )
-    full = _at_full_neighbourhoods(spec)
+    all_neighbours = {key: (-1,) * len(values) for key, values in spec.fanouts.items()}
+    full = msgspec.structs.replace(spec, fanouts=all_neighbours, max_degree=None)
     served_as = [full]
     if spec.fanouts != full.fanouts or spec.max_degree is not None:
         # Bounded fanouts use other code of the engine than unbounded ones.
@@ -173,47 +178,11 @@ def judge(
     return figures
 
 
-def check_stages(
-    folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced, graph: Graph
-) -> dict[str, float]:
-    """Compare the states that the engine computes with the module's own values.
-
-    Args:
-        graph: its first nodes are those that the values are of, with the same neighbourhoods.
-
-    Returns: "<level>.<node type>" -> the largest absolute difference.
-
-    Raises:
-        NotSplittable: the engine cannot run the files.
-        ParityError: names the first stage that differs.
-    """
-    figures: dict[str, float] = {}
-    try:
-        with _one_thread(), quiet():
-            model = _loaded(folder, _at_full_neighbourhoods(spec), graph, False)
-            assert isinstance(model, Model)
-            for plan in plans:
-                expected = parity.reference_state(traced, plan.values)
-                wanted = {plan.node_type: np.arange(len(expected))}
-                states = execute(make_plan(model.levels, plan.level, wanted), model.features)
-                file = spec.levels[plan.level][plan.node_type].file
-                what = f"stage {plan.level} of node type {plan.node_type!r} ({file or 'raw features'})"
-                actual = states[plan.node_type] if states else expected
-                figures[f"{plan.level}.{plan.node_type}"] = parity.compare(what, actual, expected)
-    except ParityError:
-        raise
-    except Exception as error:  # any error of the runtime would reach a request
-        raise NotSplittable(f"the engine cannot run its stages: {error}".splitlines()[0]) from error
-    return figures
-
-
-def _at_full_neighbourhoods(spec: ModelSpec) -> ModelSpec:
-    fanouts = {key: (-1,) * len(values) for key, values in spec.fanouts.items()}
-    return msgspec.structs.replace(spec, fanouts=fanouts, max_degree=None)
-
-
 def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model | EgoModel:
-    """The artifact as a server loads it, with or without a state cache that holds all rows."""
+    """The artifact as a server loads it, with or without a state cache that holds all rows.
+
+    Raises: ParityError: the engine refuses it.
+    """
     schema = spec.graph_schema
     node_types: Any = schema["node_types"]
     one_matrix = {  # the graph of the probe does not list of which tensors its columns are
@@ -221,10 +190,13 @@ def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Mod
         for name, node in node_types.items()
     }
     spec = msgspec.structs.replace(spec, graph_schema={**schema, "node_types": one_matrix})
-    if not is_cached:
-        return load_model(folder, spec, graph)
-    plan = StateCachePlan(spec, graph, _CACHE_BYTES)
-    return load_model(folder, spec, graph, plan.build(Arena(plan.num_bytes)))
+    try:
+        if not is_cached:
+            return load_model(folder, spec, graph)
+        plan = StateCachePlan(spec, graph, _CACHE_BYTES)
+        return load_model(folder, spec, graph, plan.build(Arena(plan.num_bytes)))
+    except Exception as error:  # any error of the runtime would stop a server
+        raise ParityError(f"the served model cannot be loaded: {error}".splitlines()[0]) from error
 
 
 class _Calls:
@@ -332,7 +304,9 @@ class _Calls:
             raise ParityError(
                 f"the served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
             )
-        rounding = self._answered.rounding
+        answered = self._answered
+        is_inner = name == "embedding" and answered.embedding is not None
+        rounding = answered.embedding_rounding if is_inner else answered.rounding
         size = np.where(np.isfinite(wanted), np.abs(wanted), 0.0).max(axis=1, initial=1.0)
         slack = np.zeros(len(part)) if rounding is None else _ROUNDING * rounding[part]
         slack = np.minimum(slack, _MOST_ROUNDING * size)[:, None]

@@ -55,7 +55,6 @@ log = logging.getLogger("hopline.packaging")
 #: Names of the steps, for progress output; the stages in between have their own names.
 MODULE = "running the model on a part of the graph"
 TRACE = "tracing the model"
-PARITY = "comparing the stages with the model"
 WHOLE = "exporting the whole model"
 COMPILE = "compiling the model"
 COMPARE = "comparing served answers with the model"
@@ -91,7 +90,6 @@ class Job:
     reference: Reference
     device: Device = "cpu"
     notes: list[str] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
     probe: Probe = field(init=False)
     rows: Rows = field(init=False)
@@ -190,11 +188,13 @@ class Job:
         self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,
         embedding: Rows | None = None, unseen: Unseen | None = None,
     ) -> gate.Answered:  # fmt: skip
-        rounding = self.reference.rounding(check, pairs, rows)
+        rounding, inner = self.reference.rounding(check, pairs, rows), None
         if pairs is None:
             rows, rounding = rows[sides[0]], rounding[sides[0]]
-            embedding = None if embedding is None else embedding[sides[0]]
-        return gate.Answered(probe, sides, rows, self.are_probabilities, embedding, rounding, unseen)
+        if embedding is not None:
+            inner = self.reference.rounding(check, None, embedding, self.embedding_layer)[sides[0]]
+            embedding = embedding[sides[0]]
+        return gate.Answered(probe, sides, rows, self.are_probabilities, embedding, rounding, inner, unseen)
 
     def _of_components(self, probe: Probe, seeds: IdArray) -> gate.Answered:
         sides, rows = pooled.answers(self.reference, probe.check, seeds, num_hops(self.fanouts))
@@ -250,13 +250,11 @@ class Job:
         """
         self.progress(COMPARE, 0.0)
         served = gate.judge(folder, spec, answered := self.answered(spec.runtime), self._unseen(spec))
-        self.notes += filter(None, [answered.imprecise()])
-        self.figures["logits"] = max(served.values())
+        self.notes += answered.imprecise()
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()),
             "tolerance": parity.TOLERANCE,
             "served": served,
-            "stages": {key: value for key, value in self.figures.items() if key != "logits"},
             "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
         }
@@ -307,7 +305,6 @@ class Job:
         """
         if self.draws:
             raise may_be_random(self.draws)
-        self.figures.clear()
         self.whole_because = reason
         if self.pooled:
             keys = self.binding.relations
@@ -392,8 +389,7 @@ class Job:
             opset=OPSET,
         )
         spec = self._export(folder, spec, plans)
-        spec = self._write_head(folder, spec, head)
-        return self._check(folder, spec, plans, traced)
+        return self._write_head(folder, spec, head)
 
     def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], HeadPlan]:
         """The value that each target's last state holds, and the head."""
@@ -478,10 +474,3 @@ class Job:
             dst_node_type=self.targets[-1] if head.kind == "link" else "", file=file,
         )  # fmt: skip
         return msgspec.structs.replace(spec, head=described)
-
-    def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
-        """Compare each stage with the traced program, to name the first that differs."""
-        self.progress(PARITY, 0.0)
-        self.figures = gate.check_stages(folder, spec, plans, traced, self.probe.graph)
-        self.progress(PARITY, 1.0)
-        return spec

@@ -270,7 +270,7 @@ def package(
             learned = write_tables(place.folder, whole, tables, later_nodes)
             written = msgspec.structs.replace(written, graph_schema=plain, embeddings=learned)
         spec = write_spec(place.folder, written)
-        stages = stage_figures(place.folder, spec, job.figures)
+        stages = stage_figures(place.folder, spec)
     return PackageReport(place.path, spec, stages, (*job.notes, *later), time.perf_counter() - started)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of stages with the traced model, whose values are the module's own.
+"""Comparisons: of served answers with the module's, and of the traced model with itself on another graph.
 
 Code whose rows depend on each other is refused. Shapes alone do not distinguish `x - x.mean(0)` from
 `x - 1`; values do: the traced model runs on another graph that has the same nodes.
@@ -24,12 +24,6 @@ from hopline.types import AnyArray, FloatArray
 
 #: Absolute tolerance, and relative for values above 1.
 TOLERANCE = 1e-4
-
-
-def reference_state(traced: Traced, values: list[fx.Node]) -> FloatArray:
-    """The module's own intermediate values as the columns of a state, float32 [N, state_dim]."""
-    rows = [traced.values[node] for node in values]
-    return torch.cat([row.reshape(len(row), -1) for row in rows], dim=1).numpy()
 
 
 def difference(actual: AnyArray, expected: AnyArray, slack: Any = 0.0) -> tuple[float, Any]:

@@ -124,26 +124,36 @@ class Reference:
         exact._dtype = torch.float64
         return exact
 
-    def rounding(self, graph: CheckGraph, pairs: Pairs | None, rows: Rows) -> NDArray[np.float64]:
+    def rounding(
+        self, graph: CheckGraph, pairs: Pairs | None, rows: Rows, layer: str | None = None
+    ) -> NDArray[np.float64]:
         """Distance of the module's answers from its answers in float64, float64 [n].
 
         Args:
-            rows: its answers on `graph`.
+            rows: its answers on `graph`; its embedding there, if `layer` (as of `embedding`) is given.
 
         Returns: for each row the largest of its columns; 0 if the module does not run in float64. At most
             what nudged inputs and another order of sums explain: another branch for float64 is no rounding.
         """
         try:
-            other = self.in_float64().answers(graph, pairs)
+            other = self.in_float64()._rows(graph, pairs, layer)
         except PackagingError:
             return np.zeros(len(rows))
         with np.errstate(invalid="ignore"):
             error = _largest(other - rows)
         if error.max(initial=0.0) <= _SMALL:
             return error
-        return np.minimum(error, _NUDGES * self._nudged(graph, pairs, rows))
+        return np.minimum(error, _NUDGES * self._nudged(graph, pairs, rows, layer))
 
-    def _nudged(self, graph: CheckGraph, pairs: Pairs | None, rows: Rows) -> NDArray[np.float64]:
+    def _rows(self, graph: CheckGraph, pairs: Pairs | None, layer: str | None) -> Rows:
+        found = self.answers(graph, pairs) if layer is None else self.embedding(graph, layer)
+        if found is None:
+            raise PackagingError(f"{layer} runs several times")
+        return found
+
+    def _nudged(
+        self, graph: CheckGraph, pairs: Pairs | None, rows: Rows, layer: str | None
+    ) -> NDArray[np.float64]:
         """Change of answers if weights and inputs change by one rounding, and edges are reordered."""
         rng = np.random.default_rng(5)
         near = copy.copy(self)
@@ -159,7 +169,8 @@ class Reference:
         narrow = {name: x.astype(np.float32) for name, x in features.items()}
         try:
             with np.errstate(invalid="ignore"):
-                return _largest(near.answers(reordered(CheckGraph(narrow, graph.edges)), pairs) - rows)
+                changed = near._rows(reordered(CheckGraph(narrow, graph.edges)), pairs, layer)
+                return _largest(changed - rows)
         except PackagingError:
             return np.full(len(rows), np.inf)
 

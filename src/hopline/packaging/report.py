@@ -16,14 +16,12 @@ class StageFigures:
         name: "<level>.<node type>", or "head".
         inputs: what the stage reads, in words.
         state_dim: columns that it produces.
-        max_abs_diff: against the PyG module on the check graph.
         num_bytes: of its ONNX file, 0 if it has no file.
     """
 
     name: str
     inputs: tuple[str, ...]
     state_dim: int
-    max_abs_diff: float
     num_bytes: int
 
 
@@ -51,7 +49,7 @@ class PackageReport:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
 
-def stage_figures(folder: Path, spec: ModelSpec, figures: dict[str, float]) -> tuple[StageFigures, ...]:
+def stage_figures(folder: Path, spec: ModelSpec) -> tuple[StageFigures, ...]:
     """The figures of every stage and the head, lowest level first."""
     lines = []
     for level, stages in enumerate(spec.levels):
@@ -61,9 +59,9 @@ def stage_figures(folder: Path, spec: ModelSpec, figures: dict[str, float]) -> t
                 " ".join(filter(None, [item.reduce or item.kind, item.edge_type])) for item in stage.inputs
             )
             size = 0 if stage.file is None else (folder / stage.file).stat().st_size
-            lines.append(StageFigures(name, words, stage.state_dim, figures[name], size))
+            lines.append(StageFigures(name, words, stage.state_dim, size))
     head = spec.head
     if head.file is not None:
         size = (folder / head.file).stat().st_size
-        lines.append(StageFigures("head", (head.kind,), head.output_dim, figures["logits"], size))
+        lines.append(StageFigures("head", (head.kind,), head.output_dim, size))
     return tuple(lines)

@@ -107,8 +107,10 @@ def _min(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
 
 
 def _var(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
-    mean = _mean(rows, mask, count, module)
-    return _mean(rows * rows, mask, count, module) - mean * mean
+    # PyG subtracts squares, which rounds more: the gate allows the module's rounding, not ours in addition
+    mean = _mean(rows, mask, count, module).unsqueeze(1)
+    spread = torch.where(mask.unsqueeze(-1), rows - mean, torch.zeros(()))
+    return _mean(spread * spread, mask, count, module)
 
 
 def _std(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
