@@ -3,7 +3,6 @@
     int8       a quantised model against the one it was made of: size, accuracy, time
     features   features in int8 and in 16 bits against float32: memory, gathering, accuracy
     adjacency  packed neighbour lists against plain ones: size, sampling
-    compiled   a model that cannot be split, compiled against eager; the first request against later ones
     cold       from a new process to its first answer: the server, and the handler of function platforms
 
     python -m benchmarks.compress [--quick] [--phases a,b]
@@ -20,8 +19,8 @@ from typing import Any
 
 from benchmarks.phases import chosen, run_modules
 
-FIGURES = ("int8", "int8_features", "adjacency", "compile", "cold_start_s", "function_cold_start_s")
-PHASES = ("int8", "features", "adjacency", "compiled", "cold")
+FIGURES = ("int8", "int8_features", "adjacency", "cold_start_s", "function_cold_start_s")
+PHASES = ("int8", "features", "adjacency", "cold")
 
 
 def main() -> int:

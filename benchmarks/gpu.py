@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.compress_phases.compiled import drawn, module
 from benchmarks.machine import commit, machine
 from hopline.artifact import read_spec
 from hopline.engine.ego import EgoModel
@@ -34,7 +33,7 @@ from hopline.engine.model import load_model
 from hopline.graph import Graph
 from hopline.runtimes import onnx
 from hopline.runtimes.ort import ort
-from hopline.runtimes.placement import Placement, place_models
+from hopline.runtimes.placement import place_models
 from hopline.types import AnyArray, FloatArray, IdArray
 
 PARTS = ("split", "stage", "whole", "zoo", "serve")
@@ -57,8 +56,21 @@ def models() -> dict[str, tuple[Any, Any]]:
         "gat_64": (GAT(_FEATURES, 64, 2, _CLASSES, heads=4, v2=True), "onnx"),
         "gat_512": (GAT(_FEATURES, 512, 2, _CLASSES, heads=4, v2=True), "onnx"),
         "sage_whole": (GraphSAGE(_FEATURES, 64, 2, _CLASSES), "torch"),
-        "pooled": (module(), "torch"),
     }
+
+
+def drawn(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:
+    """A graph of ten edges a node, and nodes in it with all ten in-neighbours that are sampled."""
+    rng = np.random.default_rng(6)
+    edges = rng.integers(0, num_nodes, (2, 10 * num_nodes))
+    graph = Graph.from_edges(
+        (edges[0], edges[1]), rng.normal(size=(num_nodes, _FEATURES)).astype(np.float32)
+    )
+    graph.save(place / "graph")
+    degrees = np.bincount(edges[1], minlength=num_nodes)
+    seeds = np.flatnonzero(degrees >= _FANOUTS[0])
+    rng.shuffle(seeds)
+    return graph, seeds
 
 
 def prepare(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:
@@ -83,14 +95,14 @@ def prepare(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:
 
 def loaded(place: Path, name: str, graph: Graph, device: Any, threads: int = 1) -> Any:
     """A model on a device."""
-    place_models(Placement(device, "never"))
+    place_models(device)
     for_gpu = place / "models" / f"{name}{_FOR_GPU}" / "1"
     folder = for_gpu if device != "cpu" and for_gpu.exists() else place / "models" / name / "1"
     spec = read_spec(folder)
     try:
         return load_model(folder, spec, graph, threads=threads)
     finally:
-        place_models(Placement())
+        place_models("cpu")
 
 
 def in_turns(ways: Mapping[str, Callable[[int], object]], count: int) -> dict[str, float]:
@@ -171,14 +183,14 @@ def stage(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
             ]
             expected: list[FloatArray] = []
             for device in ("cpu", "cuda"):
-                place_models(Placement(device))
+                place_models(device)
                 chunk = onnx.CHUNK_ROWS
                 onnx.CHUNK_ROWS = max(chunk, rows)
                 try:
                     run = onnx.RowStage(path, [name_in], [width], "h", each.state_dim)
                 finally:
                     onnx.CHUNK_ROWS = chunk
-                    place_models(Placement())
+                    place_models("cpu")
 
                 def ask(
                     i: int, run: onnx.RowStage = run, inputs: Any = inputs, rows: int = rows
@@ -280,11 +292,11 @@ def zoo(
     from benchmarks.zoo_phases import models as model_table
 
     def on_gpu(*args: Any) -> Any:
-        place_models(Placement("cuda", "never"))
+        place_models("cuda")
         try:
             return load_model(*args)
         finally:
-            place_models(Placement())
+            place_models("cpu")
 
     vars(verdict)["load_model"] = on_gpu
     entries = [

@@ -324,7 +324,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         named = {self.head.file, self.whole_file, *(stage.file for stage in stages)}
         named |= {stage.query or None for stage in stages}
         if self.runtime == "torch":
-            named |= {"whole.json", *(path.name for path in folder.glob("compiled.*"))}
+            named.add("whole.json")
         if self.embeddings:
             named |= {path.relative_to(folder).as_posix() for path in folder.glob("embeddings/*")}
         for structure in {stage.structure for stage in stages if stage.structure}:

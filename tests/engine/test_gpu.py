@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 
 from hopline.runtimes import onnx
-from hopline.runtimes.placement import Placement, place_models, placed
+from hopline.runtimes.placement import place_models, placed
 from tests.engine import zoo
 from tests.engine.test_answers import ALL, answer, request
 
@@ -29,7 +29,7 @@ def on_gpu():
 
             patch.setattr(onnx, "providers", lambda device, *given, rows: providers("cpu", *given))
             patch.setattr(ort.IOBinding, "bind_ortvalue_input", bind_copy)
-        place_models(Placement("cuda"))
+        place_models("cuda")
         try:
             yield
         finally:

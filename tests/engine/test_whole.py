@@ -1,5 +1,7 @@
 """Models that cannot be split, through the same requests: ego-graphs and the torch runtime."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.nn import GATConv
 
-from hopline.artifact import read_spec
+from hopline.artifact import read_spec, write_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel, _Rows
 from hopline.engine.model import load_model
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, ConfigError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.packaging import package
+from hopline.runtimes.placement import place_models, placed
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
 
@@ -69,6 +72,32 @@ def test_whole_model_answers_do_not_depend_on_batch_mates(whole):
     together = answerer.answer([ScoreRequest("odd", nodes=ids)])[0].outputs["probabilities"]
     alone = [answerer.answer([ScoreRequest("odd", nodes=[i])])[0].outputs["probabilities"] for i in ids]
     assert (together == np.concatenate(alone)).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_whole_model_on_a_gpu_that_is_not_there_is_refused(whole):
+    _, _, graph, report = whole
+    before = placed()
+    place_models("cuda")
+    try:
+        with pytest.raises(ConfigError, match=r"compute.device: 'cuda'.*torch .* finds no device"):
+            load_model(report.path, report.spec, graph)
+    finally:
+        place_models(before)
+
+
+def test_machine_code_that_an_earlier_release_compiled_is_not_loaded(whole, tmp_path):
+    _, module, graph, report = whole
+    folder = tmp_path / "1"
+    shutil.copytree(report.path, folder)
+    (folder / "compiled.pt2").write_bytes(b"machine code")
+    spec = write_spec(folder, report.spec)
+    answerer = Answerer(load_model(folder, read_spec(folder), graph), ("logits",), 1000)
+    (result,) = answerer.answer([ScoreRequest("odd", nodes=["n3"])])
+    with torch.no_grad():
+        truth = module(*zoo.tensors(graph, "gcn")).numpy()
+    assert "compiled.pt2" in spec.files
+    np.testing.assert_allclose(result.outputs["logits"], truth[3:4], atol=1e-4)
 
 
 def test_whole_model_refuses_inline_nodes_with_the_reason(whole):

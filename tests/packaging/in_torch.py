@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hopline.packaging import parity
+from hopline.packaging.analysis import check_rows
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import beside, strangers
@@ -23,7 +23,7 @@ def split(model, graph, target="node", **options):
     with torch.no_grad():
         slots = binding.slots(check)
         traced, lowered = trace_and_lower(eval_copy(model).float(), binding, targets, slots)
-        parity.check_rows(traced, binding, beside(check, strangers(check, 2, np.random.default_rng(0))))
+        check_rows(traced, binding, beside(check, strangers(check, 2, np.random.default_rng(0))))
         plans = Splitter(traced, lowered, dict(traced.outputs)).stages()
     return binding, traced, plans, check
 

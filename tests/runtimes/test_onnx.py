@@ -6,7 +6,7 @@ import pytest
 from hopline.errors import ConfigError
 from hopline.runtimes import ort as runtime
 from hopline.runtimes.onnx import check_started, providers, session
-from hopline.runtimes.placement import Placement, place_models, placed
+from hopline.runtimes.placement import place_models, placed
 
 CPU = ["CPUExecutionProvider"]
 CUDA = ["CUDAExecutionProvider", *CPU]
@@ -21,7 +21,7 @@ def names(found):
 def on():
     """Place models on a device for one test."""
     before = placed()
-    yield lambda device: place_models(Placement(device))
+    yield lambda device: place_models(device)
     place_models(before)
 
 

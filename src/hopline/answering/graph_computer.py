@@ -481,7 +481,6 @@ class GraphComputer(Computer):
             properties={
                 "task": spec.task,
                 "runtime": spec.runtime,
-                **({"compiled": self.model.compiled} if isinstance(self.model, EgoModel) else {}),
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,

@@ -158,12 +158,6 @@ def package(
     check_nodes: Annotated[
         int, typer.Option(help="Nodes of each type on which the package is checked.")
     ] = 512,
-    compile_: Annotated[
-        bool,
-        typer.Option(
-            "--compile", help="Compile a model that is served whole to machine code; needs a C++ compiler."
-        ),
-    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:
     """Write and check the artifact of a trained PyG module or, with --sklearn, of a tabular model."""
@@ -172,7 +166,7 @@ def package(
         of_graphs = [
             option for option in ("--model", "--graph", "--fanouts") if given[option] not in (None, [])
         ]
-        others = {"--compile": compile_, "--state-dict": state_dict, "--init": init}
+        others = {"--state-dict": state_dict, "--init": init}
         of_graphs += [option for option, value in others.items() if value]
         if of_graphs:
             raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
@@ -214,7 +208,7 @@ def package(
             classes=classes.split(",") if classes else (), arguments=parse_arguments(argument or ()),
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
             later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
-            runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes, compile=compile_,
+            runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
     for note in notes:

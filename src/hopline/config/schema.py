@@ -167,11 +167,6 @@ class ComputeConfig:
         "cpu",
         "where models run; refused if ONNX Runtime or torch does not support it; no fallback to the CPU",
     )
-    compiled: Literal["auto", "never", "require"] = setting(
-        "auto",
-        "programs of `hopline package --compile`: auto runs those that fit the machine, else the eager "
-        "ones; require refuses the model if one does not fit; never ignores them",
-    )
 
 
 @dataclass(frozen=True, slots=True)

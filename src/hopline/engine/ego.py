@@ -40,7 +40,6 @@ class EgoModel:
     Attributes:
         state_dim: columns of a row of `final_states`, which are logits here.
         num_hops: of an ego-graph.
-        compiled, why_eager: as in `WholeModel`.
         output_names: outputs that the model offers; it has no embedding apart from the logits.
         watch: separates sampling time from compute time.
         guard: as in `Model`.
@@ -69,7 +68,6 @@ class EgoModel:
         self._relations = described.relations
         self._pooled = described.pooled
         self._whole = WholeModel(folder, spec, threads=threads)
-        self.compiled, self.why_eager = self._whole.compiled, self._whole.why_eager
         self._buffers = BlockBuffers()
         self._rows = {name: _Rows() for name in graph.nodes}
         self._samplers: list[dict[str, Sampler]] = [

@@ -82,13 +82,6 @@ def _computer(
     rows: Mapping[str, RowSource] = {} if inputs.store is None else inputs.store.rows
     l1_rows = rows if sources is None else sources.l1_rows
     loaded = load_model(folder, spec, graph, state_caches, config.compute.threads, l1_rows)
-    if isinstance(loaded, EgoModel):
-        fallbacks = tools.metrics.counter(
-            "hopline_compiled_fallbacks_total",
-            "Loads of a compiled model whose eager program runs instead.",
-            ("model", "version"),
-        )
-        fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
     edges = None
     if inputs.store is not None and isinstance(loaded, Model):
         edges = inputs.store.fetcher(loaded.edge_columns)

@@ -32,7 +32,7 @@ from hopline.models.tools import Tools
 from hopline.models.version_folder import content_of
 from hopline.observe.metrics import Metrics
 from hopline.remote_address import is_address
-from hopline.runtimes.placement import Placement, place_models
+from hopline.runtimes.placement import place_models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Loader:
         self.repository: Repository = configured_repository(config)
         self.tools = Tools(config, metrics, recorders, resolve)
         self.tools.inputs.snapshots.check()
-        place_models(Placement(config.compute.device, config.compute.compiled))
+        place_models(config.compute.device)
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None

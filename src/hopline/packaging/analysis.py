@@ -1,13 +1,16 @@
 """Owner and level of each value of a traced model: whose rows it has, and how many hops they read.
 
 The model runs value by value on the check graph. A value is refused if its rows are not one for each row of
-its domain, or if it combines rows of different domains other than at the ends of edges.
+its domain, or if it combines rows of different domains other than at the ends of edges. Shapes alone do not
+distinguish `x - x.mean(0)` from `x - 1`; values do: the model also runs on another graph that has the same
+nodes.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 from torch_geometric.utils import softmax
@@ -15,6 +18,7 @@ from torch_geometric.utils import softmax
 from hopline.errors import NotSplittable
 from hopline.packaging.advice import BOTH_DIRECTIONS
 from hopline.packaging.arguments import Binding
+from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.edges import (
     FLOWS,
     LOOPS,
@@ -32,7 +36,8 @@ from hopline.packaging.edges import (
     size_of,
     slot_of,
 )
-from hopline.packaging.reference import described, hint
+from hopline.packaging.locality import renumbered
+from hopline.packaging.reference import as_rows, described, differ, hint
 from hopline.packaging.trace import Closed, Traced, conv_arguments, describe
 
 #: Slots that hold an edge index.
@@ -56,6 +61,46 @@ def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
         domain = traced.domains.get(output)
         if domain != Domain("node", node_type):
             raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
+
+
+def check_rows(traced: Traced, binding: Binding, graph: CheckGraph) -> None:
+    """Run the traced model on a larger graph with its nodes in another order; rows of a node must agree.
+
+    Args:
+        graph: its first nodes are those of the check graph, with the same neighbourhoods.
+
+    Raises:
+        NotSplittable: naming the first value that mixes rows, and its source line.
+    """
+    rng = np.random.default_rng(0)
+    order = {name: rng.permutation(len(rows)) for name, rows in graph.features.items()}
+    place = {name: torch.from_numpy(np.argsort(rows)) for name, rows in order.items()}
+    again = fx.Interpreter(traced.module, garbage_collect_values=False)
+    again.extra_traceback = False
+    try:
+        with torch.no_grad():
+            again.run(binding.slots(renumbered(graph, order)))
+    except Exception as error:  # code of the model
+        failed = next(node for node in traced.module.graph.nodes if node not in again.env)
+        raise NotSplittable(
+            f"{describe(traced.module, failed)} works only on all nodes together: {error}"
+        ) from error
+    for node, value in traced.values.items():
+        domain = traced.domains.get(node)
+        if domain is None or domain.kind != "node" or not _is_float(value):
+            continue
+        other = again.env[node]
+        if not _is_float(other) or len(other) != len(place[domain.type]):
+            continue
+        if differ(as_rows(value), as_rows(other[place[domain.type][: len(value)]])).any():
+            raise NotSplittable(
+                f"{describe(traced.module, node)} mixes rows: a node's value depends on which other nodes "
+                "are computed with it"
+            )
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
 
 
 class _Analysis(fx.Interpreter):

@@ -32,14 +32,14 @@ from hopline.engine.tasks import output_names
 from hopline.errors import ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
-from hopline.packaging import parity
 from hopline.packaging.export import quiet
-from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Rows
 from hopline.packaging.unseen import Unseen
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
+#: Absolute tolerance, and relative for values above 1.
+TOLERANCE = 1e-4
 #: Real nodes that are requested: of a model in stages, and of one served whole, for which each node takes
 #: a thousand times as long.
 _SEEDS = {"onnx": 512, "torch": 128}
@@ -68,7 +68,7 @@ class Answered:
         are_probabilities: the module ends in the task's activation.
         embedding: float64 [n, d], if the module exposes it.
         rounding: float64 [n], the float32 rounding error of the module itself.
-        embedding_rounding: the same of its embedding.
+        embedding_rounding: that of its embedding.
         unseen: the nodes are not in the graph: requests describe them.
     """
 
@@ -270,7 +270,7 @@ class _Calls:
         for part, served in zip(parts, self._ask(how, parts, outputs), strict=True):
             right = self._judged[part]
             for name in self._names:
-                found = self._difference(name, how, part[right], served[name][right])
+                found = self._compared(name, how, part[right], served[name][right])
                 self.figures[name] = max(self.figures.get(name, 0.0), found)
 
     def _ask(
@@ -297,7 +297,7 @@ class _Calls:
                 raise ParityError(f"the served model refuses {self._named(part[0])} {how}: {outcome}")
             yield outcome.outputs
 
-    def _difference(self, name: str, how: str, part: IdArray, served: AnyArray) -> float:
+    def _compared(self, name: str, how: str, part: IdArray, served: AnyArray) -> float:
         actual = np.asarray(served, np.float64).reshape(len(part), -1)
         wanted = np.asarray(self._expected[name][part], np.float64).reshape(len(part), -1)
         if actual.shape != wanted.shape:
@@ -313,7 +313,7 @@ class _Calls:
         if name == "label":
             close = np.isnan(wanted) | (slack > TOLERANCE)  # too close to compare
             wanted = np.where(close, actual, wanted)
-        largest, place = parity.difference(actual, wanted, slack)
+        largest, place = _difference(actual, wanted, slack)
         if place is not None:
             raise ParityError(
                 f"served {name} of {self._named(part[place[0]])} {how} differ from the module's: "
@@ -330,6 +330,24 @@ class _Calls:
             which = f"a copy of {which}"
         is_real = nodes[0] < answered.probe.real.num_nodes(node_type)
         return which + ("" if is_real else " (one of those drawn for the check)")
+
+
+def _difference(actual: AnyArray, expected: AnyArray, slack: AnyArray) -> tuple[float, Any]:
+    """The largest absolute difference of two arrays [n, c], and where they agree least.
+
+    Args:
+        slack: that is allowed beyond the tolerance, [n, 1].
+
+    Returns: the difference; the row and column of one that is beyond the tolerance, or None.
+    """
+    with np.errstate(invalid="ignore"):
+        found = np.abs(actual.astype(np.float64) - expected)
+    found[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
+    allowed = TOLERANCE * np.where(np.isfinite(expected), np.abs(expected), 0.0) + slack
+    excess = np.where(np.isnan(found), np.inf, found) - allowed
+    is_far = excess.size and excess.max() > TOLERANCE
+    place = np.unravel_index(int(excess.argmax()), excess.shape) if is_far else None
+    return float(found.max(initial=0.0)), place
 
 
 def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:

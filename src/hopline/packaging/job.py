@@ -16,11 +16,11 @@ from torch import fx, nn
 
 from hopline.artifact import ATTENTION_FORMAT, ONE_WAY, Head, ModelSpec, Stage, StageInput
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.packaging import edge_kinds, gate, parity, pooled
+from hopline.packaging import edge_kinds, gate, pooled
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
+from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.compile import compiled_note
 from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.head import (
     Columns,
@@ -56,7 +56,6 @@ log = logging.getLogger("hopline.packaging")
 MODULE = "running the model on a part of the graph"
 TRACE = "tracing the model"
 WHOLE = "exporting the whole model"
-COMPILE = "compiling the model"
 COMPARE = "comparing served answers with the model"
 
 #: Real nodes from which the nodes that requests describe are chosen.
@@ -253,7 +252,7 @@ class Job:
         self.notes += answered.imprecise()
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()),
-            "tolerance": parity.TOLERANCE,
+            "tolerance": gate.TOLERANCE,
             "served": served,
             "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
@@ -347,16 +346,6 @@ class Job:
         """The user's head over one node's state."""
         return self.head if isinstance(self.head, nn.Module) and not self.is_link else None
 
-    def compile(self, folder: Path, spec: ModelSpec) -> None:
-        """Compile the whole program if there is one; the result becomes a note."""
-        if spec.whole_file is None:
-            self.notes.append("not compiled: the model is split, and ONNX Runtime runs its stages")
-            return
-        self.progress(COMPILE, 0.0)
-        note = compiled_note(folder, spec, self.binding, self.check, self.targets[0])
-        self.notes.append(note)
-        self.progress(COMPILE, 1.0)
-
     def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Write the stages and the head, and check them.
 
@@ -374,7 +363,7 @@ class Job:
                 f"Python branches were fixed while the model was traced, and held on every graph "
                 f"compared: {shown}"
             )
-        parity.check_rows(traced, self.binding, self.probe.check)
+        check_rows(traced, self.binding, self.probe.check)
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
         self.progress(TRACE, 1.0)

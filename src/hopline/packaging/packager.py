@@ -22,7 +22,6 @@ from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
 from hopline.packaging.activation import Output, Task
 from hopline.packaging.arguments import Binding
-from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import head_call, is_link
 from hopline.packaging.job import Job
@@ -139,7 +138,6 @@ def package(
     runtime: Runtime = "auto",
     device: Device = "cpu",
     check_nodes: int = 512,
-    compile: bool = False,
     overwrite: bool = False,
     progress: Progress | bool | None = None,
 ) -> PackageReport:
@@ -176,8 +174,6 @@ def package(
         device: where stages are computed: "cuda" keeps attention in the stages, so that a GPU computes it.
             On a CPU such a package answers the same, several times slower.
         check_nodes: nodes of each type of the graph on which the package is checked.
-        compile: compile a model that is served whole to machine code (10 to 40 s; needs a C++ compiler).
-            A model that cannot be compiled is packaged anyway, and the report says why.
         overwrite: replace an existing version.
         progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
@@ -191,12 +187,6 @@ def package(
         ParityError: what would be served differs from the module's answers.
     """
     started = time.perf_counter()
-    if compile:
-        if runtime == "onnx":
-            raise PackagingError(
-                "compile is for models that are served whole, and runtime 'onnx' excludes them"
-            )
-        check_compiler()
     schema = graph.schema
     for named, value, hint in (
         ("task", task, Task), ("output", output, Output), ("runtime", runtime, Runtime),
@@ -263,8 +253,6 @@ def package(
                 raise
             place.clear()
             written = job.write_whole(place.folder, spec, reason)
-        if compile:
-            job.compile(place.folder, written)
         if tables:
             plain = msgspec.json.decode(msgspec.json.encode(whole.schema))
             learned = write_tables(place.folder, whole, tables, later_nodes)

@@ -161,7 +161,7 @@ ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "attend", "deg
 
 def chunk_rows() -> int:
     """Destination rows of one call on the device of this process."""
-    return CHUNK_ROWS if placed().device == "cpu" else GPU_CHUNK_ROWS
+    return CHUNK_ROWS if placed() == "cpu" else GPU_CHUNK_ROWS
 
 
 def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None) -> ort.InferenceSession:
@@ -176,12 +176,12 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
         ConfigError: ONNX Runtime lacks the device.
     """
     wanted = providers(
-        placed().device,
+        placed(),
         ort.get_available_providers(),
         ort.__version__,
         rows=None if rows is None else (rows, chunk_rows()),
     )
-    if placed().device != "cpu":
+    if placed() != "cpu":
         load_cuda()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -281,7 +281,7 @@ class RowStage:
         _check_declared(path, self._session, dict(zip(names, widths, strict=True)), output, output_dim)
         self._names = names
         self._output = output
-        self._is_bound = placed().device == "cpu"
+        self._is_bound = placed() == "cpu"
         self._run = self._session._sess.run_with_iobinding
         #: rows -> (binding, the output's first rows, computed rows)
         self._bound: dict[int, tuple[Any, FloatArray, int]] = {}

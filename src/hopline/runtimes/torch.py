@@ -1,14 +1,11 @@
 """Whole models: a torch.export program over one sampled ego-graph for each seed.
 
-The only file of the server that imports torch (`torch_compiled.py` and `cuda_graphs.py` get it from here),
-and only when such a model is loaded. The program was written by `hopline.packaging`; it is loaded without
-unpickling code. If it was compiled at packaging time and the machine code fits this machine, the machine
-code runs instead. Nothing is ever compiled here.
+The only file of the server that imports torch (`cuda_graphs.py` gets it from here), and only when such a
+model is loaded. The program was written by `hopline.packaging`; it is loaded without unpickling code.
 """
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +16,9 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.errors import ArtifactError, ConfigError, RuntimeFailure
 from hopline.runtimes.placement import placed
-from hopline.runtimes.torch_compiled import CompiledProgram, runnable
 from hopline.runtimes.unknown_code import unknown_code
 from hopline.runtimes.whole_file import read_slots
 from hopline.types import AnyArray, FloatArray, IdArray
-
-log = logging.getLogger(__name__)
 
 
 class WholeModel:
@@ -37,8 +31,6 @@ class WholeModel:
             "edge_index:<edge type>", "edge_attr:<edge type>", "edge_weight:<edge type>", and for
             relational models "edge_index:*" and "edge_type:*".
         output_dim: columns of the logits.
-        compiled: True if machine code runs.
-        why_eager: why existing machine code does not run; else empty.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, *, threads: int = 1) -> None:
@@ -48,8 +40,7 @@ class WholeModel:
             threads: of torch, for the whole process.
 
         Raises:
-            ArtifactError: torch is not installed, or refuses the file; or required compiled code
-                does not fit.
+            ArtifactError: torch is not installed, or refuses the file.
             ConfigError: the device is a GPU, but torch has none.
         """
         if spec.runtime != "torch" or spec.whole_file is None:
@@ -65,46 +56,12 @@ class WholeModel:
         self._torch = torch
         self.slots = read_slots(folder).slots
         self.output_dim = spec.head.output_dim
-        self.why_eager = ""
-        self._on_gpu = placed().device != "cpu"
+        self._on_gpu = placed() != "cpu"
         if self._on_gpu:
             _check_gpu(torch)
-        program = self._compiled_program(folder)
-        self.compiled = program is not None
-        if program is None:
-            program = self._eager_program(folder / spec.whole_file)
-        self._program: Any = program
+        self._program: Any = self._loaded(folder / spec.whole_file)
 
-    def _compiled_program(self, folder: Path) -> CompiledProgram | None:
-        """The machine code, if it may run; else None, with `why_eager` set and logged.
-
-        Raises:
-            ArtifactError: machine code is required.
-        """
-        policy = placed().compiled
-        if policy == "never":
-            return None
-        path, self.why_eager = runnable(folder, str(self._torch.__version__))
-        if self._on_gpu and path is not None:
-            path, self.why_eager = None, "it was compiled for the processor, and compute.device is a GPU"
-        if path is not None:
-            try:
-                return CompiledProgram(path)
-            except ArtifactError as error:
-                self.why_eager = str(error)
-        if policy == "require":
-            raise ArtifactError(
-                f"{folder}: compute.compiled is 'require', but no compiled program runs here: "
-                f"{self.why_eager or 'none was packaged'}; package with --compile on such a machine, or "
-                "set compute.compiled to 'auto'"
-            )
-        if self.why_eager:
-            log.warning(
-                "%s: the compiled program is not used: %s; the eager one runs", folder, self.why_eager
-            )
-        return None
-
-    def _eager_program(self, path: Path) -> Any:
+    def _loaded(self, path: Path) -> Any:
         torch = self._torch
         try:
             with warnings.catch_warnings():
@@ -190,7 +147,7 @@ def _check_gpu(torch: Any) -> None:
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         raise ConfigError(
-            f"compute.device: {placed().device!r} needs a GPU for models that are served whole; torch "
+            f"compute.device: {placed()!r} needs a GPU for models that are served whole; torch "
             f"{torch.__version__} was built with {built} and finds no device: install a torch with CUDA "
             "and check nvidia-smi, or set compute.device to 'cpu'"
         )
