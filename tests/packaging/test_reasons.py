@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 import hopline
@@ -16,7 +17,7 @@ from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.types import ScoreRequest
-from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules
+from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules, relational
 
 
 class Two(nn.Module):
@@ -377,6 +378,96 @@ def test_a_gradient_in_forward_is_refused_by_name(tmp_path):
     with pytest.raises(PackagingError, match=r"cannot follow torch\.func\.grad.*write the derivative"):
         package(Two(cubes), tmp_path / "refused")
     assert package(Two(lambda h: 3 * h**2), tmp_path / "kept").path.is_dir()
+
+
+def slope(h):
+    h = h.detach().requires_grad_()
+    return torch.autograd.grad(h.tanh().sum(), h)[0]
+
+
+def slope_by_backward(h):
+    with torch.enable_grad():
+        h = h.detach().requires_grad_()
+        h.tanh().sum().backward()
+    return h.grad
+
+
+def test_gradients_by_autograd_are_refused_by_name_and_the_advice_is_served(tmp_path):
+    with pytest.raises(PackagingError, match=r"does not require grad.*no gradients: write the derivative"):
+        package(Two(slope), tmp_path / "off")
+    for middle in (torch.enable_grad()(slope), slope_by_backward):
+        line = r"takes a gradient \(test_reasons\.py:\d+: .*(grad|backward)\("
+        with pytest.raises(NotServable, match=rf"{line}.*write the derivative as an expression"):
+            package(Two(middle), tmp_path / "on")
+    assert package(Two(lambda h: 1 - h.tanh() ** 2), tmp_path / "kept").spec.runtime == "onnx"
+
+
+VALUES = torch.linspace(-3, 3, 7)
+
+
+def test_numbers_of_distinct_values_are_refused_by_name_and_the_advice_is_served(tmp_path):
+    table = nn.Embedding(60, 8)
+
+    def numbered(h):
+        return h + table(torch.unique(h[:, 0].round().clamp(-3, 3), return_inverse=True)[1])
+
+    def counted(h):
+        return h * torch.unique(h[:, 0].round()).numel() / 100
+
+    def kept(h):
+        return h + table(torch.searchsorted(VALUES, h[:, 0].round().clamp(-3, 3).contiguous()))
+
+    for middle in (numbered, counted):
+        with pytest.raises(PackagingError, match=r"(?s)searchsorted: torch\.unique numbers the values"):
+            package(Two(middle), tmp_path / "refused")
+    assert package(Two(kept), tmp_path / "kept").spec.parity["max_abs_diff"] < 1e-4
+
+
+def settled(h):
+    before = torch.zeros_like(h)
+    while not torch.allclose(before, h, atol=1e-5):
+        before, h = h, (h / 3).sin()
+    return h
+
+
+def test_a_loop_until_values_settle_is_refused_by_name_and_the_advice_is_served(tmp_path):
+    def steps(h):
+        for _ in range(4):
+            h = (h / 3).sin()
+        return h
+
+    for middle in (settled, until_small):
+        with pytest.raises(PackagingError, match=r"(?s)a fixed number of steps.*loop until values settle"):
+            package(Two(middle), tmp_path / "refused")
+    assert package(Two(steps), tmp_path / "kept").spec.runtime == "onnx"
+
+
+class TypedData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.RGCNConv(6, 3, 3)
+
+    def forward(self, data):
+        return self.conv(data.x, data.edge_index, data.edge_type)
+
+
+class Unpacked(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, edge_index, edge_type):
+        return self.model(Data(x=x, edge_index=edge_index, edge_type=edge_type))
+
+
+@pytest.mark.parametrize("graph", [homogeneous(), relational()], ids=["one type", "several"])
+def test_the_edge_type_of_a_data_is_refused_by_name_and_the_advice_is_served(graph, tmp_path):
+    with pytest.raises(
+        PackagingError, match=r"numbers are an argument: package a module whose forward\(x, "
+    ):
+        package(TypedData(), tmp_path / "refused", graph, fanouts=[-1])
+    report = package(Unpacked(TypedData()), tmp_path / "kept", relational(), fanouts=[-1])
+    assert report.spec.runtime == "onnx"
 
 
 class Hgt(nn.Module):

@@ -1,6 +1,8 @@
-"""Advice for arguments of forward whose data a graph does not have."""
+"""Advice for what a forward may not read or decide, in words of the remedy."""
 
 from __future__ import annotations
+
+import re
 
 BOTH_DIRECTIONS = (
     "build the graph with both directions, Graph.from_pyg(data, both_directions=True) or `hopline graph "
@@ -64,4 +66,32 @@ def lost(name: str, owner: str) -> str:
     return text + (
         f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
         "pass a module whose forward takes its columns apart"
+    )
+
+
+DERIVATIVE = (
+    "a package computes no gradients: write the derivative as an expression, such as 3 * x**2, or train a "
+    "layer that answers it"
+)
+TYPED = (
+    "edge types as numbers are an argument: package a module whose forward(x, edge_index, edge_type) calls "
+    "this one with Data(x=x, edge_index=edge_index, edge_type=edge_type)"
+)
+
+
+def instead_of(lines: str) -> str:
+    """The remedy for lines of a forward that decide by numbers of all nodes or edges."""
+    if re.search(r"\bunique\w*\(", lines):
+        return (
+            "keep the sorted values of the training graph as a buffer, and use torch.searchsorted: "
+            "torch.unique numbers the values of all nodes, and a server computes few nodes at a time"
+        )
+    if re.search(r"\b(while|break)\b", lines):
+        return (
+            "write a fixed number of steps, for _ in range(4), with a fanout for each hop that they read: "
+            "a loop until values settle takes as many as the nodes that are computed together need"
+        )
+    return (
+        "decide for each row (torch.where), write loops with a fixed number of steps, give sizes "
+        "(num_nodes, dim_size), and decide what depends on a parameter in __init__"
     )

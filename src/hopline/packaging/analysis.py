@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
-from hopline.packaging.advice import BOTH_DIRECTIONS
+from hopline.packaging.advice import BOTH_DIRECTIONS, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.edges import (
@@ -275,10 +275,11 @@ class _Analysis(fx.Interpreter):
             return
         rows = self._num_rows(domain)
         if value.dim() == 0 or value.shape[0] != rows:
-            raise self._refusal(
-                n,
-                f"has shape {list(value.shape)} on a graph with {rows} rows of {domain}: it mixes rows, so "
-                "that one node's answer would depend on the others",
+            made = describe(self.traced.module, n)
+            raise NotSplittable(
+                f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: it mixes "
+                "rows, so that one node's answer would depend on the others"
+                + (f"; {instead_of(made)}" if "unique" in made else "")
             )
 
 

@@ -23,7 +23,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup
 from hopline.graph.schema import reverse_key
-from hopline.packaging.advice import lost
+from hopline.packaging.advice import TYPED, lost
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.learned import place
 from hopline.packaging.relations import split_key
@@ -253,3 +253,4 @@ def _guard(store: Any, left_out: Mapping[str, tuple[str, ...]], *keys: str) -> N
     """
     store._mapping = _Guarded(store._mapping)
     store._mapping.left_out = {name: lost(name, key) for key in keys for name in left_out.get(key, ())}
+    store._mapping.left_out["edge_type"] = TYPED

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
-from hopline.packaging.advice import BOTH_DIRECTIONS
+from hopline.packaging.advice import BOTH_DIRECTIONS, instead_of
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import (
     CROWD,
@@ -166,8 +166,8 @@ def _decided(decisions: Sequence[str]) -> str:
         return ""
     shown = "; ".join(decisions[:3])
     return (
-        f"forward makes a condition or a Python number of all nodes or edges together ({shown}), and a "
-        "server sees a part of the graph: decide for each row (torch.where), or when the module is built"
+        f"forward makes a condition, a Python number or codes of all nodes or edges together ({shown}), "
+        f"and a server sees a part of the graph: {instead_of(shown)}"
     )
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hopline.errors import PackagingError
+from hopline.packaging.advice import DERIVATIVE, TYPED
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import reordered
@@ -360,6 +361,10 @@ def hint(error: Exception, module: nn.Module) -> str:
             "; a table with a row for each node is declared, embeddings={'emb': node type}, and forward "
             "reads it whole, self.emb.weight"
         )
+    if "does not require grad" in text:
+        return f"; {DERIVATIVE}"
+    if isinstance(error, AttributeError) and "'HeteroData' has no attribute" in text:
+        return f"; data with several types is a HeteroData, read as data['user'].x, and {TYPED}"
     if "Long" in text and "Float" in text:
         return "; features are float32: look codes up by x[:, 0].long()"
     if "dtype" in text and any(name in text.lower() for name in ("double", "half", "bfloat16")):

@@ -22,6 +22,7 @@ from torch_geometric.nn import HGTConv
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
+from hopline.packaging.advice import DERIVATIVE
 from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
 from hopline.packaging.user_source import iterated_sets
@@ -144,6 +145,8 @@ class _Check:
             kept.answers(self._probe.check, self._pairs)
         for kind in ("the clock", "the environment"):
             self._read_outside(kind)
+        if self.seen.gradients:
+            raise NotServable(f"forward takes a gradient ({self.seen.gradients[0]}), and {DERIVATIVE}")
         first = kept.state(self.seen)
         self._same(kept)
         second = kept.state(self.seen)

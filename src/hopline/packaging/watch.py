@@ -78,6 +78,7 @@ class Seen:
     Attributes:
         draws, decisions: lines of the user's source that draw random numbers, and that branch on numbers of
             a tensor.
+        gradients: lines of it that compute gradients.
         readings: what it read from outside, in words -> kind.
         consumed: generators of the process that it drew from.
         codes: the user's functions that ran -> their globals.
@@ -87,6 +88,7 @@ class Seen:
 
     draws: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
     readings: dict[str, Kind] = field(default_factory=dict)
     consumed: list[str] = field(default_factory=list)
     codes: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
@@ -106,7 +108,9 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         kwargs = kwargs or {}
-        if name in _DECISIONS:
+        if func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
+            _add(self.seen.gradients, user_line() or name)
+        elif name in _DECISIONS:
             _add(self.seen.decisions, user_line())
         elif is_draw(name, args, kwargs):
             line = user_line()

@@ -20,6 +20,7 @@ from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
+from hopline.packaging.advice import DERIVATIVE, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
@@ -112,8 +113,7 @@ def _refusal(error: Exception, pooled: bool) -> str:
         return (
             "torch.export cannot follow a condition, a size or a Python number that depends on a tensor's "
             f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
-            "does so inside, for example coalesce. Use torch.where, give sizes (num_nodes, dim_size), and "
-            "decide what depends on a parameter in __init__"
+            f"does so inside, for example coalesce. Instead, {instead_of(where)}"
         )
     if "Constraints violated" in text or "user-specified ranges" in text:
         return (
@@ -122,10 +122,7 @@ def _refusal(error: Exception, pooled: bool) -> str:
             "sum, max or attention"
         )
     if "TensorWrapper" in text:
-        return (
-            f"torch.export cannot follow torch.func.grad, vjp or jacrev{where}: write the derivative as an "
-            "expression, such as 3 * x**2"
-        )
+        return f"torch.export cannot follow torch.func.grad, vjp or jacrev{where}: {DERIVATIVE}"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
 
