@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
-from hopline.packaging.advice import BOTH_DIRECTIONS, instead_of
+from hopline.packaging.advice import BOTH_DIRECTIONS, hint, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.edges import (
@@ -37,7 +37,7 @@ from hopline.packaging.edges import (
     slot_of,
 )
 from hopline.packaging.locality import renumbered
-from hopline.packaging.reference import as_rows, described, differ, hint
+from hopline.packaging.reference import as_rows, described, differ
 from hopline.packaging.trace import Closed, Traced, conv_arguments, describe
 
 #: Slots that hold an edge index.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import Parameter
+from inspect import Parameter, signature
 from itertools import takewhile
 from typing import Any
 
@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
-from hopline.graph import ColumnGroup
+from hopline.graph import ColumnGroup, Graph, csc
 from hopline.graph.schema import reverse_key
 from hopline.packaging.advice import TYPED, lost
 from hopline.packaging.check_graph import CheckGraph
@@ -254,3 +255,38 @@ def _guard(store: Any, left_out: Mapping[str, tuple[str, ...]], *keys: str) -> N
     store._mapping = _Guarded(store._mapping)
     store._mapping.left_out = {name: lost(name, key) for key in keys for name in left_out.get(key, ())}
     store._mapping.left_out["edge_type"] = TYPED
+
+
+def matrix_causes(binding: Binding, graph: Graph, module: nn.Module) -> str:
+    """Traits of a graph by which a sparse matrix (`adj_t`) differs from its list of edges, in words.
+
+    A server reads the list. A matrix has one entry for a pair of nodes, and for PyG's convolutions its
+    diagonal and its values have another meaning than those of a list.
+    """
+    found = []
+    parts = {key: graph.edges[key] for key in binding.relations if binding.reads_sparse}
+    for key, edges in parts.items():
+        if edges.has_repeated_edges is not False:
+            ends = csc.repeated_edge(np.asarray(edges.indptr[:]), np.asarray(edges.indices[:]))
+            if ends[0] >= 0:
+                found.append(
+                    f"the graph has repeated edges ({key} holds row {ends[0]} to row {ends[1]} more than "
+                    "once), which torch's sparse matrix merges into one: build the graph without them"
+                )
+    if any(edges.has_self_loops for edges in parts.values()):
+        found.append(
+            "the graph has self-loops, and convolutions such as GCNConv add their own to a sparse matrix "
+            "(torch.sparse sums both, torch_sparse replaces those of the graph): build the graph without "
+            "self-loops and train on it"
+        )
+    convs = [part for part in module.modules() if isinstance(part, MessagePassing)]
+    names = {
+        type(conv).__name__ for conv in convs if "edge_weight" not in signature(conv.forward).parameters
+    }
+    if parts and binding.weighted and names:
+        found.append(
+            f"{', '.join(sorted(names))} multiplies by the values of a sparse matrix, and accepts no "
+            "weights with a list of edges: build the graph without weights, or use a convolution that has "
+            "an edge_weight argument, for example GraphConv"
+        )
+    return "; ".join(found)

@@ -5,6 +5,7 @@ It is long because all steps share what the run has found out so far.
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import edge_kinds, gate, pooled
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.analysis import check_rows
-from hopline.packaging.arguments import Binding
+from hopline.packaging.arguments import Binding, matrix_causes
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.head import (
@@ -37,10 +38,9 @@ from hopline.packaging.head import (
 from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
+from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers, differ
 from hopline.packaging.repeatable import check_repeatable, may_be_random
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
-from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen, chosen, copied
@@ -278,13 +278,13 @@ class Job:
         raise error from reason
 
     def _explained(self, reason: PackagingError, of_stages: bool) -> PackagingError:
-        if self.binding.reads_sparse:
-            twice = [repeated(self.binding, self.graph, key) for key in self.binding.relations]
-            why = explain_sparse(
-                self.reference, self.probe.check, self.pairs, "; ".join(filter(None, twice))
+        why = matrix_causes(self.binding, self.graph, self.reference.module)
+        if why and not self._agrees_as_list():
+            return NotServable(
+                "the model cannot be served: its answers over an adj_t are not those over the same edges "
+                f"as a list: {why}; or use edge_index in forward, and train with that. The check found: "
+                f"{reason}"
             )
-            if why:
-                return NotServable(f"the model cannot be served: {why}. The check found: {reason}")
         if self.pooled or self.is_link or of_stages:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
@@ -295,6 +295,16 @@ class Job:
             # it has fewer convolutions, and would be refused in stages because of the number of fanouts
             why += ", runtime='torch'"
         return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
+
+    def _agrees_as_list(self) -> bool:
+        """True if the module's answers over a sparse matrix are those over a list."""
+        listed = copy.copy(self.reference)
+        listed.sparse = False
+        try:
+            rows = listed.answers(self.probe.check, self.pairs)
+        except PackagingError:  # code over the matrix itself, adj_t.sum(1), accepts no list
+            return False
+        return not differ(self.rows, rows).any()
 
     def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
         """Write the whole model and compare its answers.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hopline.errors import PackagingError
-from hopline.packaging.advice import DERIVATIVE, TYPED
+from hopline.packaging.advice import hint
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import reordered
@@ -46,7 +45,12 @@ class Reference:
         targets: node types whose rows are the answer: one, or the two of a pair.
         head: of one argument, of two, "dot", or None where the module's own rows are the answer.
         is_link: the head scores pairs.
+
+    Attributes:
+        sparse: an `adj_t` is a sparse matrix; else the list of its edges.
     """
+
+    sparse = True
 
     def __init__(
         self, module: nn.Module, binding: Binding, targets: Sequence[str],
@@ -98,7 +102,7 @@ class Reference:
 
     def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
         """Call the module as its owner does."""
-        return self.binding.call(module, slots, sparse=True)
+        return self.binding.call(module, slots, sparse=self.sparse)
 
     def _of_type(self, out: Any, target: str, graph: CheckGraph) -> Tensor:
         out = of_target(out, target)
@@ -347,53 +351,6 @@ def single_columns(slots: Mapping[str, Tensor]) -> str:
     return (
         f"; a single column has two dimensions, [n, 1], also if the data has [n]: write {shown} in forward"
     )
-
-
-def hint(error: Exception, module: nn.Module) -> str:
-    """Advice if a model fails because of a dtype, a code or node numbers; "" for other failures."""
-    text = str(error)
-    if isinstance(error, IndexError) and (table := _short_table(error, module)):
-        return (
-            f"; {table}: correct the column, clamp what forward counts, or train an entry for unknown codes"
-        )
-    if isinstance(error, AttributeError) and any(f"'{name}'" in text for name in ("node_id", "n_id")):
-        return (
-            "; a table with a row for each node is declared, embeddings={'emb': node type}, and forward "
-            "reads it whole, self.emb.weight"
-        )
-    if "does not require grad" in text:
-        return f"; {DERIVATIVE}"
-    if isinstance(error, AttributeError) and "'HeteroData' has no attribute" in text:
-        return f"; data with several types is a HeteroData, read as data['user'].x, and {TYPED}"
-    if "Long" in text and "Float" in text:
-        return "; features are float32: look codes up by x[:, 0].long()"
-    if "dtype" in text and any(name in text.lower() for name in ("double", "half", "bfloat16")):
-        weights: dict[torch.dtype, str] = {}
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if tensor.is_floating_point():
-                weights.setdefault(tensor.dtype, name)
-        if len(weights) > 1:
-            shown = " and ".join(f"{name} is {str(dtype)[6:]}" for dtype, name in weights.items())
-            return (
-                f"; the model's weights have several dtypes, {shown}: a server computes in one, so call "
-                "model.float() before packaging, and remove conversions such as x.double() from forward"
-            )
-        return (
-            "; models are served in float32: write x.to(self.lin.weight.dtype), not x.double(), x.half() "
-            "or x.bfloat16()"
-        )
-    return ""
-
-
-def _short_table(error: Exception, module: nn.Module) -> str:
-    """The embedding for which a code was too large, in words; "" if the error is of no embedding."""
-    names = {id(part): name for name, part in module.named_modules()}
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        table, codes = frame.f_locals.get("self"), frame.f_locals.get("input")
-        if isinstance(table, nn.Embedding) and isinstance(codes, Tensor) and codes.numel():
-            name, most = names.get(id(table)) or "an embedding", table.num_embeddings - 1
-            return f"{name} has entries for 0 to {most}, and got codes {codes.min()} to {codes.max()}"
-    return ""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -25,7 +26,6 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
-from hopline.packaging.sparse import Adjacent, weights_of
 from hopline.packaging.user_source import user_line
 from hopline.runtimes.whole_file import SLOTS_FILE
 
@@ -63,11 +63,9 @@ class Program(nn.Module):
         out = self.answer(dict(zip(self.slots, tensors, strict=True)))
         return out if self.pooled else out.index_select(0, seed)
 
-    def answer(self, slots: dict[str, Tensor]) -> Tensor:
+    def answer(self, slots: Mapping[str, Tensor]) -> Tensor:
         """Logits of all rows, float32 [n, c]."""
-        given = Adjacent(slots)
-        with weights_of(self.model, given):
-            out = self.binding.call(self.model, given)
+        out = self.binding.call(self.model, slots if isinstance(slots, _Slots) else _Slots(slots))
         if isinstance(out, dict):
             out = out[self.target]
         if isinstance(out, list | tuple):
@@ -78,21 +76,15 @@ class Program(nn.Module):
         return out if self.inverse is None else self.inverse(out)
 
 
-def _read(model: Program, slots: dict[str, Tensor]) -> list[str]:
-    """Names of the slots that a call reads."""
-    used = _Used(slots)
-    model.answer(used)
-    return [name for name in slots if name in used.read]
+class _Slots(dict[str, Tensor]):
+    """Slots that record which of them were read; an `adj_t` is the list of its edges."""
 
-
-class _Used(dict[str, Tensor]):
-    """Slots that record which of them were read."""
-
-    def __init__(self, slots: dict[str, Tensor]) -> None:
-        super().__init__({name: rows for name, rows in slots.items() if not name.startswith("adj_t:")})
+    def __init__(self, slots: Mapping[str, Tensor]) -> None:
+        super().__init__(slots)
         self.read: set[str] = set()
 
     def __getitem__(self, key: str) -> Tensor:
+        key = key.replace("adj_t:", "edge_index:")
         self.read.add(key)
         return super().__getitem__(key)
 
@@ -181,14 +173,14 @@ def write_whole(
         )
     binding, target, pooled = whole.eval().binding, whole.target, whole.pooled
     slots = binding.slots(check)
-    whole.slots = list(slots)
     try:
-        whole.slots = names = _read(whole, slots)
-        rows = whole.answer({name: slots[name].clone() for name in names})
+        given = _Slots({name: rows.clone() for name, rows in slots.items()})
+        answered = whole.answer(given)
     except Exception as error:  # user code
         raise PackagingError(
             f"the model fails on the check graph: {type(error).__name__}: {error}{binding.matrix_hint}"
         ) from error
+    whole.slots = names = [name for name in slots if name in given.read]
     seed = torch.tensor([check.num_nodes(target) - 1])
     tensors = [slots[name] for name in names]
     shapes = (
@@ -213,5 +205,5 @@ def write_whole(
     (folder / SLOTS_FILE).write_bytes(msgspec.json.encode(described))
     return msgspec.structs.replace(
         spec, runtime="torch", whole_file=FILE, why_whole=str(reason), num_layers=0,
-        head=Head(target, int(rows.shape[1])),
+        head=Head(target, int(answered.shape[1])),
     )  # fmt: skip
