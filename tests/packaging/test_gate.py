@@ -147,7 +147,7 @@ def test_a_wrong_stage_ends_in_a_whole_model_that_is_right(tmp_path, monkeypatch
     graph, model = homogeneous(), Two()
     report = package(model, graph, tmp_path)
     assert report.spec.runtime == "torch"
-    assert "stage 1" in report.spec.why_whole
+    assert "differ from the module's" in report.spec.why_whole
 
 
 class Statement(Two):
@@ -307,11 +307,11 @@ class Deviation(nn.Module):
 
 
 def test_inner_values_are_measured_by_their_own_rounding_not_by_that_of_the_answers(tmp_path):
-    graph = homogeneous(offset=100.0)
-    report = package(Deviation(), graph, tmp_path, fanouts=[-1], runtime="onnx")
+    options = {"fanouts": [-1], "runtime": "onnx", "task": "regression"}
+    report = package(Deviation(), homogeneous(offset=30.0), tmp_path, **options)
     assert report.spec.parity["served"]["embedding"] > 1e-4 > report.spec.parity["served"]["logits"]
     assert any("own embeddings in float32" in note for note in report.notes)
-    plain = package(Deviation(), homogeneous(), tmp_path / "plain", fanouts=[-1], runtime="onnx")
+    plain = package(Deviation(), homogeneous(), tmp_path / "plain", **options)
     assert plain.spec.parity["served"]["embedding"] < 1e-4
     assert not any("in float32" in note for note in plain.notes)
 

@@ -29,7 +29,7 @@ from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.tasks import output_names
-from hopline.errors import ParityError
+from hopline.errors import NotSplittable, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
 from hopline.packaging.export import quiet
@@ -141,6 +141,7 @@ def judge(
     Raises:
         ParityError: an answer differs, or the artifact fails where the module answers; names the output,
             the node and both values.
+        NotSplittable: the engine cannot load it.
     """
     whole = spec.runtime == "torch"
     names = tuple(
@@ -181,7 +182,7 @@ def judge(
 def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model | EgoModel:
     """The artifact as a server loads it, with or without a state cache that holds all rows.
 
-    Raises: ParityError: the engine refuses it.
+    Raises: NotSplittable: the engine cannot load it.
     """
     schema = spec.graph_schema
     node_types: Any = schema["node_types"]
@@ -196,7 +197,7 @@ def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Mod
         plan = StateCachePlan(spec, graph, _CACHE_BYTES)
         return load_model(folder, spec, graph, plan.build(Arena(plan.num_bytes)))
     except Exception as error:  # any error of the runtime would stop a server
-        raise ParityError(f"the served model cannot be loaded: {error}".splitlines()[0]) from error
+        raise NotSplittable(f"the engine cannot load it: {error}".splitlines()[0]) from error
 
 
 class _Calls:
