@@ -146,7 +146,10 @@ class _Check:
         for kind in ("the clock", "the environment"):
             self._read_outside(kind)
         if self.seen.gradients:
-            raise NotServable(f"forward takes a gradient ({self.seen.gradients[0]}), and {DERIVATIVE}")
+            raise NotServable(
+                "forward takes a gradient by torch.autograd, torch.func.grad, vjp or jacrev "
+                f"({self.seen.gradients[0]}), and {DERIVATIVE}"
+            )
         first = kept.state(self.seen)
         self._same(kept)
         second = kept.state(self.seen)

@@ -21,7 +21,7 @@ from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
-from hopline.packaging.advice import DERIVATIVE, instead_of
+from hopline.packaging.advice import instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
@@ -113,8 +113,6 @@ def _refusal(error: Exception, pooled: bool) -> str:
             "for example a quantile over neighbours, exports for one size only. Use median, mean, "
             "sum, max or attention"
         )
-    if "TensorWrapper" in text:
-        return f"torch.export cannot follow torch.func.grad, vjp or jacrev{where}: {DERIVATIVE}"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
 
