@@ -177,7 +177,7 @@ async def test_a_damaged_state_refuses_changes_until_it_is_moved_away(root, work
     file = root / "models" / ".hopline" / "lifecycle.json"
     damaged = root / "damaged.json"
     damaged.write_bytes(file.read_bytes()[:-3])
-    damaged.replace(file)  # at once: an empty file is a lost state, which a worker writes again
+    damaged.replace(file)
     async with asyncio.timeout(PATIENCE_S):
         while await answering(first) | await answering(second) != {"2"}:
             pass

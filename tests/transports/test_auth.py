@@ -105,6 +105,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         "admin": write_key(file, "admin", Grant(admin=True)),
         "slow": write_key(file, "slow", Grant(("sage",), rate_per_s=0.01, burst=2)),
         "leaver": write_key(file, "leaver", Grant(("sage",))),
+        "watcher": write_key(file, "watcher", Grant(("sage",), read=True, rate_per_s=0.01, burst=1)),
     }
     with running(**settings(folder)) as server:
         yield Door(server, file, keys)
@@ -311,6 +312,22 @@ def test_a_stream_is_checked_request_by_request(door: Door) -> None:
         with pytest.raises(grpc.RpcError) as caught:  # nobody's stream is not begun
             next(call(iter(requests[:1]), timeout=10))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_client_at_its_rate_sees_metrics_models_and_rollouts(door: Door) -> None:
+    key = door.keys["watcher"]
+    paths = ("/metrics", "/v1/models", "/v2/models/sage", "/v1/rollouts", "/docs", "/v2")
+
+    def seen() -> dict[str, int]:
+        codes = {path: door.http("GET", path, key).status_code for path in paths}
+        status, text, _ = door.call(f"{INFER}/ServerMetadata", {}, **{"x-api-key": key})
+        assert status == "OK", text
+        return codes
+
+    before = seen()
+    assert 429 not in before.values()
+    assert [door.score(key="watcher").status_code for _ in range(2)] == [200, 429]
+    assert seen() == before
 
 
 def test_a_client_above_its_rate_is_refused_by_both_transports_together(door: Door) -> None:

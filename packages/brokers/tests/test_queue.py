@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -208,6 +209,20 @@ async def test_a_message_that_was_delivered_too_often_is_put_aside(redis):
         async with answering(desk, max_deliveries=2):
             (dead,) = await desk.read("dead", 1)
         assert dead.headers[REASON] == "it was delivered 3 times and never settled"
+
+
+async def test_a_message_in_work_is_not_given_to_another_reader(any_broker):
+    """However long its reader works on it: here longer than `claim_after_s` and `ack_wait_s`."""
+    async with desk_at(any_broker) as desk:
+        await desk.send(*({"model": "slow", "nodes": [value], "as_of": 2500} for value in range(6)))
+        async with answering(desk, max_deliveries=1) as first, answering(desk, max_deliveries=1) as second:
+            answers = await desk.read("results", 6)
+            with pytest.raises(AssertionError, match="6 of 7"):
+                await desk.read("results", 7, patience_s=3)
+        assert sorted(message.headers[REQUEST_ID] for message in answers) == [f"r{n}" for n in range(6)]
+        settled = "".join(service.metrics.render().decode() for service in (first, second))
+        assert sum(map(int, re.findall(r'requests_total{outcome="ok"} (\d+)', settled))) == 6
+        assert "dead_letter" not in settled
 
 
 async def test_no_more_requests_are_under_way_than_allowed(redis):

@@ -100,15 +100,13 @@ def encode_state(state: LifecycleState) -> bytes:
 
 
 def decode_state(content: bytes, where: str, remedy: str) -> LifecycleState:
-    """The state that was stored; an empty one where there is no content.
+    """The state that was stored.
 
     Args:
         where: it was stored, and `remedy`: what to do where it is damaged, for the message.
 
     Raises: ConfigError: this Hopline did not write it.
     """
-    if not content:
-        return LifecycleState()
     checksum, _, body = content.partition(b"\n")
     if checksum != _checksum(body):
         raise ConfigError(f"models.state: {where} is damaged (its checksum differs); {remedy}")

@@ -83,7 +83,7 @@ class GrpcGuard:
     ) -> Client | None:
         """Admit a call before a message has arrived; return its client, None for an open method.
 
-        Checks what does not depend on the message, and counts the call.
+        Checks what does not depend on the message, and counts the call if it is to be scored.
 
         Args:
             method: its name.
@@ -93,7 +93,7 @@ class GrpcGuard:
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
         client = self.recognise(method, authorization, api_key, peer)
-        if client is not None:
+        if client is not None and self._permission_of(method) == "score":
             client.admit()
         return client
 

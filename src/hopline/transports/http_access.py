@@ -196,13 +196,14 @@ class Guard:
         self._check_site = (rules or BrowserRules()).check_site
 
     def admit(self, request: Request, access: Access) -> None:
-        """Set the client of a request, and count the request.
+        """Set the client of a request, and count it if it is to be scored.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
         if not access.open:
             request.client = client = self.know(request, access)
-            client.admit()
+            if access.change == "score" and request.method == b"POST":
+                client.admit()
 
     def know(self, request: Request, access: Access) -> Client:
         """Return the authenticated client with its permission checked; the body may still be missing.

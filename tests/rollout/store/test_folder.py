@@ -168,6 +168,7 @@ def test_a_state_of_another_format_is_refused(join, tmp_path):
     for content, text in [
         (b'{"generation": 3, "models": {}, "format": 1}', "is damaged .*move it away"),
         (b'{"sha256": "0"}\n{}', "is damaged .*move it away"),
+        (b"", "is damaged .*move it away"),
     ]:
         (place / "lifecycle.json").write_bytes(content)
         with pytest.raises(ConfigError, match=text):

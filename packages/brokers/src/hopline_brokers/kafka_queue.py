@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,8 @@ class KafkaQueue(kafka.KafkaReader):
                 "auto.offset.reset": self._start,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "topic.metadata.refresh.interval.ms": 10_000,
+                # No poll while all places are taken; a member that died or was stopped ends its session.
+                "max.poll.interval.ms": 86_400_000,
             }
         )
         self._consumer.subscribe(
@@ -56,6 +59,10 @@ class KafkaQueue(kafka.KafkaReader):
         self._commit(
             {number: offset for number, owned in touched.items() if (offset := owned.take()) is not None}
         )
+
+    async def keep(self) -> float:
+        """As `Queue.keep`: partitions belong to members, which a thread of the driver keeps."""
+        return math.inf
 
     def _takes(self, number: int, offset: int) -> bool:
         owned = self._owned.get(number)

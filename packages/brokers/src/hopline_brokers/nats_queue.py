@@ -44,6 +44,15 @@ class NatsQueue(nats_stream.NatsReader):
                 self._settled.append(reply)
         await self._send_settled()
 
+    async def keep(self) -> float:
+        """As `Queue.keep`."""
+        try:
+            for reply in [*self._replies.values()]:
+                await self._client.publish(reply, b"+WPI")
+        except nats_stream.FAILURES as error:
+            self._bad(error)
+        return self._ack_wait_s / 4
+
     async def lag(self) -> dict[str, int]:
         """As `Queue.lag`; as of the last received message."""
         return {} if self._pending is None else {self._partition: self._pending}
@@ -79,7 +88,9 @@ class NatsQueue(nats_stream.NatsReader):
 
     async def _find_consumer(self, stream: Any) -> Any:
         try:
-            return await stream.consumer_info(self._stream, self._name)
+            found = await stream.consumer_info(self._stream, self._name)
+            self._ack_wait_s = found.config.ack_wait or self._ack_wait_s
+            return found
         except NotFoundError:
             latest = self._start == "latest"
             return await stream.add_consumer(

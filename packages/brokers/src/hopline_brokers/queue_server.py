@@ -199,7 +199,8 @@ class QueueServer:
         await self._sink.open()
         await self._queue.open()
         self._tasks = [
-            asyncio.create_task(work(), name=f"queue-{work.__name__}") for work in (self._read, self._look)
+            asyncio.create_task(work(), name=f"queue-{work.__name__}")
+            for work in (self._read, self._look, self._keep)
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -210,7 +211,7 @@ class QueueServer:
         self._free.set()
         if not self._tasks:
             return True
-        reading, looking = self._tasks
+        reading, looking, _ = self._tasks
         looking.cancel()
         try:
             async with asyncio.timeout(timeout_s):
@@ -370,6 +371,10 @@ class QueueServer:
         while True:
             self._lag.set(float(sum((await self._queue.lag()).values())))
             await asyncio.sleep(_LOOK_S)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(await self._queue.keep())
 
     def _down_s(self) -> float:
         health = self._queue.health()

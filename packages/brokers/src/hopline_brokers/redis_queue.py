@@ -1,7 +1,7 @@
 """A Redis stream whose entries the consumers of a group share.
 
-An entry belongs to a consumer until it acknowledges the entry. Other consumers claim entries of consumers
-that died or were too slow after `claim_after_s`.
+An entry belongs to a consumer until it acknowledges the entry. Other consumers claim entries that nobody
+acknowledged or kept for `claim_after_s`: those of consumers that died.
 """
 
 from __future__ import annotations
@@ -50,6 +50,24 @@ class RedisQueue(redis_stream.RedisReader):
             await self._acknowledge_settled()
         except redis_stream.FAILURES as error:
             self._bad(error)
+
+    async def keep(self) -> float:
+        """As `Queue.keep`: the entries are claimed anew, which is not counted as a delivery."""
+        if self._mine:
+            try:
+                await self._call(
+                    "XCLAIM",
+                    self._entries.stream,
+                    self._group,
+                    self._name,
+                    0,
+                    *self._mine,
+                    "JUSTID",
+                    parse_justid=True,
+                )
+            except redis_stream.FAILURES as error:
+                self._bad(error)
+        return self._claim_after_s / 4
 
     async def lag(self) -> dict[str, int]:
         """As `Queue.lag`."""

@@ -369,8 +369,10 @@ class Fleet:
         while True:
             state, newest = self._newest  # before it is read: that is not older
             stored = self.store.read()
-            if stored.content != newest.content:
-                known, state = state, decode_state(stored.content, self.store.where, self.store.remedy)
+            if stored.content != newest.content or (stored.identity and not stored.content):
+                known, state = state, LifecycleState()
+                if stored.identity:
+                    state = decode_state(stored.content, self.store.where, self.store.remedy)
                 wanted = b""
                 if state.generation < known.generation:
                     log.warning(
