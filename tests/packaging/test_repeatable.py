@@ -25,10 +25,13 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data, HeteroData
 
 import hopline
-from hopline.errors import NotServable
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
+from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
 from hopline.packaging.reference import shared_copy
 from hopline.packaging.watch import watched
+from hopline.types import ScoreRequest
 from tests.packaging.graphs import homogeneous
 
 START = time.time()
@@ -778,3 +781,66 @@ def test_types_that_are_read_by_their_names_are_served(tmp_path):
 def package_types(reads, folder):
     options = {"fanouts": [-1], "task": "multiclass", "target": "b_user"}
     hopline.package(InOrder(reads), two_types(), folder, name="m", **options)
+
+
+class ReadsItself(nn.Module):
+    """A function that `__init__` makes keeps the module which the caller has, in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 3)
+        self.scale = lambda x: x * 3.0 if self.training else x
+
+    def forward(self, x, edge_index):
+        return self.scale(self.conv(x, edge_index))
+
+
+class LosesAnAttribute(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.factor = pyg.SAGEConv(6, 3), 2.5
+
+    def __getstate__(self):
+        return {**vars(self), "factor": 1.0}
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) * self.factor
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 40, (2, 160), generator=generator).unique(dim=1)
+    return Data(x=torch.randn(40, 6, generator=generator), edge_index=edges)
+
+
+def assert_served_as(report, graph, wanted):
+    served = load_model(report.path, report.spec, graph)
+    (found,) = Answerer(served, ("embedding",), 99).answer([ScoreRequest("m", nodes=list(range(40)))])
+    np.testing.assert_allclose(found.outputs["embedding"], wanted.detach(), atol=1e-5)
+
+
+def test_a_function_that_keeps_the_module_finds_it_in_eval_mode(tmp_path):
+    known, module = data(), ReadsItself().train()
+    graph = Graph.from_pyg(known)
+    report = hopline.package(module, graph, tmp_path, name="m", fanouts=[-1], task="embedding")
+    assert module.training
+    assert_served_as(report, graph, module.eval()(known.x, known.edge_index))
+
+
+def test_a_copy_that_answers_otherwise_than_the_module_is_refused(tmp_path):
+    graph = Graph.from_pyg(data())
+    with pytest.raises(PackagingError, match=r"a copy of the module is packaged.*answers otherwise"):
+        hopline.package(LosesAnAttribute(), graph, tmp_path, name="m", fanouts=[-1], task="embedding")
+
+
+def test_values_that_a_convolution_cached_are_dropped_with_a_note(tmp_path):
+    known = data()
+    conv, graph = pyg.GCNConv(6, 3, cached=True), Graph.from_pyg(known)
+    conv(known.x, known.edge_index[:, ::2])
+    cached = conv._cached_edge_index
+    report = hopline.package(conv, graph, tmp_path, name="m", fanouts=[-1], task="embedding")
+    assert any("has cached values of the edges that it saw first" in note for note in report.notes)
+    assert conv._cached_edge_index is cached
+    fresh = pyg.GCNConv(6, 3)
+    fresh.load_state_dict(conv.state_dict())
+    assert_served_as(report, graph, fresh(known.x, known.edge_index))

@@ -181,8 +181,8 @@ class Source(Protocol):
 class Queue(Protocol):
     """Shares the messages of a topic with all readers of its group; each is delivered at least once.
 
-    Messages that a reader did not settle are delivered again, to it or to another reader, after it died, was
-    stopped for too long, or did not `keep` them. As for `Source`, an unreachable broker is not a failure.
+    Messages that a reader neither settled nor kept are delivered again, to it or to another reader: it
+    died, or was stopped for long. As for `Source`, an unreachable broker is not a failure.
     """
 
     async def open(self) -> None:
@@ -201,7 +201,7 @@ class Queue(Protocol):
         ...
 
     async def keep(self) -> float:
-        """Tell the broker that unsettled messages are still processed; seconds until the next call is due."""
+        """Tell the broker that unsettled messages are in work; seconds until the next call is due."""
         ...
 
     async def lag(self) -> dict[str, int]:

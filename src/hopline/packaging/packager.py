@@ -27,7 +27,8 @@ from hopline.packaging.head import head_call, is_link
 from hopline.packaging.job import Job
 from hopline.packaging.later_types import with_edge_types
 from hopline.packaging.learned import Tables, take_out
-from hopline.packaging.reference import Reference, eval_copy, originals_in_eval, precision_notes
+from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
+from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import (
     Device,
@@ -206,7 +207,7 @@ def package(
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
-    whole, tables = graph, Tables()
+    whole, tables, given = graph, Tables(), module
     if embeddings:
         module = eval_copy(module)
         tables = take_out(module, embeddings, graph)
@@ -222,7 +223,7 @@ def package(
         head=eval_copy(head).float() if isinstance(head, nn.Module) else head, binding=binding, graph=graph,
         task=task, targets=targets, fanouts=checked_fanouts(fanouts), progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
-        notes=[called, *precision_notes(module)], device=device,
+        notes=[called, *copy_notes(given)], device=device,
     )  # fmt: skip
     spec = ModelSpec(
         name=name, version=version, task=task, num_layers=0,
@@ -234,9 +235,11 @@ def package(
         shown(progress, f"packaging {name}") as job.progress,
         new_version(Path(repository), name, version, overwrite=overwrite) as place,
         torch.no_grad(),
-        originals_in_eval(module, head),
+        originals_in_eval(given, head),
     ):
         job.ask_module(check_nodes, output, tuple(classes))
+        if not tables:
+            check_original(job.reference, given, head, job.probe.check, job.pairs, job.rows)
         later: list[str] = []
         if not job.pooled:
             spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)

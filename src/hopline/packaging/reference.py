@@ -355,12 +355,12 @@ def single_columns(slots: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def originals_in_eval(*modules: object) -> Iterator[None]:
-    """Run modules whose forward was replaced on the instance in eval mode.
+    """Have the modules that were passed in eval mode.
 
-    A function that replaces forward may hold the module itself, which a copy of the module then runs.
+    A function or a hook that a module keeps may hold the module itself, which its copy then runs.
     """
     parts = [part for module in modules if isinstance(module, nn.Module) for part in module.modules()]
-    changed = [part for part in parts if part.training] if any("forward" in vars(p) for p in parts) else []
+    changed = [part for part in parts if part.training]
     for part in changed:
         part.training = False
     try:
@@ -393,23 +393,40 @@ def eval_copy(module: nn.Module) -> nn.Module:
     copied = copied.cpu()
     if any(p.dtype in _HALF for p in copied.parameters()):
         copied = copied.float()
-    for part in copied.modules():
-        if getattr(part, "cached", None) is True:  # its cached values belong to the training graph
-            part.cached = False  # type: ignore[assignment]
-            for name in [name for name in vars(part) if name.startswith("_cached")]:
-                setattr(part, name, None)
+    drop_caches(copied)
     return copied.eval().requires_grad_(False)
 
 
-def precision_notes(module: nn.Module) -> list[str]:
-    """A note for a module with weights of half precision, which `eval_copy` converts; else none."""
+def drop_caches(module: nn.Module) -> None:
+    """Turn off `cached=True` of PyG, whose values belong to the edges that the module saw first."""
+    for part in module.modules():
+        if getattr(part, "cached", None) is True:
+            part.cached = False  # type: ignore[assignment]
+            for name in [name for name in vars(part) if name.startswith("_cached")]:
+                setattr(part, name, None)
+
+
+def copy_notes(module: nn.Module) -> list[str]:
+    """Notes on what `eval_copy` does not copy: weights of half precision, and values that PyG cached."""
     half = [f"{name} ({p.dtype})" for name, p in module.named_parameters() if p.dtype in _HALF]
-    if not half:
-        return []
-    return [
-        f"{half[0]}{f' and {len(half) - 1} more parameters' if half[1:] else ''} are converted to float32: "
-        "served answers are those of module.float(), and differ from those in half precision"
+    kept = [
+        f"{path or 'the module'} ({name})"
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if name.startswith("_cached") and value is not None and getattr(part, "cached", None) is True
     ]
+    notes = []
+    if half:
+        notes.append(
+            f"{half[0]}{f' and {len(half) - 1} more parameters' if half[1:] else ''} are converted to "
+            "float32: served answers are those of module.float(), and differ from those in half precision"
+        )
+    if kept:
+        notes.append(
+            f"{kept[0]}{f' and {len(kept) - 1} more parts' if kept[1:] else ''} has cached values of the "
+            "edges that it saw first (cached=True): they are dropped, answers are for the graph's edges"
+        )
+    return notes
 
 
 def shared_copy(module: nn.Module) -> nn.Module:

@@ -23,8 +23,9 @@ from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
 from hopline.packaging.advice import DERIVATIVE
+from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, only, reordered
-from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
+from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ, drop_caches
 from hopline.packaging.user_source import iterated_sets
 from hopline.packaging.watch import Kind, Seen, seeded, watched
 
@@ -110,6 +111,68 @@ class _Kept(Reference):
         """Its state now."""
         modules = {"": self.module} | ({"head": self.head} if isinstance(self.head, nn.Module) else {})
         return kept_state.state_of(modules, seen.codes)
+
+
+class _Original(Reference):
+    """As `Reference`, but all calls are of the modules that were passed, not of their copies."""
+
+    def __init__(self, reference: Reference, module: nn.Module, head: object) -> None:
+        vars(self).update(vars(reference))
+        self.module, self.head = module, head  # type: ignore[assignment]
+
+    fresh = _Kept.fresh
+
+    def rows(self, graph: CheckGraph, pairs: Pairs | None) -> Rows:
+        """Their answers; what they keep is as before afterwards. Raises: PackagingError: they fail."""
+        whole = [module for module in (self.module, self.head) if isinstance(module, nn.Module)]
+        parts = [(part, dict(vars(part))) for module in whole for part in module.modules()]
+        buffers = [(buffer, buffer.clone()) for module in whole for buffer in module.buffers()]
+        try:
+            for module in whole:
+                drop_caches(module)
+            with seeded(0):
+                return self.answers(graph, pairs)
+        finally:
+            for part, before in parts:
+                vars(part).clear()
+                vars(part).update(before)
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def check_original(
+    reference: Reference,
+    module: nn.Module,
+    head: object,
+    graph: CheckGraph,
+    pairs: Pairs | None,
+    rows: Rows,
+) -> None:
+    """Compare the copy, which is packaged, with the modules that were passed.
+
+    Args:
+        reference: of the copy. module, head: that were passed, in eval mode.
+        rows: what the copy answers on `graph`.
+
+    Raises: PackagingError: they answer otherwise.
+    """
+    weights = [*module.parameters(), *(head.parameters() if isinstance(head, nn.Module) else ())]
+    if any(
+        weight.dtype in (torch.float16, torch.bfloat16) or weight.device.type != "cpu" for weight in weights
+    ):
+        return  # `eval_copy` converts them
+    try:
+        found = _Original(reference, module, head).rows(graph, pairs)
+        if found.shape == rows.shape and not differ(found, rows).any():
+            return
+        why = "answers otherwise"
+    except PackagingError as error:
+        why = f"fails ({error})"
+    raise PackagingError(
+        f"a copy of the module is packaged, and the module that was passed, in eval mode, {why}. It may "
+        "hold what a copy does not: attributes that __getstate__ or __deepcopy__ leave out, values cached "
+        "from other edges, or another module that a function keeps"
+    )
 
 
 class _Given(Reference):

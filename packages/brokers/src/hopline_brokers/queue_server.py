@@ -374,7 +374,8 @@ class QueueServer:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(await self._queue.keep())
+            wait_s = await self._queue.keep()
+            await asyncio.sleep(wait_s)
 
     def _down_s(self) -> float:
         health = self._queue.health()

@@ -1,7 +1,7 @@
 """A Redis stream whose entries the consumers of a group share.
 
-An entry belongs to a consumer until it acknowledges the entry. Other consumers claim entries that nobody
-acknowledged or kept for `claim_after_s`: those of consumers that died.
+An entry belongs to a consumer until it acknowledges the entry. Other consumers claim entries that
+were neither acknowledged nor kept for `claim_after_s`: those of consumers that died.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RedisQueue(redis_stream.RedisReader):
             self._bad(error)
 
     async def keep(self) -> float:
-        """As `Queue.keep`: the entries are claimed anew, which is not counted as a delivery."""
+        """As `Queue.keep`: the entries are claimed again, which is not counted as a delivery."""
         if self._mine:
             try:
                 await self._call(
