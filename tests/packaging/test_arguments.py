@@ -11,9 +11,13 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 import hopline
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
 from hopline.errors import PackagingError
 from hopline.graph import Graph
-from tests.packaging.graphs import hetero, homogeneous
+from hopline.packaging.signature import bind
+from hopline.types import ScoreRequest
+from tests.packaging.graphs import hetero, homogeneous, relational
 
 
 def package(model, graph, repository, **options):
@@ -234,3 +238,125 @@ class OneNamed(Two):
 
 def test_a_named_tuple_of_one_tensor_is_served(tmp_path):
     assert package(OneNamed(), homogeneous(), tmp_path).spec.runtime == "torch"
+
+
+class Keywords(Two):
+    """The attributes of edges are added to their targets, if the call has them."""
+
+    def __init__(self, conv=pyg.SAGEConv, **options):
+        super().__init__(conv, **options)
+        self.edge = nn.Linear(2, 3)
+
+    def forward(self, x, edge_index, **kw):
+        rows = self.run(x, edge_index)
+        if kw.get("edge_attr") is not None:
+            rows = rows.index_add(0, edge_index[1], self.edge(kw["edge_attr"]))
+        return rows
+
+
+class Positions(Keywords):
+    def forward(self, x, edge_index, *rest):
+        return super().forward(x, edge_index, **({"edge_attr": rest[0]} if rest else {}))
+
+
+class Unread(Two):
+    def forward(self, x, edge_index, *args, **kwargs):
+        return self.run(x, edge_index)
+
+
+@pytest.mark.parametrize("model", [Keywords, Positions])
+def test_data_that_forward_may_read_from_its_open_arguments_are_questioned(model, tmp_path):
+    model, graph = model(), homogeneous(attr_dim=2)
+    with pytest.raises(PackagingError) as caught:
+        package(model, graph, tmp_path)
+    for given in ("{'edge_attr': 'edge_attr'}", "{'edge_attr': None}"):
+        assert f"arguments={given}" in str(caught.value)
+    edges = graph.edges["node__to__node"]
+    x, attr = (torch.from_numpy(np.array(part)) for part in (graph.nodes["node"].features, edges.attr))
+    ends = np.stack([edges.indices, np.repeat(np.arange(40), np.diff(edges.indptr))]).astype(np.int64)
+    for version, name in (("1", "edge_attr"), ("2", None)):
+        given = {"arguments": {"edge_attr": name}, "version": version, "task": "embedding"}
+        report = package(model, graph, tmp_path, **given)
+        answerer = Answerer(load_model(report.path, report.spec, graph), ("embedding",), 0)
+        (found,) = answerer.answer([ScoreRequest("m", nodes=np.arange(40))])
+        rest = ([attr] if model.forward.__code__ is Positions.forward.__code__ else []) if name else []
+        named = {"edge_attr": attr} if name and not rest else {}
+        with torch.no_grad():
+            expected = model.eval()(x, torch.from_numpy(ends), *rest, **named)
+        np.testing.assert_allclose(found.outputs["embedding"], expected, atol=1e-4, rtol=1e-4)
+
+
+def questions(model, graph, **options):
+    with pytest.raises(PackagingError) as caught:
+        bind(model, graph.schema, left_out=graph.left_out, **options)
+    return str(caught.value)
+
+
+def test_each_kind_of_data_that_an_open_argument_may_hold_is_questioned():
+    edge_index = torch.randint(0, 9, (2, 30), generator=torch.Generator().manual_seed(0))
+    data = Data(
+        torch.zeros(9, 6), edge_index, torch.zeros(30, 2), edge_weight=torch.ones(30),
+        edge_time=torch.arange(30), pe=torch.zeros(9, 3), pos=torch.zeros(9, 2), y=torch.zeros(9),
+    )  # fmt: skip
+    graph = Graph.from_pyg(data, columns=["pe"])
+    text = questions(Keywords(), graph)
+    assert "Keywords.forward(**kw)" in text
+    call = "{'edge_attr': 'edge_attr', 'edge_weight': 'edge_weight', 'pe': 'pe'}"
+    assert f"arguments={call}" in text
+    given = dict.fromkeys(("edge_attr", "edge_weight", "pe", "pos", "edge_time"))
+    assert f"arguments={given}" in text
+    assert "data.pos" in text
+    assert "times order edges" in text
+    assert bind(Keywords(), graph.schema, left_out=graph.left_out, arguments=given).roles == {
+        "x": "features", "edge_index": "edge_index"
+    }  # fmt: skip
+    text = questions(Keywords(), relational(2))
+    assert "arguments={'edge_type': 'edge_type'}" in text
+
+
+def test_arguments_by_type_are_questioned_under_their_names():
+    class Model(nn.Module):
+        def forward(self, x_dict, edge_index_dict, **kwargs):
+            return kwargs
+
+    assert "arguments={'edge_attr_dict': 'edge_attr'}" in questions(Model(), hetero(attr_dim=2))
+    conv = pyg.HeteroConv({("paper", "cites", "paper"): pyg.GATConv(6, 3, edge_dim=2)})
+    assert "arguments={'edge_attr_dict': 'edge_attr'}" in questions(conv, hetero(attr_dim=2))
+    shown = bind(conv, hetero(attr_dim=2).schema, arguments={"edge_attr_dict": "edge_attr"}).called
+    assert "edge_attr_dict=edge_attr{" in shown
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Unread(),
+        pyg.Sequential("x, edge_index", [(pyg.SAGEConv(6, 3), "x, edge_index -> x")]),
+        pyg.AntiSymmetricConv(6, phi=pyg.SAGEConv(6, 6)),
+        type("Net", (pyg.GraphSAGE,), {"forward": lambda self, *args, **kw: self(*args, **kw)})(6, 8, 2),
+    ],
+    ids=["unread", "Sequential", "AntiSymmetricConv", "GraphSAGE"],
+)
+def test_open_arguments_that_cannot_bring_data_to_a_layer_are_no_question(model):
+    graph = homogeneous(attr_dim=2, weight=True)
+    assert list(bind(model, graph.schema).roles) == ["x", "edge_index"]
+
+
+@pytest.mark.parametrize("name", ["edge_time", "time"])
+def test_times_of_edges_that_an_optional_argument_would_read_are_questioned(name):
+    def forward(self, x, edge_index, edge_time=None, time=None):
+        return x
+
+    data = Data(torch.zeros(9, 6), torch.zeros(2, 30, dtype=torch.long), edge_time=torch.arange(30))
+    model, graph = type("Net", (nn.Module,), {"forward": forward})(), Graph.from_pyg(data)
+    other = {"edge_time", "time"} - {name}
+    assert "times order edges" in questions(model, graph, arguments=dict.fromkeys(other))
+    assert len(bind(model, graph.schema, arguments=dict.fromkeys(["edge_time", "time"])).roles) == 2
+
+
+def test_a_name_that_no_open_argument_can_receive_is_refused():
+    def forward(self, x, edge_index, scale=1.0, *rest):
+        return rest
+
+    model, given = type("Net", (nn.Module,), {"forward": forward})(), {"edge_attr": "edge_attr"}
+    assert "by position" in questions(model, homogeneous(attr_dim=2), arguments=given)
+    assert "has no argument 'size'" in questions(Encoder(), homogeneous(), arguments={"size": None})

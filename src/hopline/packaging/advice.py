@@ -49,6 +49,15 @@ INSTEAD = {
 }
 
 
+#: Names by which the times of edges are read from PyG's data.
+TIMES = ("edge_time", "time")
+
+
+def is_label(name: str) -> bool:
+    """True for columns of training, which no model reads to answer."""
+    return name in ("y", "edge_label") or name.endswith("mask")
+
+
 def lost(name: str, owner: str) -> str:
     """Why a graph does not have a column, and the remedy, in words.
 
@@ -61,9 +70,11 @@ def lost(name: str, owner: str) -> str:
             "and a matrix of columns for each type. Other edges are a further edge type, in a HeteroData; "
             "a constant belongs into the module, as a buffer"
         )
+    if "__" in owner and name in TIMES:
+        return INSTEAD["edge_time"]
     whose, into = ("edges", "data.edge_attr") if "__" in owner else ("nodes", "data.x")
     text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
-    if name == "y" or name.endswith("mask"):
+    if is_label(name):
         return text + "labels and masks of the split are not known when a node is scored"
     if whose == "nodes":
         return text + f"keep it, Graph.from_pyg(data, columns=[{name!r}])"

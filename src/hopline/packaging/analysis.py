@@ -16,26 +16,10 @@ from torch import Tensor, fx
 from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
+from hopline.packaging import edges as lists
 from hopline.packaging.advice import BOTH_DIRECTIONS, hint, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.edges import (
-    FLOWS,
-    LOOPS,
-    Domain,
-    arguments_of,
-    edges_after,
-    edges_of,
-    grouping,
-    is_aggregation,
-    is_conv,
-    joined,
-    listed_by,
-    neighbour_rows,
-    own_rows,
-    size_of,
-    slot_of,
-)
 from hopline.packaging.locality import renumbered
 from hopline.packaging.reference import as_rows, described, differ
 from hopline.packaging.trace import Closed, Traced, conv_arguments, describe
@@ -59,7 +43,7 @@ def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
         if not isinstance(value, Tensor):
             raise NotSplittable(f"the model returns {type(value).__name__}, not one tensor")
         domain = traced.domains.get(output)
-        if domain != Domain("node", node_type):
+        if domain != lists.Domain("node", node_type):
             raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
 
 
@@ -121,7 +105,7 @@ class _Analysis(fx.Interpreter):
             return super().run_node(n)
         traced = self.traced
         domain = self._domain(n)
-        slot = slot_of(n)
+        slot = lists.slot_of(n)
         try:
             value = super().run_node(n)
         except KeyError:
@@ -133,11 +117,11 @@ class _Analysis(fx.Interpreter):
                 f"{error}; the graph gives {self.given}{hint(error, traced.module)}"
             ) from error
         level = max((traced.levels.get(arg, 0) for arg in n.all_input_nodes), default=0)
-        if n.target is neighbour_rows:
+        if n.target is lists.neighbour_rows:
             level += 1
-        elif domain is not None and domain.kind == "node" and is_aggregation(traced.module, n):
+        elif domain is not None and domain.kind == "node" and lists.is_aggregation(traced.module, n):
             level = max(level, 1)
-        elif is_conv(traced.module, n):
+        elif lists.is_conv(traced.module, n):
             level += 1
             if not isinstance(value, Tensor):
                 raise self._closed(n, "returns more than the nodes' new rows")
@@ -150,22 +134,22 @@ class _Analysis(fx.Interpreter):
             self._check_rows(n, value, domain)
         return value
 
-    def _domain(self, n: fx.Node) -> Domain | None:
-        slot = slot_of(n)
+    def _domain(self, n: fx.Node) -> lists.Domain | None:
+        slot = lists.slot_of(n)
         if slot is not None:
             return _domain_of(slot)
-        if is_conv(self.traced.module, n):
+        if lists.is_conv(self.traced.module, n):
             return self._conv_domain(n)
-        if n.target in (neighbour_rows, own_rows):
+        if n.target in (lists.neighbour_rows, lists.own_rows):
             return self._end_domain(n)
-        if n.target in LOOPS:
+        if n.target in lists.LOOPS:
             return self._loops_domain(n)
-        if n.target is softmax or is_aggregation(self.traced.module, n):
+        if n.target is softmax or lists.is_aggregation(self.traced.module, n):
             return self._grouped_domain(n)
-        if (edges := edges_of(n)) is not None:
+        if (edges := lists.edges_of(n)) is not None:
             return edges
-        listed = [self.traced.domains.get(part) for part in listed_by(n, 0)]
-        if listed and (edges := joined(listed)) is not None:
+        listed = [self.traced.domains.get(part) for part in lists.listed_by(n, 0)]
+        if listed and (edges := lists.joined(listed)) is not None:
             return edges
         inputs = n.all_input_nodes
         if n.op == "call_method" and n.target in _FILLED:
@@ -182,36 +166,36 @@ class _Analysis(fx.Interpreter):
     def _closed(self, conv: fx.Node, reason: str) -> Closed:
         return Closed(f"{describe(self.traced.module, conv)} {reason}", frozenset([str(conv.target)]))
 
-    def _ends(self, n: fx.Node, edges: Domain) -> tuple[str, str]:
+    def _ends(self, n: fx.Node, edges: lists.Domain) -> tuple[str, str]:
         """The node types of the sources of edges, as a text, and of their destinations."""
         ends = [key.split("__") for key in edges.keys(self.binding.relations)]
         if len({end[2] for end in ends}) > 1:
             raise self._refusal(n, f"lists edges that lead to several node types: {edges.type}")
         return " and ".join(dict.fromkeys(end[0] for end in ends)), ends[0][2]
 
-    def _end_domain(self, n: fx.Node) -> Domain:
+    def _end_domain(self, n: fx.Node) -> lists.Domain:
         """Of rows of nodes as rows of edges."""
         rows, edge_index = n.args
-        edges = edges_of(edge_index)
+        edges = lists.edges_of(edge_index)
         if edges is None:
             raise self._refusal(n, "reads edges that are not those of the model's edge_index argument")
-        end = self._ends(n, edges)[n.target is own_rows]
-        if not isinstance(rows, fx.Node) or self.traced.domains.get(rows) != Domain("node", end):
+        end = self._ends(n, edges)[n.target is lists.own_rows]
+        if not isinstance(rows, fx.Node) or self.traced.domains.get(rows) != lists.Domain("node", end):
             raise self._refusal(
                 n, f"reads rows by the numbers of nodes that are not rows of node type {end!r}"
             )
         return edges
 
-    def _loops_domain(self, n: fx.Node) -> Domain:
+    def _loops_domain(self, n: fx.Node) -> lists.Domain:
         """Of another list of edges and what belongs to them."""
-        edges, given = edges_after(n), arguments_of(n)
+        edges, given = lists.edges_after(n), lists.arguments_of(n)
         if edges is None:
             raise self._refusal(n, "changes edges that are not those of the model's edge_index argument")
-        if given.get("flow", FLOWS[0]) != FLOWS[0]:
+        if given.get("flow", lists.FLOWS[0]) != lists.FLOWS[0]:
             raise self._refusal(
                 n, "normalises by edges that leave a node, in sums over those that enter it"
             )
-        before = edges_of(given["edge_index"])
+        before = lists.edges_of(given["edge_index"])
         source, destination = self._ends(n, edges)
         if edges != before and source != destination:
             raise self._refusal(n, "reads or adds self-loops of edges between two lists of nodes")
@@ -220,10 +204,10 @@ class _Analysis(fx.Interpreter):
             if rows is not None and self.traced.domains.get(rows) != before:
                 raise self._refusal(n, f"gets an {name} that is not one row for each edge")
         if edges.adds_loops and edges != before:
-            self._check_number(n, given.get("num_nodes"), Domain("node", destination))
+            self._check_number(n, given.get("num_nodes"), lists.Domain("node", destination))
         return edges
 
-    def _check_number(self, n: fx.Node, number: Any, nodes: Domain) -> None:
+    def _check_number(self, n: fx.Node, number: Any, nodes: lists.Domain) -> None:
         """Check that self-loops are added to all nodes, whatever edges they have."""
         if isinstance(number, fx.Node):
             known = self.traced.domains.get(number) == nodes
@@ -234,15 +218,15 @@ class _Analysis(fx.Interpreter):
                 "adds self-loops to some nodes only: pass it the number of all nodes (num_nodes=x.size(0))",
             )
 
-    def _num_rows(self, domain: Domain) -> int:
+    def _num_rows(self, domain: lists.Domain) -> int:
         if domain not in self.num_rows:
             keys = domain.keys(self.binding.relations)
-            self.num_rows[domain] = sum(self.num_rows[Domain("edge", key)] for key in keys)
+            self.num_rows[domain] = sum(self.num_rows[lists.Domain("edge", key)] for key in keys)
         return self.num_rows[domain]
 
-    def _grouped_domain(self, n: fx.Node) -> Domain:
+    def _grouped_domain(self, n: fx.Node) -> lists.Domain:
         """Of values made of groups of rows: the groups must be the in-edges of each node."""
-        found = grouping(self.traced.module, n)
+        found = lists.grouping(self.traced.module, n)
         edges = found.edges
         if edges is None:
             raise self._refusal(
@@ -258,20 +242,24 @@ class _Analysis(fx.Interpreter):
                 raise self._refusal(n, "groups another dimension than that of the edges")
             if value.dtype != torch.float32:
                 raise self._refusal(n, f"groups rows of {value.dtype}, not of float32")
-        return edges if n.target is softmax else Domain("node", self._ends(n, edges)[1])
+        return edges if n.target is softmax else lists.Domain("node", self._ends(n, edges)[1])
 
-    def _conv_domain(self, n: fx.Node) -> Domain:
+    def _conv_domain(self, n: fx.Node) -> lists.Domain:
         edges = conv_arguments(self.traced.module, n).get("edge_index")
-        slot = slot_of(edges) if isinstance(edges, fx.Node) else None
+        slot = lists.slot_of(edges) if isinstance(edges, fx.Node) else None
         if slot is None or not slot.startswith(EDGES):
             raise self._closed(n, "does not read the model's unchanged edge_index argument")
         key = slot.split(":", 1)[1]
-        return Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
+        return lists.Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
 
-    def _check_rows(self, n: fx.Node, value: Any, domain: Domain) -> None:
-        if n.target in LOOPS and isinstance(value, tuple):
+    def _check_rows(self, n: fx.Node, value: Any, domain: lists.Domain) -> None:
+        if n.target in lists.LOOPS and isinstance(value, tuple):
             self.num_rows[domain] = value[0].shape[1]
-        if not isinstance(value, Tensor) or edges_of(n) is not None or (slot_of(n) or "").startswith(EDGES):
+        if (
+            not isinstance(value, Tensor)
+            or lists.edges_of(n) is not None
+            or (lists.slot_of(n) or "").startswith(EDGES)
+        ):
             return
         rows = self._num_rows(domain)
         if value.dim() == 0 or value.shape[0] != rows:
@@ -283,14 +271,14 @@ class _Analysis(fx.Interpreter):
             )
 
 
-def _domain_of(slot: str) -> Domain:
+def _domain_of(slot: str) -> lists.Domain:
     role, _, name = slot.partition(":")
-    return Domain("node" if role == "features" else "edge", name)
+    return lists.Domain("node" if role == "features" else "edge", name)
 
 
 def _is_width(n: fx.Node) -> bool:
     """True if a number is a size of a tensor's rows, which is the same for every graph."""
-    of, dim = size_of(n) or (None, None)
+    of, dim = lists.size_of(n) or (None, None)
     if of is None or dim is None or dim <= 0:
         return False
-    return edges_of(of) is None and not (slot_of(of) or "").startswith(EDGES)
+    return lists.edges_of(of) is None and not (lists.slot_of(of) or "").startswith(EDGES)

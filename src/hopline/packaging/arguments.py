@@ -8,9 +8,10 @@ a convolution over it also reads the edge weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dis
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
+from inspect import Parameter, getsource, signature, unwrap
 from itertools import takewhile
 from typing import Any
 
@@ -37,6 +38,43 @@ def by_position(parameters: Mapping[str, Parameter], roles: Mapping[str, Role]) 
         lambda name: name in roles and parameters[name].kind != Parameter.KEYWORD_ONLY, parameters
     )
     return len(list(first))
+
+
+def parameters_of(module: nn.Module, given: Iterable[str]) -> tuple[dict[str, Parameter], tuple[str, ...]]:
+    """The arguments of forward, PyG's usual ones for *args; and "*args", "**kwargs" where it reads them.
+
+    Args:
+        given: names by the user; others than those of forward are passed in **kwargs, or last in *args.
+    """
+    every = signature(module.forward).parameters.values()
+    unnamed = {each.kind: each for each in every if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    parameters = {each.name: each for each in every if each.kind not in unnamed}
+    described = None if parameters else getattr(module, "signature", None)  # of PyG's Sequential
+    if not parameters:
+        names = getattr(described, "param_names", ("x", "edge_index"))
+        parameters = {name: Parameter(name, Parameter.POSITIONAL_ONLY) for name in names}
+    if described is not None or not unnamed:
+        return parameters, ()
+    kind = Parameter.KEYWORD_ONLY if Parameter.VAR_KEYWORD in unnamed else Parameter.POSITIONAL_ONLY
+    more = {name: Parameter(name, kind, default=None) for name in given if name not in parameters}
+    read = tuple(str(each).partition(":")[0] for each in unnamed.values() if _reads(module, each.name))
+    return {**parameters, **more}, read
+
+
+def mentions(module: nn.Module, word: str) -> bool:
+    """True if the source of a module's class contains a word; False if no source is available."""
+    try:
+        return word in getsource(type(module))
+    except (OSError, TypeError):
+        return False
+
+
+def _reads(module: nn.Module, name: str) -> bool:
+    """True unless the code of forward shows that it does not read an argument."""
+    code = getattr(unwrap(module.forward), "__code__", None)
+    if code is None or name in code.co_cellvars or {"locals", "vars", "eval", "exec"} & {*code.co_names}:
+        return True
+    return any(each.argval == name and "STORE" not in each.opname for each in dis.get_instructions(code))
 
 
 @dataclass(frozen=True, slots=True)

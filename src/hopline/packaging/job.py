@@ -18,23 +18,12 @@ from torch import fx, nn
 from hopline.artifact import ATTENTION_FORMAT, ONE_WAY, Head, ModelSpec, Stage, StageInput
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.packaging import edge_kinds, gate, pooled
+from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import OPSET, export_stage
-from hopline.packaging.head import (
-    Columns,
-    HeadPlan,
-    check_shape,
-    check_task,
-    embedding_of,
-    is_link,
-    linear_after,
-    logits_below,
-    run_head,
-    trailing_module,
-)
 from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
@@ -139,8 +128,8 @@ class Job:
                 self.reference.outputs(graph, pairs).shape
                 for graph, pairs in ((self.probe.check, self.pairs), (self.check, fewer))
             ]
-            check_shape(self.task, *shapes)
-        check_task(self.task, self.rows.shape[1], classes)
+            heads.check_shape(self.task, *shapes)
+        heads.check_task(self.task, self.rows.shape[1], classes)
         self._check_numbers()
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
@@ -251,12 +240,10 @@ class Job:
         served = gate.judge(folder, spec, answered := self.answered(spec.runtime), self._unseen(spec))
         self.notes += answered.imprecise()
         figures: dict[str, object] = {
-            "max_abs_diff": max(served.values()),
-            "tolerance": gate.TOLERANCE,
-            "served": served,
+            "max_abs_diff": max(served.values()), "tolerance": gate.TOLERANCE, "served": served,
             "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
-        }
+        }  # fmt: skip
         self.progress(COMPARE, 1.0)
         relied_on = dict(self._relied_on(folder, spec))
         self.notes += [
@@ -349,7 +336,7 @@ class Job:
     @property
     def is_link(self) -> bool:
         """True if the head scores pairs."""
-        return is_link(self.head)
+        return heads.is_link(self.head)
 
     @property
     def node_head(self) -> nn.Module | None:
@@ -375,7 +362,7 @@ class Job:
             )
         check_rows(traced, self.binding, self.probe.check)
         finals, head = self._finals(traced)
-        check_task(self.task, head.output_dim, spec.classes)
+        heads.check_task(self.task, head.output_dim, spec.classes)
         self.progress(TRACE, 1.0)
         splitter = Splitter(traced, lowered, finals)
         plans = splitter.stages()
@@ -390,33 +377,35 @@ class Job:
         spec = self._export(folder, spec, plans)
         return self._write_head(folder, spec, head)
 
-    def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], HeadPlan]:
+    def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], heads.HeadPlan]:
         """The value that each target's last state holds, and the head."""
         dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
         then = ToLogits(self.task).eval() if self.are_probabilities else None
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
             if not isinstance(self.head, nn.Module):
-                return dict(traced.outputs), HeadPlan("link", None, widths, 1)
-            decoder = Columns(self.head, then)
-            return dict(traced.outputs), HeadPlan("link", decoder, widths, run_head(decoder, widths))
+                return dict(traced.outputs), heads.HeadPlan("link", None, widths, 1)
+            decoder = heads.Columns(self.head, then)
+            return dict(traced.outputs), heads.HeadPlan(
+                "link", decoder, widths, heads.run_head(decoder, widths)
+            )
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
-            columns = Columns(self.head, then)
+            columns = heads.Columns(self.head, then)
             self.embedding = self.reference.embedding(self.probe.check)
-            return {node_type: output}, HeadPlan("node", columns, dims, run_head(columns, dims))
-        below = logits_below(traced, output, self.task) if self.are_probabilities else None
+            return {node_type: output}, heads.HeadPlan("node", columns, dims, heads.run_head(columns, dims))
+        below = heads.logits_below(traced, output, self.task) if self.are_probabilities else None
         last = output if below is None else below
-        state = last if self.task == "embedding" else embedding_of(traced, last)
-        self.embedding_layer = linear_after(traced, state, output)
+        state = last if self.task == "embedding" else heads.embedding_of(traced, last)
+        self.embedding_layer = heads.linear_after(traced, state, output)
         self.embedding = self.reference.embedding(self.probe.check, self.embedding_layer)
         if below is not None:
             traced.outputs[node_type] = output = below
         width = int(np.prod(traced.values[state].shape[1:]))
-        trailing = trailing_module(traced, state, output)
+        trailing = heads.trailing_module(traced, state, output)
         if below is None and then is not None:
             trailing = then if trailing is None else nn.Sequential(trailing, then).eval()
-        return {node_type: state}, HeadPlan("node", trailing, (width,), dims[0])
+        return {node_type: state}, heads.HeadPlan("node", trailing, (width,), dims[0])
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan]) -> ModelSpec:
         """Write the file of each stage."""
@@ -463,7 +452,7 @@ class Job:
             return dims[plan.level - 1, plan.node_type if edges is None else edges.src]
         return edges.attr_dim if item.kind == "edge_attr" and edges is not None else 0
 
-    def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
+    def _write_head(self, folder: Path, spec: ModelSpec, head: heads.HeadPlan) -> ModelSpec:
         file = None
         if head.module is not None:
             file = "head.onnx"

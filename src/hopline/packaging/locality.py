@@ -16,19 +16,10 @@ from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
+from hopline.packaging import probe as probes
 from hopline.packaging.advice import BOTH_DIRECTIONS, instead_of
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.probe import (
-    CROWD,
-    Probe,
-    beside,
-    may_be_one_way,
-    middle_of_chains,
-    part_of,
-    reordered,
-    strangers,
-    widened,
-)
+from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Pairs, Reference, Rows, as_rows, differ
 from hopline.packaging.watch import watched
 from hopline.types import FloatArray, IdArray
@@ -71,7 +62,7 @@ def check_sizes(
         graph = repeated(probe.check, copies)
         try:
             try:
-                after = reference.answers(beside(graph, extremes(probe.check)), pairs)
+                after = reference.answers(probes.beside(graph, extremes(probe.check)), pairs)
             except PackagingError as error:
                 if _varies_in_width(error):
                     raise
@@ -123,12 +114,12 @@ def check_memory(
 def extremes(graph: CheckGraph) -> CheckGraph:
     """Nodes with far larger features than real ones, and one of far larger degree."""
     rng = np.random.default_rng(3)
-    return widened(strangers(graph, 1, rng, CROWD), rng, 1000.0)
+    return probes.widened(probes.strangers(graph, 1, rng, probes.CROWD), rng, 1000.0)
 
 
 def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
     """A graph together with copies of itself."""
-    return reduce(beside, [graph] * copies)
+    return reduce(probes.beside, [graph] * copies)
 
 
 def works_on_all(reference: Reference, graph: Graph, check: CheckGraph) -> bool:
@@ -176,12 +167,12 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     real = probe.real
     rng = np.random.default_rng(1)
     before = reference.answers(real)
-    many = strangers(real, probe.hops + 3, rng)
+    many = probes.strangers(real, probe.hops + 3, rng)
     changed = []
     scaled = _scaled(many, nodes=True, edges=True)
     for what, others in (("copies", real), ("strangers", many), ("scaled", scaled)):
         try:
-            after = reference.answers(beside(real, others))[: len(before)]
+            after = reference.answers(probes.beside(real, others))[: len(before)]
         except PackagingError as error:
             if what == "scaled" and not _varies_in_width(error):  # it may refuse such features
                 continue
@@ -226,7 +217,7 @@ def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph)
 
     def answers(nodes: bool, edges: bool) -> Rows:
         changed = _scaled(others, nodes=nodes, edges=edges)
-        return reference.answers(beside(real, changed))[:num_real]
+        return reference.answers(probes.beside(real, changed))[:num_real]
 
     num_real = len(reference.answers(real))
     before = answers(nodes=False, edges=False)
@@ -299,18 +290,18 @@ def _looks_further(
 ) -> str:  # fmt: skip
     """Advice: more hops give the module's answers, or outgoing edges leave the neighbourhood."""
     most, target = hops + _FURTHER, reference.targets[side]
-    chains = strangers(probe.real, most, np.random.default_rng(4))
-    graph = beside(probe.check, chains)
+    chains = probes.strangers(probe.real, most, np.random.default_rng(4))
+    graph = probes.beside(probe.check, chains)
     tried = _spread(seeds)
     # the middle of the chains: further from both ends than all hops that are tried
-    tried = np.append(tried, probe.check.num_nodes(target) + middle_of_chains(most))
+    tried = np.append(tried, probe.check.num_nodes(target) + probes.middle_of_chains(most))
     answers, whole, tolerance = _precise(reference, side, graph)
-    one_way = {key: edges.src for key, edges in probe.check.edges.items() if may_be_one_way(edges)}
+    one_way = {key: edges.src for key, edges in probe.check.edges.items() if probes.may_be_one_way(edges)}
     crowded = {*tried[-_CROWDED:].tolist(), *tried[:_CROWDED].tolist()}
 
     def agrees(seed: int, count: int) -> bool:
         crossed, reached = neighborhood(graph, target, seed, count)
-        part = part_of(graph, crossed)
+        part = probes.part_of(graph, crossed)
         inside, others = answers(part)[seed], [whole[seed]]
         if seed in crowded:
             _, nearer = neighborhood(graph, target, seed, count - 1)
@@ -364,7 +355,7 @@ def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scal
         rows[name] = np.where(codes, drawn, scale * (1 + np.abs(drawn))).astype(np.float32)
     none = np.zeros(0, np.int64)
     nowhere = {key: each.taken(none, none, none, _CROWD) for key, each in part.edges.items()}
-    joined = beside(part, CheckGraph(rows, nowhere))
+    joined = probes.beside(part, CheckGraph(rows, nowhere))
     edges = {}
     for key, one in part.edges.items():
         chosen = np.flatnonzero(rim[one.dst])[: _CROWDED if len(one.indices) else 0]
@@ -404,7 +395,7 @@ def _precise(
         exact, least = reference, _ROUNDED
         whole = answers(graph)
     with np.errstate(invalid="ignore"):
-        noise = np.abs(answers(reordered(graph)) - whole) / (1 + np.abs(whole))
+        noise = np.abs(answers(probes.reordered(graph)) - whole) / (1 + np.abs(whole))
     return answers, whole, max(least, 100 * float(np.nan_to_num(noise, posinf=0.0).max(initial=0.0)))
 
 

@@ -20,6 +20,7 @@ from hopline.artifact import Head, Later, ModelSpec, check_choice, write_spec
 from hopline.engine.embeddings import joined, write_tables
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
+from hopline.packaging import settings
 from hopline.packaging.activation import Output, Task
 from hopline.packaging.arguments import Binding
 from hopline.packaging.folder import new_version
@@ -30,16 +31,7 @@ from hopline.packaging.learned import Tables, take_out
 from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
 from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
-from hopline.packaging.settings import (
-    Device,
-    Fanouts,
-    Role,
-    Sampling,
-    check_sampling,
-    checked_fanouts,
-    checked_integer,
-    checked_names,
-)
+from hopline.packaging.settings import Device, Fanouts, Role, Sampling
 from hopline.packaging.signature import bind
 from hopline.types import Progress, silent
 
@@ -194,12 +186,12 @@ def package(
         ("device", device, Device), ("later_nodes", later_nodes, Later),
     ):  # fmt: skip
         check_choice(named, value, get_args(hint))
-    check_sampling(sampling, schema)
-    classes = checked_names(classes, "classes")
-    relations = None if relations is None else checked_names(relations, "relations")
-    max_degree = None if max_degree is None else checked_integer(max_degree, "max_degree", 1)
-    salt = checked_integer(salt, "salt")
-    check_nodes = checked_integer(check_nodes, "check_nodes", 1)
+    settings.check_sampling(sampling, schema)
+    classes = settings.checked_names(classes, "classes")
+    relations = None if relations is None else settings.checked_names(relations, "relations")
+    max_degree = None if max_degree is None else settings.checked_integer(max_degree, "max_degree", 1)
+    salt = settings.checked_integer(salt, "salt")
+    check_nodes = settings.checked_integer(check_nodes, "check_nodes", 1)
     if arguments is not None and not isinstance(arguments, Mapping):
         raise PackagingError(f"arguments: argument name -> what it receives; got {arguments!r}")
     module = unwrap(module, "the model")
@@ -221,7 +213,7 @@ def package(
     job = Job(
         model=eval_copy(module).float(),
         head=eval_copy(head).float() if isinstance(head, nn.Module) else head, binding=binding, graph=graph,
-        task=task, targets=targets, fanouts=checked_fanouts(fanouts), progress=silent,
+        task=task, targets=targets, fanouts=settings.checked_fanouts(fanouts), progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
         notes=[called, *copy_notes(given)], device=device,
     )  # fmt: skip

@@ -15,19 +15,10 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from hopline.artifact import Reduce
 from hopline.errors import NotSplittable
+from hopline.packaging import edges as lists
 from hopline.packaging.dense import ConvInput, DenseConv
 from hopline.packaging.dense.aggregate import BlockAggregation
 from hopline.packaging.dense.base import REDUCTIONS
-from hopline.packaging.edges import (
-    Domain,
-    arguments_of,
-    edges_of,
-    grouping,
-    loops_of,
-    neighbour_rows,
-    own_rows,
-    slot_of,
-)
 from hopline.packaging.trace import Closed, Traced, describe, norm_in
 
 
@@ -45,7 +36,7 @@ class Region:
 
     path: str
     messages: fx.Node | None
-    edges: Domain
+    edges: lists.Domain
     sources: list[fx.Node]
     own: list[fx.Node]
 
@@ -56,7 +47,7 @@ def region(traced: Traced, node: fx.Node, path: str) -> Region:
     Raises:
         NotSplittable: its aggregation, or the attributes that it gives to added self-loops, have no form.
     """
-    found = grouping(traced.module, node)
+    found = lists.grouping(traced.module, node)
     edges = found.edges
     assert edges is not None  # `analyse` refuses others
     if found.rows is None:
@@ -82,15 +73,15 @@ def _read_by(traced: Traced, messages: fx.Node) -> tuple[list[fx.Node], list[fx.
             return
         seen.add(each)
         rows: Any = each.args[0] if each.args else None
-        if each.target is neighbour_rows:
+        if each.target is lists.neighbour_rows:
             sources[rows] = None
             if domain.adds_loops:
                 own[rows] = None
-        elif each.target is own_rows:
+        elif each.target is lists.own_rows:
             own[rows] = None
-        elif (call := loops_of(each)) is not None:
+        elif (call := lists.loops_of(each)) is not None:
             visit(attributes_before(traced, call).rows)
-        elif slot_of(each) is None and edges_of(each) is None:
+        elif lists.slot_of(each) is None and lists.edges_of(each) is None:
             for argument in each.all_input_nodes:
                 visit(argument)
 
@@ -109,7 +100,7 @@ class Attributes:
     """
 
     rows: fx.Node
-    edges: Domain
+    edges: lists.Domain
     fill: Any
     keeps: bool
 
@@ -126,8 +117,8 @@ def attributes_before(traced: Traced, call: fx.Node) -> Attributes:
             f"{where} computes weights that no reduction reads",
             frozenset([norm_in(call.meta.get("nn_module_stack"))]),
         )
-    given = arguments_of(call)
-    edges, rows = edges_of(given["edge_index"]), given["edge_attr"]
+    given = lists.arguments_of(call)
+    edges, rows = lists.edges_of(given["edge_index"]), given["edge_attr"]
     assert edges is not None
     assert isinstance(rows, fx.Node)
     fill = given.get("fill_value", 1.0)
@@ -142,7 +133,7 @@ def _aggregation(traced: Traced, node: fx.Node) -> Aggregation:
         found = traced.module.get_submodule(str(node.target))
         assert isinstance(found, Aggregation)
         return found
-    reduce = arguments_of(node)["reduce"]
+    reduce = lists.arguments_of(node)["reduce"]
     try:
         return aggregation_resolver(reduce)
     except ValueError as error:
@@ -170,20 +161,20 @@ class Reduced(DenseConv):
 
 def reduction(traced: Traced, node: fx.Node) -> tuple[Reduced, fx.Node] | None:
     """The reduction of the engine that an aggregation is, and the value that is reduced; else None."""
-    found = grouping(traced.module, node)
+    found = lists.grouping(traced.module, node)
     if found.rows is None:
         return None
     kind = REDUCTIONS.get(type(_aggregation(traced, node)))
     rows, weight = _weighted(found.rows)
-    if kind is None or rows.target is not neighbour_rows:
+    if kind is None or rows.target is not lists.neighbour_rows:
         return None
     if weight is not None and traced.values[rows].dim() != 2:
         return None
-    edges, source = edges_of(rows.args[1]), rows.args[0]
+    edges, source = lists.edges_of(rows.args[1]), rows.args[0]
     assert edges is not None
     assert isinstance(source, fx.Node)
     weighted = weight is not None
-    if weight is not None and slot_of(weight) != f"edge_weight:{edges.type}":
+    if weight is not None and lists.slot_of(weight) != f"edge_weight:{edges.type}":
         norm = _norm(weight, edges) if kind == "sum" else None
         if norm is None:
             return None
@@ -201,21 +192,21 @@ def _weighted(messages: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     if messages.target in (operator.mul, torch.mul, "mul") and len(messages.args) == 2:
         for one, other in (messages.args, messages.args[::-1]):
             weight = _column_of(other)
-            if weight is not None and isinstance(one, fx.Node) and one.target is neighbour_rows:
+            if weight is not None and isinstance(one, fx.Node) and one.target is lists.neighbour_rows:
                 return one, weight
     return messages, None
 
 
-def _norm(weight: fx.Node, edges: Domain) -> tuple[Reduce, bool] | None:
+def _norm(weight: fx.Node, edges: lists.Domain) -> tuple[Reduce, bool] | None:
     """The reduction for weights that `gcn_norm` computes, and if it reads the graph's weights."""
-    norm = loops_of(weight)
+    norm = lists.loops_of(weight)
     if norm is None or norm.target is not gcn_norm:
         return None
-    given = arguments_of(norm)
+    given = lists.arguments_of(norm)
     inner = given["edge_weight"]
-    if given["improved"] or edges_of(given["edge_index"]) != replace(edges, loops=""):
+    if given["improved"] or lists.edges_of(given["edge_index"]) != replace(edges, loops=""):
         return None
-    if inner is not None and slot_of(inner) != f"edge_weight:{edges.type}":
+    if inner is not None and lists.slot_of(inner) != f"edge_weight:{edges.type}":
         return None
     return ("gcn" if given["add_self_loops"] else "gcn_noself"), inner is not None
 

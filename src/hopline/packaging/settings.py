@@ -1,4 +1,4 @@
-"""Sampling of a packaged model: fanouts and the choice of neighbours, checked against the graph."""
+"""Settings of packaging: roles of arguments and their usual names, fanouts, the choice of neighbours."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ Role = Literal[
 ]
 #: Roles as users name them: "columns" is written as the name of a tensor of nodes.
 NAMED_ROLES = tuple(role for role in get_args(Role) if role != "columns")
+#: Usual names of each role, without the ending of x_dict and the like, which is removed first. Plural
+#: edge_types means the relation of each edge.
+_USUAL: dict[Role, str] = {
+    "features": "x h feat feats features node_features in_feat inputs node_feat node_feats node_feature "
+    "node_attr",
+    "edge_index": "edge_index edges adj edge_list ei",
+    "edge_attr": "edge_attr edge_attrs edge_feat edge_features",
+    "edge_weight": "edge_weight edge_weights", "edge_type": "edge_type edge_types",
+    "adj_t": "adj_t", "batch": "batch", "data": "data graph g",
+}  # fmt: skip
+_NAMES: dict[str, Role] = {name: role for role, names in _USUAL.items() for name in names.split()}
+ENDING = "_dict"
 Sampling = Literal["uniform", "recent", "weighted"]
 #: Where attention is computed: by a kernel of the engine, or by the program of the GPU.
 Device = Literal["cpu", "cuda"]
@@ -26,6 +38,11 @@ Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, 
 
 #: Fanouts as `checked_fanouts` returns them: of every edge type, or by key.
 CheckedFanouts = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def role_of(name: str) -> Role | None:
+    """The role of an argument of this name; None if the name is unknown."""
+    return _NAMES.get(name.lower().removesuffix(ENDING))
 
 
 def checked_fanouts(fanouts: Fanouts) -> CheckedFanouts:

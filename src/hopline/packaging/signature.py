@@ -20,27 +20,15 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hopline.errors import PackagingError
-from hopline.packaging.advice import INSTEAD, NUMBER, lost
-from hopline.packaging.arguments import Binding, by_position
+from hopline.packaging.advice import INSTEAD, NUMBER, TIMES, is_label, lost
+from hopline.packaging.arguments import Binding, by_position, mentions, parameters_of
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
 from hopline.packaging.relations import in_order, numbered
-from hopline.packaging.settings import NAMED_ROLES, Role
+from hopline.packaging.settings import ENDING, NAMED_ROLES, Role, role_of
 
 if TYPE_CHECKING:
     from hopline.graph import ColumnGroup, GraphSchema
 
-#: Usual names of each role, without the ending of x_dict and the like, which is removed first. Plural
-#: edge_types means the relation of each edge.
-_USUAL: dict[Role, str] = {
-    "features": "x h feat feats features node_features in_feat inputs node_feat node_feats node_feature "
-    "node_attr",
-    "edge_index": "edge_index edges adj edge_list ei",
-    "edge_attr": "edge_attr edge_attrs edge_feat edge_features",
-    "edge_weight": "edge_weight edge_weights", "edge_type": "edge_type edge_types",
-    "adj_t": "adj_t", "batch": "batch", "data": "data graph g",
-}  # fmt: skip
-_NAMES: dict[str, Role] = {name: role for role, names in _USUAL.items() for name in names.split()}
-_ENDING = "_dict"
 #: Roles of which one argument receives one: a `Data` holds features and edges.
 _FEATURES: frozenset[Role] = frozenset({"features", "data"})
 _EDGES: frozenset[Role] = frozenset({"edge_index", "adj_t", "data"})
@@ -58,8 +46,8 @@ class _Call:
 
     Attributes:
         shown: "Net.forward", for messages.
-        parameters: without *args and **kwargs.
-        positional: it is forward(*args): they are given by position.
+        parameters: without *args and **kwargs, with the user's names for what these receive.
+        unnamed: "*args", "**kwargs", where forward reads them.
         given: the user's roles.
         attributed, weighted: edge types that have attributes, weights.
         left_out: as in `Binding`.
@@ -70,7 +58,7 @@ class _Call:
     shown: str
     module: nn.Module
     parameters: Mapping[str, inspect.Parameter]
-    positional: bool
+    unnamed: tuple[str, ...]
     given: Mapping[str, Role | None]
     schema: GraphSchema
     attributed: tuple[str, ...]
@@ -101,11 +89,11 @@ class _Call:
 
     def role_of(self, name: str) -> Role | None:
         """The role of an argument by its name."""
-        return "columns" if name.removesuffix(_ENDING) in self.groups else role_of(name)
+        return "columns" if name.removesuffix(ENDING) in self.groups else role_of(name)
 
     def column(self, name: str) -> str:
         """The tensor of nodes that an argument with the role "columns" receives."""
-        return self.columns.get(name, name.removesuffix(_ENDING))
+        return self.columns.get(name, name.removesuffix(ENDING))
 
     def has(self, role: Role) -> bool:
         """True if the graph has the data of a role."""
@@ -128,7 +116,7 @@ class _Call:
 
     def lost(self, name: str) -> str:
         """Why the graph does not have the user's data of this name, in words; "" if there was none."""
-        name = name.removesuffix(_ENDING)
+        name = name.removesuffix(ENDING)
         if role_of(name) == "batch":  # it is 0 for all nodes of a neighbourhood
             return ""
         return next((lost(name, key) for key, names in self.left_out.items() if name in names), "")
@@ -160,12 +148,14 @@ def bind(
                 f"relation {key!r} is not an edge type; the edge types are {list(schema.edge_types)}"
             )
     _check_forward(module)
-    parameters, positional = _signature(module)
     given, columns = _columns(arguments or {}, schema)
+    parameters, unnamed = parameters_of(module, given)
+    timed = [key for key in edge_keys if schema.edge_types[key].has_time]
+    left_out = {**(left_out or {}), **{key: (*(left_out or {}).get(key, ()), *TIMES) for key in timed}}
     call = _Call(
-        f"{type(module).__name__}.forward", module, parameters, positional, given, schema,
+        f"{type(module).__name__}.forward", module, parameters, unnamed, given, schema,
         tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0),
-        tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out or {}, columns,
+        tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out, columns,
         dict(tables or {}),
     )  # fmt: skip
     _check_given(call)
@@ -183,9 +173,16 @@ def bind(
     )
     _check_received(call, roles, flat)
     hetero = _is_hetero(call, roles)
+    _check_unnamed(call, roles, hetero)
+    by_keyword = list(roles)[by_position(parameters, roles) :]
+    if late := [name for name in by_keyword if parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY]:
+        raise PackagingError(
+            f"{call.shown} can receive {late[0]!r} only by position, behind arguments that keep their "
+            "default: pass a module whose forward names it"
+        )
     binding = Binding(
         roles, hetero, tuple(schema.node_types), edge_keys, call.attributed, call.weighted,
-        by_position(parameters, roles), _mentions(module, "adj_t"), flat, _shown(call, roles, flat),
+        by_position(parameters, roles), mentions(module, "adj_t"), flat, _shown(call, roles, flat),
         call.left_out, {name: each.groups for name, each in schema.node_types.items()},
         {name: call.column(name) for name in roles if roles[name] == "columns"}, call.tables,
         tuple(key for key in edge_keys if key in reverses),
@@ -213,23 +210,40 @@ def _columns(
     return {**arguments, **dict.fromkeys(columns, "columns")}, columns
 
 
-def role_of(name: str) -> Role | None:
-    """The role of an argument of this name; None if the name is unknown."""
-    return _NAMES.get(name.lower().removesuffix(_ENDING))
-
-
-def _signature(module: nn.Module) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The arguments of forward, and whether it is forward(*args): then those of PyG, in its order."""
-    parameters = {
-        name: each
-        for name, each in inspect.signature(module.forward).parameters.items()
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    }
-    if parameters:
-        return parameters, False
-    described = getattr(module, "signature", None)  # of torch_geometric.nn.Sequential
-    names = getattr(described, "param_names", ("x", "edge_index"))
-    return {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names}, True
+def _check_unnamed(call: _Call, roles: Mapping[str, Role], hetero: bool) -> None:
+    """Ask about data of the graph that no argument receives, if forward may read them unnamed."""
+    received = {*roles.values()}
+    if not call.unnamed or "data" in received:
+        return
+    named = {name.removesuffix(ENDING) for name in call.given} | {call.column(name) for name in roles}
+    # an adj_t holds the weights
+    answered = received | {role_of(name) for name in named} | {"edge_type" if hetero else None}
+    answered.add("edge_weight" if "adj_t" in received else None)
+    found: dict[str, str | None] = {
+        role: role for role in _EDGE_DATA
+        if call.has(role) and role not in answered and _built_for(call.module, role) is not False
+    }  # fmt: skip
+    found |= {name: name for name in call.groups if name not in named}
+    for names in call.left_out.values():
+        lacking = [name for name in names if name not in named and not is_label(name)]
+        found |= dict.fromkeys(name for name in lacking if name != "time" or "edge_time" not in names)
+    parts = [*call.module.modules()]
+    if all(type(part).__module__.partition(".")[0] in ("torch", "torch_geometric") for part in parts):
+        # what PyG's modules get unnamed they pass on, by name
+        taken = {name for part in parts[1:] for name in inspect.signature(part.forward).parameters}
+        found = {name: value for name, value in found.items() if name in taken}
+    if not found:
+        return
+    every = inspect.signature(call.module.forward).parameters
+    ending = ENDING if any(name.endswith(ENDING) for name in every) else ""
+    given = {name + ending: value for name, value in found.items() if value}
+    without = dict.fromkeys(name + ending for name in found)
+    why = "".join(f". {name}: {call.lost(name)}" for name, value in found.items() if not value)
+    raise PackagingError(
+        f"{call.shown}({', '.join(call.unnamed)}) may read {', '.join(without)}, which no named argument "
+        f"receives: was the model trained with them? If it was, pass arguments={given}; if not, "
+        f"arguments={without}{why}"
+    )
 
 
 def _check_forward(module: nn.Module) -> None:
@@ -297,8 +311,7 @@ def _check_twice(call: _Call, bound: Mapping[str, Role]) -> None:
                 )
             elif family is _FEATURES:
                 advice = (
-                    "A second tensor of nodes (coordinates, encodings) is kept by its name, "
-                    "Graph.from_pyg(data, columns=[name])"
+                    "A second tensor of nodes is kept by its name, Graph.from_pyg(data, columns=[name])"
                 )
             else:
                 advice = "Give the others a default, or pass a module that calls this one"
@@ -451,14 +464,17 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
             return f"{'Hetero' if _is_hetero(call, roles) else ''}Data({', '.join(has)})"
         return "zeros" if role == "batch" else role or "default"
 
-    shown = [value(name) if call.positional else f"{name}={value(name)}" for name in call.parameters]
-    if not call.positional:
-        every = inspect.signature(call.module.forward).parameters.values()
-        shown += [f"{each}=none".partition(":")[0] for each in every if each.name not in call.parameters]
+    shown = [
+        value(name) if each.kind is each.POSITIONAL_ONLY else f"{name}={value(name)}"
+        for name, each in call.parameters.items()
+    ]
+    every = inspect.signature(call.module.forward).parameters
+    if not roles.keys() - every.keys():
+        shown += [f"{each}=none".partition(":")[0] for each in every.values() if "*" in str(each)]
     text = f"called as forward({', '.join(shown)})"
     guessed = [
         name for name in roles
-        if name not in call.given and name.lower().removesuffix(_ENDING) not in (roles[name], "x")
+        if name not in call.given and name.lower().removesuffix(ENDING) not in (roles[name], "x")
         and roles[name] != "columns"
     ]  # fmt: skip
     if guessed:
@@ -476,21 +492,9 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     return text
 
 
-def _mentions(module: nn.Module, word: str) -> bool:
-    """True if the source of a module's class contains a word; False if no source is available."""
-    try:
-        return word in inspect.getsource(type(module))
-    except (OSError, TypeError):
-        return False
-
-
 def _is_hetero(call: _Call, roles: Mapping[str, Role]) -> bool:
-    if len(call.schema.node_types) > 1:
+    if len(call.schema.node_types) > 1 or ("data" in roles.values() and len(call.schema.edge_types) > 1):
         return True
-    if "data" in roles.values() and len(call.schema.edge_types) > 1:
-        return True
-    for name in roles:
-        annotation = str(call.parameters[name].annotation).lower()
-        if name.endswith(_ENDING) or annotation.startswith(("typing.dict", "dict", "<class 'dict")):
-            return True
-    return False
+    hints = {name: str(call.parameters[name].annotation).lower() for name in roles}
+    dicts = ("typing.dict", "dict", "<class 'dict")
+    return any(name.endswith(ENDING) or hint.startswith(dicts) for name, hint in hints.items())

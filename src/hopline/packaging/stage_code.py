@@ -17,19 +17,8 @@ from torch_geometric.utils import softmax
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
+from hopline.packaging import edges as lists
 from hopline.packaging.dense import ConvInput, block
-from hopline.packaging.edges import (
-    Domain,
-    edges_of,
-    end_of,
-    grouping,
-    is_number_of_edges,
-    listed_by,
-    loops_of,
-    neighbour_rows,
-    own_rows,
-    slot_of,
-)
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region, attributes_before
 from hopline.packaging.trace import Traced, describe
@@ -157,7 +146,7 @@ class StageCode:
         """The value in this stage's graph."""
         if node in self.env:
             return self.env[node]
-        slot = slot_of(node)
+        slot = lists.slot_of(node)
         if node in self.layout.convs and self.traced.levels[node] == self.place[0]:
             conv = self.layout.convs[node]
             new = self.edge_code.aggregated(node, conv) if isinstance(conv, Region) else self._conv(conv)
@@ -205,13 +194,13 @@ class StageCode:
     def _attributes(self, value: fx.Node, given: fx.Node, edge_type: str) -> fx.Node:
         """Attributes of edges that the model computes, as a block [n, K, d]."""
         rank = self.traced.values[value].dim()
-        if slot_of(value) is not None and rank == 2:
+        if lists.slot_of(value) is not None and rank == 2:
             return given
         new = self.edge_code.rows(value)
         if rank == 1:
             new = self.graph.call_method("unsqueeze", (new, 1))
         return self.graph.call_function(
-            block.as_block, (new, self.edge_code.mask(Domain("edge", edge_type)))
+            block.as_block, (new, self.edge_code.mask(lists.Domain("edge", edge_type)))
         )
 
 
@@ -227,7 +216,7 @@ class EdgeCode:
         self.traced = stage.traced
         self.graph = stage.graph
         self._env: dict[fx.Node, fx.Node] = {}
-        self._masks: dict[Domain, fx.Node] = {}
+        self._masks: dict[lists.Domain, fx.Node] = {}
 
     def aggregated(self, node: fx.Node, region: Region) -> fx.Node:
         """An aggregation over a block, as rows of nodes in the value's own shape."""
@@ -239,7 +228,7 @@ class EdgeCode:
         inner = tuple(self.traced.values[region.messages].shape[1:])
         return self.graph.call_function(block.side_by_side, (parts, inner))
 
-    def mask(self, edges: Domain) -> fx.Node:
+    def mask(self, edges: lists.Domain) -> fx.Node:
         """The block's mask, bool [n, K]; with one column more for added self-loops."""
         if edges not in self._masks:
             mask = self._feed("mask", edges)
@@ -257,34 +246,34 @@ class EdgeCode:
         return self._env[node]
 
     def _rows(self, node: fx.Node) -> fx.Node:
-        edges, slot = self.traced.domains.get(node), slot_of(node)
+        edges, slot = self.traced.domains.get(node), lists.slot_of(node)
         if edges is None or edges.kind == "node":
             return self.stage.emit(node)
         if slot is not None:
             return self._slot(node, slot, edges)
-        if node.target is neighbour_rows:
+        if node.target is lists.neighbour_rows:
             return self._neighbours(node.args[0], edges)  # type: ignore[arg-type]
-        if node.target is own_rows:
+        if node.target is lists.own_rows:
             own = self.stage.emit(node.args[0])  # type: ignore[arg-type]
             return self.graph.call_function(block.as_edges, (own, self.mask(edges)))
         if node.target is softmax:
-            logits = self.rows(grouping(self.traced.module, node).rows)
+            logits = self.rows(lists.grouping(self.traced.module, node).rows)
             return self.graph.call_function(block.softmax_of_edges, (logits, self.mask(edges)))
-        if is_number_of_edges(node):
+        if lists.is_number_of_edges(node):
             return self.graph.call_method("numel", (self.mask(edges),))
-        if (call := loops_of(node)) is not None:
+        if (call := lists.loops_of(node)) is not None:
             return self._attributes_after(call, edges)
-        if parts := [part for part in listed_by(node, 0) if self.traced.domains[part] != edges]:
+        if parts := [part for part in lists.listed_by(node, 0) if self.traced.domains[part] != edges]:
             pairs = [(self.rows(part), self.mask(self.traced.domains[part])) for part in parts]
             blocks = [self.graph.call_function(block.as_block, each) for each in pairs]
             return self.graph.call_method("flatten", (self._side_by_side(blocks), 0, 1))
-        if edges_of(node) is not None or end_of(node) is not None:
+        if lists.edges_of(node) is not None or lists.end_of(node) is not None:
             raise NotSplittable(
                 f"{describe(self.traced.module, node)} is read as numbers, not as ends of edges"
             )
         return self.stage.copied(node, self.rows)
 
-    def _feed(self, kind: str, edges: Domain) -> fx.Node:
+    def _feed(self, kind: str, edges: lists.Domain) -> fx.Node:
         keys = edges.keys(self.traced.relations)
         return self._side_by_side([self.stage.feed(kind, edge_type=key) for key in keys])
 
@@ -292,7 +281,7 @@ class EdgeCode:
         """Blocks [n, K, …] of several edge types as one."""
         return blocks[0] if len(blocks) == 1 else self.graph.call_function(torch.cat, (blocks,), {"dim": 1})
 
-    def _slot(self, node: fx.Node, slot: str, edges: Domain) -> fx.Node:
+    def _slot(self, node: fx.Node, slot: str, edges: lists.Domain) -> fx.Node:
         kind = slot.split(":", 1)[0]
         if kind == "edge_weight":
             rows = self.graph.call_method("unsqueeze", (self._feed(kind, edges), 2))
@@ -313,7 +302,7 @@ class EdgeCode:
             rows = self.graph.call_function(torch.where, (mask, rows, row))
         return self.graph.call_method("flatten", (rows, 0, 2 if kind == "edge_weight" else 1))
 
-    def _neighbours(self, value: fx.Node, edges: Domain) -> fx.Node:
+    def _neighbours(self, value: fx.Node, edges: lists.Domain) -> fx.Node:
         """Rows of the neighbours [n K, …]."""
         below = (self.stage.place[0] - 1, self.traced.domains[value].type)
         columns = self.stage.span(below, *self.stage.layout.columns(below, value))
@@ -328,7 +317,7 @@ class EdgeCode:
             rows = self.graph.call_function(block.with_own_rows, (rows, own))
         return self.stage.shaped(value, self.graph.call_method("flatten", (rows, 0, 1)))
 
-    def _attributes_after(self, call: fx.Node, edges: Domain) -> fx.Node:
+    def _attributes_after(self, call: fx.Node, edges: lists.Domain) -> fx.Node:
         """Attributes of edges [n K, …] after self-loops were removed or added."""
         before = attributes_before(self.traced, call)
         rows = self.rows(before.rows)
@@ -359,6 +348,6 @@ def _may_read_codes(traced: Traced) -> bool:
                 type(part).__module__.split(".")[0] not in ("torch", "torch_geometric") for part in parts
             ):
                 return True
-        elif not value.is_floating_point() and edges_of(node) is None and end_of(node) is None:
+        elif not value.is_floating_point() and lists.edges_of(node) is None and lists.end_of(node) is None:
             return True
     return False

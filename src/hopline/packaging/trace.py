@@ -22,18 +22,9 @@ from torch.fx.proxy import TraceError
 from torch_geometric.nn import Aggregation, HeteroConv, MessagePassing
 
 from hopline.errors import NotSplittable, PackagingError
+from hopline.packaging import edges as lists
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS
-from hopline.packaging.edges import (
-    FLOWS,
-    Domain,
-    edges_of,
-    is_aggregation,
-    is_conv,
-    name_ends,
-    slot_of,
-    turn_edges,
-)
 from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
 from hopline.packaging.passing import grouped_as_values, passed_as_values
@@ -113,7 +104,7 @@ class Traced:
 
     module: fx.GraphModule
     outputs: dict[str, fx.Node]
-    domains: dict[fx.Node, Domain] = field(default_factory=dict)
+    domains: dict[fx.Node, lists.Domain] = field(default_factory=dict)
     levels: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, Any] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
@@ -125,7 +116,7 @@ class Traced:
         return [
             node
             for node in self.module.graph.nodes
-            if is_conv(self.module, node) or is_aggregation(self.module, node)
+            if lists.is_conv(self.module, node) or lists.is_aggregation(self.module, node)
         ]
 
 
@@ -215,14 +206,16 @@ class _Tracer(RunningTracer):
         if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
             # torch.max over a dimension returns a pair, which PyG unpacks only if it is not a proxy.
             m.aggr = f"a{m.aggr}"
-        flow = getattr(m, "flow", FLOWS[0])
-        own = type(m) in FORWARDS and "forward" not in vars(m) and flow == FLOWS[0]
+        flow = getattr(m, "flow", lists.FLOWS[0])
+        own = type(m) in FORWARDS and "forward" not in vars(m) and flow == lists.FLOWS[0]
         if own:
             forward = partial(FORWARDS[type(m)], m)
         given = (*args, *kwargs.values())
         if any(isinstance(value, dict) for value in given):
             return forward(*args, **kwargs)
-        by_hand = any(isinstance(value, fx.Proxy) and edges_of(value.node) is not None for value in given)
+        by_hand = any(
+            isinstance(value, fx.Proxy) and lists.edges_of(value.node) is not None for value in given
+        )
         if not isinstance(m, MessagePassing) and (own or by_hand):
             return forward(*args, **kwargs)
         if isinstance(m, MessagePassing):
@@ -236,7 +229,7 @@ class _Tracer(RunningTracer):
         """The arguments of a conv; a conv over an `adj_t` gets the edge weights that are its values."""
         signature = inspect.signature(conv.forward)
         for value in signature.bind_partial(*args, **kwargs).arguments.values():
-            slot = isinstance(value, fx.Proxy) and slot_of(value.node)
+            slot = isinstance(value, fx.Proxy) and lists.slot_of(value.node)
             weights = str(slot).replace("adj_t:", "edge_weight:")
             if weights == slot or weights not in self.slots:
                 continue
@@ -282,8 +275,8 @@ def trace(
         ) from error
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
-    name_ends(graph, binding.relations)
-    turn_edges(module, binding.relations)
+    lists.name_ends(graph, binding.relations)
+    lists.turn_edges(module, binding.relations)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
     decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))

@@ -82,12 +82,8 @@ def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> U
             places.append(own)
             sources.append(src)
         into = np.repeat(first + np.arange(len(of)), [len(own) for own in places[1:]])
-        edges[key] = part.taken(
-            np.concatenate(places),
-            np.concatenate(sources),
-            np.concatenate([part.destinations, into]),
-            first + len(of),
-        )
+        ends = np.concatenate(sources), np.concatenate([part.destinations, into])
+        edges[key] = part.taken(np.concatenate(places), *ends, first + len(of))
     nodes = tuple(
         InlineNode(features[node_type][first + i], neighbors[i], f"copy {i}", attrs[i], weights[i])
         for i in range(len(of))
