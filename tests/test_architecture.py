@@ -262,7 +262,7 @@ SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
     "graph": 5,
     "kernels": 1,
     "models": 1,
-    "packaging": 10997,
+    "packaging": 5,
     "process": 1,
     "scheduling": 1,
     "snapshots": 2,

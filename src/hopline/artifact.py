@@ -234,7 +234,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 #: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.
 ANY_TYPE = "*"
 #: Kinds of edges in `ModelSpec.edges_without`.
-REPEATED, LOOPS, ONE_WAY = "repeated edges", "self-loops", "one-way edges"
+REPEATED, LOOPS, ONE_WAY, NEGATIVE = "repeated edges", "self-loops", "one-way edges", "negative weights"
 
 
 #: Row of a node that a table has none of: its graph is refused, or it gets zeros.
@@ -276,8 +276,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
         levels: level -> node type -> stage; length num_layers + 1.
         classes: names of the output columns; may be empty.
         called: how forward was called when the model was packaged, in words.
-        edges_without: edge type key -> `REPEATED`, `LOOPS`, `ONE_WAY`, where the graph of packaging had no
-            such edges and the answers rely on that: served answers would differ from the module's. In files
+        edges_without: edge type key -> kinds such as `LOOPS`, where the graph of packaging had no such
+            edges and the answers rely on that: served answers would differ from the module's. In files
             it keeps its first name, so that no older artifact is served without its list.
         types_without: keys of edge types that the module reads if a graph has them, and that the graph of
             packaging lacked; `ANY_TYPE`: all that it lacked.

@@ -1,5 +1,6 @@
 """Models that rely on the absence of a kind of edges: served without such edges, refused with them."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import degree
 
 import hopline
-from hopline.artifact import ONE_WAY, read_spec
+from hopline.artifact import NEGATIVE, ONE_WAY, read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.inline import parse_inline
 from hopline.engine.model import load_model
@@ -153,3 +154,57 @@ def test_an_unseen_node_may_not_have_one_way_edges(nodes, is_good, tmp_path):
         return
     with pytest.raises(BadRequest, match=r"neighbors: an edge .* goes one way.*both directions"):
         parse_inline(graph, "node", nodes, 9, (), spec)
+
+
+def weighted(low=0.5, signed=False):
+    """Pairs in both directions with one weight; `low` is the weight of one of them."""
+    graph = graph_of()
+    into = np.repeat(np.arange(60), np.diff(graph.edges[KEY].indptr))
+    ends = np.stack([graph.edges[KEY].indices, into]).astype(np.int64)
+    weight = (0.2 + (ends.min(0) * 7 + ends.max(0)) % 10 / 5).astype(np.float32)
+    pair = (ends.min(0) == ends.min(0)[0]) & (ends.max(0) == ends.max(0)[0])
+    weight[pair] = low
+    x = np.array(graph.nodes["node"].features)
+    return Graph.from_edges(ends, x, edge_weight=weight, signed_weight=signed)
+
+
+class Weighted(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.conv(x, edge_index, edge_weight)
+
+
+def test_weights_of_the_whole_graph_are_served_where_none_is_negative(tmp_path):
+    graph = weighted()
+    report = package(Weighted(pyg.ChebConv(6, 3, 2)), graph, tmp_path)
+    assert read_spec(report.path).edges_without == {KEY: (ONE_WAY, NEGATIVE)}
+    assert any("no one-way edges and no negative weights" in note for note in report.notes)
+    load_model(report.path, report.spec, weighted(low=0.9))
+    for later in (weighted(low=-0.5), weighted(signed=True)):
+        with pytest.raises(SchemaMismatch, match=r"may be negative.*keep them >= 0"):
+            load_model(report.path, report.spec, later)
+
+
+@pytest.mark.parametrize("conv", [pyg.GCNConv(6, 3), pyg.GraphConv(6, 3), pyg.LEConv(6, 3)])
+def test_layers_that_weigh_messages_do_not_rely_on_the_sign(conv, tmp_path):
+    report = package(Weighted(conv), weighted(), tmp_path, fanouts=(-1,))
+    assert NEGATIVE not in report.spec.edges_without.get(KEY, ())
+    load_model(report.path, report.spec, weighted(low=-0.5))
+
+
+def test_a_model_that_relies_on_the_sign_of_weights_is_served_on_a_live_graph_without_negative_ones(
+    tmp_path,
+):
+    graph = weighted()
+    report = package(Weighted(pyg.GraphConv(6, 3)), graph, tmp_path, fanouts=(-1,))
+    spec = msgspec.structs.replace(report.spec, edges_without={KEY: (NEGATIVE,)})
+    model = load_model(report.path, spec, live_view(graph))
+    with pytest.raises(SchemaMismatch, match="may be negative"):
+        load_model(report.path, spec, live_view(weighted(signed=True)))
+    node = InlineNode(np.ones(6), {"": [5, 6]}, edge_weight={"": [1, -1]})
+    (refused,) = Answerer(model, ("logits",), 99).answer([ScoreRequest("m", inline=[node])])
+    assert isinstance(refused, BadRequest)
+    assert "a weight is negative" in str(refused)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hopline.artifact import LOOPS, ONE_WAY, REPEATED, ModelSpec
+from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.embeddings import narrowed, no_row
 from hopline.engine.inline_features import InlineEdges, InlineNodes, as_float32, feature_rows
 from hopline.engine.kernels import gather, gcn_coefficients
@@ -163,6 +163,8 @@ def _check_kinds(
             found = "the node is its own neighbour"
         elif ONE_WAY in absent and not all(node < 0 and -1 - i in sources[-1 - node] for node in own):
             found = "an edge from a neighbour that does not list the node goes one way"
+        elif NEGATIVE in absent and (edges.weight[edges.offsets[i] : edges.offsets[i + 1]] < 0).any():
+            found = "a weight is negative"
         if found:
             raise BadRequest(
                 f"inline[{i}].neighbors: {found}. The model was packaged on a graph whose {key} has no "
@@ -171,12 +173,9 @@ def _check_kinds(
 
 
 def inline_states(
-    levels: list[dict[str, Level]],
-    features: dict[str, Matrix],
-    nodes: InlineNodes,
-    as_of: int,
+    levels: list[dict[str, Level]], features: dict[str, Matrix], nodes: InlineNodes, as_of: int,
     states: States,
-) -> FloatArray:
+) -> FloatArray:  # fmt: skip
     """Final states of inline nodes, float32 [n, d].
 
     Args:
@@ -324,14 +323,9 @@ def _resolve(
 
 
 def _edge_values(
-    schema: EdgeTypeSchema,
-    what: str,
-    given: Sequence[Any],
-    lists: Sequence[Sequence[ExternalId]],
-    *,
-    unsigned: bool = False,
-    needed: bool = True,
-) -> FloatArray:
+    schema: EdgeTypeSchema, what: str, given: Sequence[Any], lists: Sequence[Sequence[ExternalId]], *,
+    unsigned: bool = False, needed: bool = True,
+) -> FloatArray:  # fmt: skip
     """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required.
 
     Args:
@@ -362,9 +356,8 @@ def _edge_values(
         if not np.isfinite(array).all():
             raise BadRequest(f"inline[{i}].{what}: values must be finite")
         if unsigned and (array < 0).any():
-            raise BadRequest(
-                f"inline[{i}].{what}: values must not be negative: the model samples by weight"
-            )
+            why = "values must not be negative: the model samples by weight"
+            raise BadRequest(f"inline[{i}].{what}: {why}")
         piece = array.reshape(count, max(dim, 1))
         lost = changed(sent.reshape(piece.shape), piece, rounded)
         if lost is not None:

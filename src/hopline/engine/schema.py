@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopline.artifact import ANY_TYPE, LOOPS, ONE_WAY, REPEATED, ModelSpec
+from hopline.artifact import ANY_TYPE, LOOPS, NEGATIVE, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.declared import check_declared
 from hopline.engine.embeddings import AnyGraph, widened, with_tables
 from hopline.errors import ArtifactError, SchemaMismatch
@@ -83,6 +83,10 @@ def remedy(absent: Collection[str]) -> str:
             "A sparse matrix (adj_t), for example, treats such edges differently from a list: package the "
             "model on a graph that has them, or with edge_index in forward"
         )
+    if NEGATIVE in absent:
+        ways.append(
+            "The model reads weights of the whole graph (as ChebConv their maximum): keep them >= 0"
+        )
     return ". ".join(ways)
 
 
@@ -104,8 +108,11 @@ def _edge_types(spec: ModelSpec, known: GraphSchema, graph: Graph | LiveView) ->
 
 def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:
     """The absent kinds of edges that a graph has, in words; "" for none."""
+    if NEGATIVE in absent and graph.schema.edge_types[key].signed_weight:
+        return "weights of this graph may be negative"
+    others = [kind for kind in absent if kind != NEGATIVE]  # which a live graph refuses
     if isinstance(graph, LiveView):
-        return f"a live graph can get {' and '.join(absent)}"
+        return f"a live graph can get {' and '.join(others)}" if others else ""
     edges = graph.edges[key]
     if LOOPS in absent and edges.has_self_loops:
         return f"this graph has {LOOPS}"

@@ -238,11 +238,8 @@ class Binding:
         for key, edges in graph.edges.items():
             ends = edges.edge_index
             given = {
-                "edge_index": ends,
-                "adj_t": ends,
-                "edge_attr": edges.attr,
-                "edge_weight": edges.weight,
-            }
+                "edge_index": ends, "adj_t": ends, "edge_attr": edges.attr, "edge_weight": edges.weight,
+            }  # fmt: skip
             own = {role: torch.from_numpy(each.copy()) for role, each in given.items() if each is not None}
             found |= {f"{role}:{key}": each for role, each in own.items()}
             if key in self.reversed:

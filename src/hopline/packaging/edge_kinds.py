@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hopline.artifact import LOOPS, ONE_WAY, REPEATED
+from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED
 from hopline.graph import Adjacency, Graph, csc
 from hopline.packaging.arguments import Binding
 
 #: Edge type key -> kinds of edges.
 Kinds = Mapping[str, tuple[str, ...]]
-ALL = (REPEATED, LOOPS, ONE_WAY)
+ALL = (REPEATED, LOOPS, ONE_WAY, NEGATIVE)
 
 
 def absent_of(graph: Graph) -> dict[str, tuple[str, ...]]:
@@ -25,7 +25,7 @@ def absent_of(graph: Graph) -> dict[str, tuple[str, ...]]:
     for key in graph.schema.own_edge_types:
         edges = graph.edges[key]
         has = _present(edges)
-        possible = ALL if edges.src == edges.dst else (REPEATED,)
+        possible = ALL if edges.src == edges.dst else (REPEATED, NEGATIVE)
         found[key] = tuple(kind for kind in possible if kind not in has)
     return found
 
@@ -34,7 +34,7 @@ def of_matrix(absent: Kinds, binding: Binding) -> dict[str, tuple[str, ...]]:
     """The kinds that a sparse matrix treats differently from a list, of types read as a matrix."""
     found = {}
     for key in binding.relations if binding.reads_sparse else ():
-        found[key] = tuple(kind for kind in absent[key] if kind != ONE_WAY)
+        found[key] = tuple(kind for kind in absent[key] if kind in (REPEATED, LOOPS))
     return {key: kinds for key, kinds in found.items() if kinds}
 
 
@@ -76,5 +76,6 @@ def _present(edges: Adjacency) -> set[str]:
         repeated = csc.repeated_edge(indptr, indices)[0] >= 0
     if one_way is None and edges.src == edges.dst:
         one_way = csc.any_one_way(indptr, indices, None if edges.time is None else edges.time[:])
-    has = {REPEATED: repeated, LOOPS: edges.has_self_loops, ONE_WAY: one_way}
+    signed = edges.weight is None or edges.signed_weight
+    has = {REPEATED: repeated, LOOPS: edges.has_self_loops, ONE_WAY: one_way, NEGATIVE: signed}
     return {kind for kind, is_there in has.items() if is_there}

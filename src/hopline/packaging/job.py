@@ -247,8 +247,8 @@ class Job:
         self.progress(COMPARE, 1.0)
         relied_on = dict(self._relied_on(folder, spec))
         self.notes += [
-            f"the answers rely on {key} having no {' and no '.join(kinds)}: a live graph is refused, and "
-            "so are a later graph and a request with such edges"
+            f"the answers rely on {key} having no {' and no '.join(kinds)}: a live graph that can get such "
+            "edges is refused, and so are a later graph and a request with them"
             for key, kinds in relied_on.items()
         ]
         return msgspec.structs.replace(spec, parity=figures, edges_without=relied_on)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.artifact import LOOPS, ONE_WAY, REPEATED
+from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.edge_kinds import Kinds
@@ -185,7 +185,10 @@ def _drawn(
         src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
     if REPEATED in kinds or len(pairs) < len(real.indices):
         src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
-    return real.taken(real.drawn(len(src), rng), src, dst, count)
+    drawn = real.taken(real.drawn(len(src), rng), src, dst, count)
+    if drawn.weight is not None and NEGATIVE in kinds and (drawn.weight >= 0).all():
+        drawn.weight[::6] *= -1
+    return drawn
 
 
 def may_be_one_way(edges: CheckEdges) -> bool:
