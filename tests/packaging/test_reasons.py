@@ -209,6 +209,53 @@ def test_what_torch_cannot_export_is_reported_without_its_own_words(model, told,
     assert "symbolic" not in printed.out + printed.err
 
 
+class Csr(Two):
+    def forward(self, x, edge_index):
+        matrix = torch.sparse_coo_tensor(
+            torch.stack([edge_index[1], edge_index[0]]), torch.ones(edge_index.size(1)), (x.size(0),) * 2
+        )
+        return super().forward(matrix @ x, edge_index)
+
+
+class Length(Two):
+    def forward(self, x, edge_index):
+        rank = torch.arange(len(edge_index[1])).argsort()
+        return super().forward(x, edge_index[:, rank])
+
+
+class Bincount(Two):
+    def forward(self, x, edge_index):
+        count = torch.from_numpy(np.bincount(edge_index[1].numpy(), minlength=x.size(0))).float()
+        return super().forward(x / (1 + count[:, None]), edge_index)
+
+
+class Compiled(Two):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.compile(nn.Linear(6, 6), backend="eager")
+
+    def forward(self, x, edge_index):
+        return super().forward(self.part(x), edge_index)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        (Csr, "SimpleConv(aggr='sum')"),
+        (Length, "write x.size(0)"),
+        (Bincount, "use torch in place of NumPy"),
+        (Compiled, "model.part = model.part._orig_mod"),
+    ],
+)
+def test_the_remedy_is_that_of_the_cause(model, remedy, tmp_path):
+    with pytest.raises(PackagingError) as caught:
+        package(model(), tmp_path, fanouts=[-1] * 3)
+    assert remedy in str(caught.value)
+    assert "quantile" not in str(caught.value)
+    assert "reads the environment" not in str(caught.value)
+
+
 class OwnDropout(nn.Module):
     def forward(self, x):
         return F.dropout(x, 0.5)

@@ -88,6 +88,13 @@ DERIVATIVE = (
     "a package computes no gradients: write the derivative as an expression, such as 3 * x**2, or train a "
     "layer that answers it"
 )
+#: Word of a source that makes a size a constant for torch.export -> cause and remedy.
+CONSTANTS = {
+    "len(": "len(x) of a tensor is a constant: write x.size(0)",
+    "sparse": "a server reads edges as a list, and builds no sparse matrix of them: write "
+    "torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)",
+    "uantile": "a quantile over neighbours exports for one size: use median, mean, sum, max or attention",
+}
 TYPED = (
     "edge types as numbers are an argument: package a module whose forward(x, edge_index, edge_type) calls "
     "this one with Data(x=x, edge_index=edge_index, edge_type=edge_type)"

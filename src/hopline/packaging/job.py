@@ -368,12 +368,9 @@ class Job:
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
         check_signs(spec.sampling, self.graph.schema, edge_types)
-        spec = msgspec.structs.replace(
-            spec,
-            num_layers=splitter.num_layers,
-            fanouts=resolve_fanouts(self.fanouts, splitter.num_layers, edge_types),
-            opset=OPSET,
-        )
+        count = splitter.num_layers
+        fanouts = resolve_fanouts(self.fanouts, count, edge_types)
+        spec = msgspec.structs.replace(spec, num_layers=count, fanouts=fanouts, opset=OPSET)
         spec = self._export(folder, spec, plans)
         return self._write_head(folder, spec, head)
 
@@ -386,9 +383,8 @@ class Job:
             if not isinstance(self.head, nn.Module):
                 return dict(traced.outputs), heads.HeadPlan("link", None, widths, 1)
             decoder = heads.Columns(self.head, then)
-            return dict(traced.outputs), heads.HeadPlan(
-                "link", decoder, widths, heads.run_head(decoder, widths)
-            )
+            width = heads.run_head(decoder, widths)
+            return dict(traced.outputs), heads.HeadPlan("link", decoder, widths, width)
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
             columns = heads.Columns(self.head, then)

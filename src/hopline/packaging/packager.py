@@ -61,6 +61,12 @@ def unwrap(module: Any, what: str) -> nn.Module:
             "pass the nn.Module that it was made from, with its weights: "
             "model.load_state_dict(scripted.state_dict())"
         )
+    compiled = [name for name, part in module.named_modules() if type(part).__name__ == "OptimizedModule"]
+    if compiled:
+        raise PackagingError(
+            f"{what} cannot be packaged: its {compiled[0]} is compiled by torch.compile. Pass it without: "
+            f"model.{compiled[0]} = model.{compiled[0]}._orig_mod"
+        )
     quantised = [
         f"{name or 'it'} ({type(part).__name__})"
         for name, part in module.named_modules()
@@ -109,31 +115,15 @@ Runtime = Literal["auto", "onnx", "torch"]
 
 
 def package(
-    module: nn.Module,
-    graph: Graph,
-    repository: Path | str,
-    *,
-    name: str,
-    fanouts: Fanouts,
-    task: Task,
-    version: str = "1",
-    sampling: Sampling = "uniform",
-    max_degree: int | None = None,
-    salt: int = 0,
-    head: nn.Module | Literal["dot"] | None = None,
-    target: str | tuple[str, str] | None = None,
-    classes: Sequence[str] = (),
-    arguments: Mapping[str, Role | None] | None = None,
-    embeddings: Mapping[str, str] | None = None,
-    later_nodes: Later = "refuse",
-    relations: Sequence[str] | None = None,
-    output: Output = "auto",
-    runtime: Runtime = "auto",
-    device: Device = "cpu",
-    check_nodes: int = 512,
-    overwrite: bool = False,
+    module: nn.Module, graph: Graph, repository: Path | str, *, name: str, fanouts: Fanouts, task: Task,
+    version: str = "1", sampling: Sampling = "uniform", max_degree: int | None = None, salt: int = 0,
+    head: nn.Module | Literal["dot"] | None = None, target: str | tuple[str, str] | None = None,
+    classes: Sequence[str] = (), arguments: Mapping[str, Role | None] | None = None,
+    embeddings: Mapping[str, str] | None = None, later_nodes: Later = "refuse",
+    relations: Sequence[str] | None = None, output: Output = "auto", runtime: Runtime = "auto",
+    device: Device = "cpu", check_nodes: int = 512, overwrite: bool = False,
     progress: Progress | bool | None = None,
-) -> PackageReport:
+) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
     Args:

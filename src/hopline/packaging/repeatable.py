@@ -73,7 +73,8 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
             raise NotServable(
                 f"float32 is not enough for the model's answers: they are up to {rounding:.2g} from those "
                 "in float64, and change when edges are listed in another order. Large values of small "
-                "spread cause it, such as a standard deviation of raw amounts: standardise the features"
+                "spread cause it, such as a standard deviation of raw amounts: standardise the features. "
+                "So does torch.autocast or bfloat16 in forward: compute in float32"
             )
         raise NotServable(
             "the model's answers depend on the order in which edges are listed (as LSTM aggregation "

@@ -21,8 +21,8 @@ from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
-from hopline.packaging.advice import instead_of
-from hopline.packaging.arguments import Binding
+from hopline.packaging.advice import CONSTANTS, instead_of
+from hopline.packaging.arguments import Binding, mentions
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
@@ -89,9 +89,12 @@ class _Slots(dict[str, Tensor]):
         return super().__getitem__(key)
 
 
-def _refusal(error: Exception, pooled: bool) -> str:
+def _refusal(error: Exception, pooled: bool, model: nn.Module) -> str:
     """The reason of a torch.export error, without its own hints and symbols."""
     text = str(error)
+    causes = [
+        why for word, why in CONSTANTS.items() if any(mentions(part, word) for part in model.modules())
+    ]
     where = user_line(error)
     where = f" (at {where})" if where else ""
     if "DataDependent" in type(error).__name__ or "data-dependent" in text:
@@ -108,13 +111,13 @@ def _refusal(error: Exception, pooled: bool) -> str:
             f"does so inside, for example coalesce. Instead, {instead_of(where)}"
         )
     if "Constraints violated" in text or "user-specified ranges" in text:
-        return (
-            f"torch.export treats the number of nodes or edges as a constant{where}: some operator in it, "
-            "for example a quantile over neighbours, exports for one size only. Use median, mean, "
-            "sum, max or attention"
-        )
+        usual = "; or: ".join(causes or CONSTANTS.values())
+        return f"torch.export treats the number of nodes or edges as a constant{where}: {usual}"
+    if ".numpy()" in text or "numpy" in where:
+        return f"torch.export cannot follow NumPy{where}: use torch in place of NumPy"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
+    remedy = f". {CONSTANTS['sparse']}" if CONSTANTS["sparse"] in causes else ""
+    return f"torch.export refuses it: {type(error).__name__}: {first}{where}{remedy}"
 
 
 def _message_hooks(model: nn.Module) -> str:
@@ -195,7 +198,7 @@ def write_whole(
     except Exception as error:  # torch.export has no common base of its errors
         raise PackagingError(
             f"the model can be packaged neither split nor whole. Split: {reason}. Whole: "
-            f"{_refusal(error, pooled)}"
+            f"{_refusal(error, pooled, whole.model)}"
         ) from error
     _check_sizes(program)
     relations = list(binding.relations) if binding.relational else []
