@@ -433,7 +433,7 @@ def packed_inputs_are_in_another_order(patch):
 
 @fault("activation", "sigmoid")
 def activation_of_the_module_is_applied_again(patch):
-    patch.setattr(job, "logits_below", lambda traced, output, task: output)
+    patch.setattr(job.heads, "logits_below", lambda traced, output, task: output)
 
 
 @fault("activation", "sigmoid", runtime="torch")

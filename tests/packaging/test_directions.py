@@ -302,7 +302,7 @@ def test_without_reverse_lists_the_refusal_names_them(tmp_path):
         package(Turned(), graph, tmp_path)
 
 
-turn_edges = trace.turn_edges
+turn_edges = trace.lists.turn_edges
 
 
 def along_instead(module, relations):
@@ -321,7 +321,7 @@ def test_the_gate_sees_a_package_that_reads_in_the_wrong_direction(tmp_path, mon
     symmetric = Graph.from_pyg(Data(x=data.x, edge_index=edges), both_directions=True)
     for number, each in enumerate((graph, symmetric)):
         assert not package(model, each, tmp_path / str(number)).spec.edges_without
-    monkeypatch.setattr(trace, "turn_edges", along_instead)
+    monkeypatch.setattr(trace.lists, "turn_edges", along_instead)
     for each in (graph, symmetric):
         with pytest.raises(PackagingError, match="differ"):
             package(model, each, tmp_path / "wrong")
