@@ -14,15 +14,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Admin",
-    "AsyncClient",
-    "Client",
-    "Graph",
-    "HoplineError",
-    "__version__",
-    "package",
-    "package_tabular",
-]
+    "Admin", "AsyncClient", "Client", "Graph", "HoplineError", "__version__", "package", "package_tabular",
+]  # fmt: skip
 
 # Imported on first use: `import hopline` must stay free of side effects and cost.
 _LAZY = {

@@ -72,29 +72,20 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 #: The first format with the input kind `attend`; before, attention was a padded block.
 ATTENTION_FORMAT = 2
+#: The first format with named outputs.
+OUTPUTS_FORMAT = 3
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
 
 Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
 InputKind = Literal[
-    "self",
-    "features",
-    "structure",
-    "reduce",
-    "attend",
-    "sources",
-    "positions",
-    "mask",
-    "edge_attr",
-    "edge_weight",
-    "is_self",
-    "degree",
-    "count",
-]
+    "self", "features", "structure", "reduce", "attend", "sources", "positions", "mask", "edge_attr",
+    "edge_weight", "is_self", "degree", "count",
+]  # fmt: skip
 
 
 class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -210,6 +201,22 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
         return any(entry.kind == "features" for entry in (*self.inputs, *self.query_inputs))
 
 
+Task = Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
+
+
+class NamedOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the outputs of a model that has several: some columns of its logits.
+
+    Attributes:
+        task, classes: as of `ModelSpec`. columns: [a, b) of the logits.
+    """
+
+    name: str
+    task: Task
+    columns: tuple[int, int]
+    classes: tuple[str, ...] = ()
+
+
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     """The function from final states to answers.
 
@@ -221,6 +228,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
         file: ONNX file, output name `logits` float32 [n, output_dim]; None means the final state (or
             for `link` the dot product of both) is the logits.
         embedding: [a, b) columns of the final state with the embedding; None means all.
+        outputs: of a model with several outputs.
     """
 
     node_type: str
@@ -229,6 +237,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     dst_node_type: str = ""
     file: str | None = None
     embedding: tuple[int, int] | None = None
+    outputs: tuple[NamedOutput, ...] = ()
 
 
 #: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.
@@ -263,7 +272,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         name, version: as in the folder's path.
         task: how logits become probabilities and labels: `multiclass` softmax and argmax, `binary`
             sigmoid of one logit and >= 0.5, `multilabel` sigmoid per column; `regression` and
-            `embedding` have neither.
+            `embedding` have neither; `several`: each of `head.outputs` has its own.
         runtime: `onnx` is split into stages; `torch` is served whole by the torch runtime
             (`whole_file`, a torch.export program) on the sampled ego-graph.
         why_whole: for `torch`, reason that it could not be split.
@@ -290,7 +299,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     name: str
     version: str
-    task: Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
+    task: Literal[Task, "several"]
     num_layers: int
     graph_schema: dict[str, object]
     fanouts: dict[str, tuple[int, ...]]
@@ -344,6 +353,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
                 f"{self.name}/{self.version} has learned rows of {', '.join(self.embeddings)} "
                 f"(embeddings=), which {what} does not read; a server of a graph snapshot does"
             )
+
+    @property
+    def named_outputs(self) -> tuple[NamedOutput, ...]:
+        """Its outputs; of a model with a single one, that one, without a name."""
+        if self.task == "several":
+            return self.head.outputs
+        return (NamedOutput("", self.task, (0, self.head.output_dim), self.classes),)
 
     @property
     def reach(self) -> int:
@@ -413,8 +429,7 @@ def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
         folder: `<repository>/<model>/<version>`.
         verify: compare the sha256 of every file.
 
-    Raises:
-        ArtifactError, ArtifactCorrupted: as `read_artifact`.
+    Raises: ArtifactError, ArtifactCorrupted: as `read_artifact`.
     """
     return read_artifact(folder, ModelSpec, "graph", verify=verify)
 

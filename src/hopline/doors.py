@@ -77,15 +77,10 @@ class Door:
 NAMES = Door(
     "hopline.names",
     packages={
-        "artifact.Column": "'hopline[tabular]'",
-        "package.sklearn": "'hopline[tabular]'",
-        "packaging.TabularReport": "'hopline[tabular]'",
-        "packaging.package_tabular": "'hopline[tabular]'",
-        "ray.RetryingHandle": "'hopline[ray-serve]'",
-        "ray.application": "'hopline[ray-serve]'",
-        "ray.build": "'hopline[ray-serve]'",
-        "serverless.application": "'hopline[serverless]'",
-        "serverless.handler": "'hopline[serverless]'",
+        **dict.fromkeys(("artifact.Column", "package.sklearn"), "'hopline[tabular]'"),
+        **dict.fromkeys(("packaging.TabularReport", "packaging.package_tabular"), "'hopline[tabular]'"),
+        **dict.fromkeys(("ray.RetryingHandle", "ray.application", "ray.build"), "'hopline[ray-serve]'"),
+        **dict.fromkeys(("serverless.application", "serverless.handler"), "'hopline[serverless]'"),
     },
 )
 

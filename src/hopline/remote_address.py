@@ -132,8 +132,7 @@ def limited(
         progress: bytes so far.
         check: is called often meanwhile; raises to give the read up.
 
-    Raises:
-        TimeoutError: less than `LEAST_BYTES` came in `LIMIT_S`; or too many reads wait already.
+    Raises: TimeoutError: less than `LEAST_BYTES` came in `LIMIT_S`; or too many reads wait already.
     """
     free = _free
     if not free.acquire(blocking=False):

@@ -182,8 +182,7 @@ class Service:
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
         """Hand a request in; `deliver` is called with its outcome from the event loop.
 
-        Raises:
-            HoplineError: it was refused immediately; nothing is delivered.
+        Raises: HoplineError: it was refused immediately; nothing is delivered.
         """
         work = Work(request, deliver)
         if request.min_version:
@@ -237,8 +236,7 @@ class Service:
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Answer one request; cancelling withdraws it.
 
-        Raises:
-            HoplineError: of any kind; see errors.py.
+        Raises: HoplineError: of any kind; see errors.py.
         """
         future: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
 

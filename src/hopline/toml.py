@@ -22,8 +22,7 @@ _MAX_DEPTH = 100
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse the text of a TOML file.
 
-    Raises:
-        TOMLDecodeError: it is not TOML, has an integer beyond 64 bits, or is nested too deeply.
+    Raises: TOMLDecodeError: it is not TOML, has an integer beyond 64 bits, or is nested too deeply.
     """
     try:
         tree = tomllib.loads(text)

@@ -21,7 +21,6 @@ from hopline.artifact import read_spec
 from hopline.config.reader import load_config
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
-from hopline.engine.tasks import default_outputs
 from hopline.errors import DeadlineExceeded, Overloaded, RequestTooLarge
 from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
@@ -90,7 +89,7 @@ class Running:
 def answers(folder, graph):
     """What a model without a queue says."""
     model = Model(folder, read_spec(folder), graph)
-    answerer = Answerer(model, default_outputs("multiclass"), 10)
+    answerer = Answerer(model, ("probabilities", "label"), 10)
 
     def of(*nodes):
         (outcome,) = answerer.answer([ScoreRequest("sage", nodes=list(nodes))])

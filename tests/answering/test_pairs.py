@@ -224,3 +224,30 @@ def test_rows_of_a_request_are_in_the_order_of_its_answer():
     assert keys == [row_keys(ScoreRequest("m", nodes=[node]), 1)[0] for node in (1, 2)]
     rows = row_keys(ScoreRequest("m", columns={"a": [1, 2, 1]}), 9)
     assert rows[0] == rows[2] != rows[1]
+
+
+def of_outputs(**scores):
+    outputs = {}
+    for name, values in scores.items():
+        outputs[f"{name}_probabilities"] = np.asarray(values)
+        outputs[f"{name}_label"] = (np.asarray(values) >= 0.5).astype(np.int64)
+    return ScoreResult("m", "1", "g", outputs)
+
+
+@pytest.mark.parametrize("broken", [None, "fraud", "churn"])
+def test_each_of_several_outputs_is_judged_by_itself(broken):
+    tally = OutcomeCounts(requests=300)
+    for node, score in enumerate(MANY):
+        before = {"fraud": [score], "churn": [1 - score]}
+        after = before | ({broken: [1 - before[broken][0]]} if broken else {})
+        request = ScoreRequest("m", nodes=[node])
+        keys = lambda count, request=request: row_keys(request, count)  # noqa: E731
+        # callers ask for some outputs, in any order
+        for names in (("fraud", "churn"), ("churn",)):
+            ours, theirs = (of_outputs(**{name: each[name] for name in names}) for each in (before, after))
+            tally.compare(ours, theirs, 0.05, keys)
+    half = OutcomeCounts()
+    half.add(tally)
+    found = verdict(Gates(), OutcomeCounts(), half)
+    assert found.word == ("bad" if broken else "good")
+    assert broken is None or f"output '{broken}'" in found.why

@@ -37,10 +37,10 @@ def test_answers_with_precomputed_rows_are_those_of_a_fresh_build_after_any_chan
     path = write_table(tmp_path / "a.precomputed", case.folder, case.graph)
     model = live.model()
     spec = model.spec
-    node_type, names = spec.head.node_type, default_outputs(spec.task)
+    node_type, names = spec.head.node_type, default_outputs(spec)
     hybrid = Answerer(model, names, 1000)
     hybrid.rows = precomputed_rows([path], case.folder, spec, live.view, PrecomputedConfig())
-    direct = DirectAnswers(hybrid.rows, model, name, "1", names, model.output_names)
+    direct = DirectAnswers(hybrid.rows, model, name, "1", names, tuple(model.offers))
     looked_up = []
     for round_ in range(4):
         ids = external(live, node_type)

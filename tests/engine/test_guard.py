@@ -42,7 +42,7 @@ def asked(model, count=9):
 
 
 def answered(model, request):
-    (outcome,) = Answerer(model, default_outputs(model.spec.task), 1000).answer([request])
+    (outcome,) = Answerer(model, default_outputs(model.spec), 1000).answer([request])
     return outcome.outputs
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from hopline.artifact import Head, ModelSpec
 from hopline.engine.final_rows import Cold, FinalRows, HotRows
 from hopline.engine.precomputed import no_counts
 from hopline.engine.precomputed_file import PrecomputedFile, PrecomputedWriter
@@ -423,7 +424,7 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
     handle = os.open(path, os.O_RDONLY)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     file = PrecomputedFile.open(path)
-    rows = FinalRows(file, _Spec)
+    rows = FinalRows(file, _SPEC)
     strip = file.sections["state"].offset
     names = ("embedding",)
     would_wait = [
@@ -447,7 +448,7 @@ def test_rows_in_a_file_system_without_residency_are_cold_unless_the_file_was_re
         with path.open("rb") as file:
             if not isinstance(_refusal(file.fileno()), OSError):
                 pytest.skip("this kernel's tmpfs can tell")
-        rows = FinalRows(PrecomputedFile.open(path), _Spec)
+        rows = FinalRows(PrecomputedFile.open(path), _SPEC)
         cold = rows.cold(("embedding",), np.arange(5))
         assert cold is not None
         cold.read_ahead()
@@ -456,7 +457,7 @@ def test_rows_in_a_file_system_without_residency_are_cold_unless_the_file_was_re
 
 
 def test_a_row_that_cannot_be_read_is_an_error_and_not_a_fault_of_the_map(tmp_path):
-    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _Spec)
+    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _SPEC)
     cold = Cold(rows._of_all, np.array([N + 10_000]))
     with pytest.raises(OSError, match="ends before entry"):
         cold.read_ahead()
@@ -482,15 +483,14 @@ def _would_wait(handle, offset):
     return False
 
 
-class _Spec:
-    task = "embedding"
-
-    class head:
-        kind, embedding, file = "node", None, None
+_SPEC = ModelSpec(
+    name="states", version="1", task="embedding", num_layers=0, graph_schema={}, fanouts={},
+    head=Head("node", D),
+)  # fmt: skip
 
 
 def test_what_is_locked_is_near_and_the_kernel_is_not_called(tmp_path, monkeypatch):
-    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _Spec)
+    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _SPEC)
     monkeypatch.setattr(type(rows._of_all[0]), "are_near", lambda *_: False)
     assert rows.cold(("embedding",), np.arange(5)) is not None
     if rows.pin(10**6, None):

@@ -51,7 +51,7 @@ def remote(case, caches=True):
     plan = StateCachePlan(spec, case.graph, 2**26 if caches else 0, ages=True)
     sources = {name: Rows(nodes.features) for name, nodes in case.graph.nodes.items()}
     model = Model(case.folder, spec, case.graph, plan.build(Arena(plan.num_bytes)), sources=sources)
-    return Answerer(model, default_outputs(spec.task), 1000), sources
+    return Answerer(model, default_outputs(spec), 1000), sources
 
 
 def forget(sources, keep=()):

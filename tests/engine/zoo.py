@@ -230,7 +230,7 @@ class Case:
 
     def answerer(self, caches: bool, fanout: int | None = None) -> Answerer:
         model = self.model(caches, fanout)
-        return Answerer(model, default_outputs(model.spec.task), 1000)
+        return Answerer(model, default_outputs(model.spec), 1000)
 
     def oracle(self, graph: Graph | None = None) -> np.ndarray:
         """PyG on the full graph: logits (node models) or final states (link models)."""

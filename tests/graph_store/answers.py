@@ -18,7 +18,7 @@ def answerer_on(case, graph, caches: bool) -> Answerer:
     spec = read_spec(case.folder)
     plan = StateCachePlan(spec, graph, 2**26 if caches else 0)
     model = Model(case.folder, spec, graph, plan.build(Arena(plan.num_bytes)))
-    return Answerer(model, default_outputs(spec.task), 1000)
+    return Answerer(model, default_outputs(spec), 1000)
 
 
 def request_of(case, nodes) -> ScoreRequest:

@@ -438,7 +438,7 @@ def activation_of_the_module_is_applied_again(patch):
 
 @fault("activation", "sigmoid", runtime="torch")
 def inverse_of_the_activation_is_left_out(patch):
-    patch.setattr(job, "ToLogits", lambda task: torch.nn.Identity())
+    patch.setattr(job, "ToLogits", lambda *outputs: torch.nn.Identity())
 
 
 def fields(struct):

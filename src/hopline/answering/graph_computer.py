@@ -92,8 +92,8 @@ class GraphComputer(Computer):
         self._max_nodes = config.limits.max_nodes_per_request
         self._max_bytes = config.limits.max_request_bytes
         self._is_link = model.spec.head.kind == "link"
-        self.output_names = model.output_names
-        self.default_outputs = default_outputs(model.spec.task)
+        self.output_names = tuple(model.offers)
+        self.default_outputs = default_outputs(model.spec)
         self.answerer = Answerer(
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
         )
@@ -114,10 +114,7 @@ class GraphComputer(Computer):
 
             self.fetches = True
             self._feature_fetcher = FeatureFetcher(
-                self._l1_rows,
-                rows_timeout_s,
-                None if sources is None else sources.prefetcher,
-                edges,
+                self._l1_rows, rows_timeout_s, None if sources is None else sources.prefetcher, edges
             )
 
     def attach(self, queue: Batcher) -> None:
@@ -369,8 +366,7 @@ class GraphComputer(Computer):
 
     def _answer_supplied(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
         outcomes = self.answerer.answer_supplied(
-            [work.request for work in batch],
-            [_supply_of(work) for work in batch],
+            [work.request for work in batch], [_supply_of(work) for work in batch]
         )
         results: list[ScoreResult | HoplineError | None] = []
         for work, outcome in zip(batch, outcomes, strict=True):
@@ -459,13 +455,6 @@ class GraphComputer(Computer):
                 TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
             )
         inputs += (TensorInfo("as_of", "INT64", (1,), optional=True),)
-        a, b = head.embedding or (0, self.model.state_dim)
-        shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-            "embedding": ("FP32", (-1, b - a)),
-            "logits": ("FP32", (-1, head.output_dim)),
-            "probabilities": ("FP32", (-1,) if spec.task == "binary" else (-1, head.output_dim)),
-            "label": ("INT64", (-1, head.output_dim) if spec.task == "multilabel" else (-1,)),
-        }
         return ModelInfo(
             name=self.name,
             versions=versions,
@@ -475,17 +464,17 @@ class GraphComputer(Computer):
             kind=head.kind,
             id_kind="string" if index.kind == "string" else "int",
             inputs=inputs,
-            outputs=tuple(TensorInfo(name, *shapes[name]) for name in self.output_names),
+            outputs=tuple(output.tensor for output in self.model.offers.values()),
             default_outputs=self.default_outputs,
             graph_version=self.model.graph.version,
             properties={
-                "task": spec.task,
+                "task": {each.name: each.task for each in head.outputs} or spec.task,
                 "runtime": spec.runtime,
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,
                 "max_degree": spec.max_degree,
-                "classes": list(spec.classes),
+                "classes": {each.name: each.classes for each in head.outputs} or list(spec.classes),
                 "parity": spec.parity,
                 "why_whole": spec.why_whole,
                 **graph_model_hashes(spec),

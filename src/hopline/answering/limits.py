@@ -118,8 +118,7 @@ def read_limits(file: Path | None, config: Config) -> ModelLimits:
         file: the file, or the folder that it would be in; None or an absent file sets nothing.
         config: for what it does not say.
 
-    Raises:
-        ConfigError: an unknown key (with the closest known one) or a bad value; names file and key.
+    Raises: ConfigError: an unknown key (with the closest known one) or a bad value; names file and key.
     """
     limits = ModelLimits.of(config)
     if file is not None and file.is_dir():

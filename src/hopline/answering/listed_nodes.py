@@ -21,8 +21,7 @@ def listed_nodes(file: Path, index: IdIndex, setting: str, limit: int = 0) -> Id
         setting: that names the file.
         limit: lines that are read; 0 for all.
 
-    Raises:
-        ConfigError: it cannot be read, or has no ids of the index's kind.
+    Raises: ConfigError: it cannot be read, or has no ids of the index's kind.
     """
     try:
         lines = file.read_text().split()

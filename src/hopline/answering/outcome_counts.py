@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from hopline.answering.pairs import MAX_PAIRS, Pair, pairs_of, smallest
+from hopline.answering.pairs import MAX_PAIRS, Pair, by_output, pairs_of, smallest
 from hopline.errors import BadRequest, HoplineError, ModelNotFound, RateLimited
 from hopline.types import AnyArray, ScoreResult
 
@@ -35,6 +35,7 @@ class OutcomeCounts(msgspec.Struct):
         last_refusal, last_difference: one of each, in words.
         difference: sum of the largest difference of scores of each compared request.
         pairs: row key -> the newest answers of both versions; see `pairs.py`.
+        of_outputs: the same for each named output.
     """
 
     requests: int = 0
@@ -48,6 +49,7 @@ class OutcomeCounts(msgspec.Struct):
     last_difference: str = ""
     difference: float = 0.0
     pairs: dict[int, Pair] = {}
+    of_outputs: dict[str, dict[int, Pair]] = {}
 
     @property
     def answered(self) -> int:
@@ -108,13 +110,11 @@ class OutcomeCounts(msgspec.Struct):
             self.refused += 1
             self.last_refusal = form
             return
-        for key, pair in zip(
-            keys(_ROWS_PAIRED), pairs_of(wanted, found, _ROWS_PAIRED, is_text=is_text), strict=False
-        ):
-            if pair is not None:
-                self.pairs[key] = pair
-        if len(self.pairs) > 2 * MAX_PAIRS:
-            self.pairs = smallest(self.pairs)
+        theirs = by_output(found)
+        for name, ours in by_output(wanted).items():
+            pairs = pairs_of(ours, theirs[name], _ROWS_PAIRED, is_text=is_text)
+            new = zip(keys(_ROWS_PAIRED), pairs, strict=False)
+            self._add_pairs(name, {key: pair for key, pair in new if pair is not None}, 2 * MAX_PAIRS)
         self.difference += largest if math.isfinite(largest) else 0.0
         if not agree:
             self.differing += 1
@@ -132,7 +132,15 @@ class OutcomeCounts(msgspec.Struct):
         self.last_refusal = self.last_refusal or other.last_refusal
         self.last_difference = self.last_difference or other.last_difference
         self.difference += other.difference
-        self.pairs = smallest(self.pairs | other.pairs)
+        for name, pairs in ({"": other.pairs} | other.of_outputs).items():
+            self._add_pairs(name, pairs, MAX_PAIRS)
+
+    def _add_pairs(self, output: str, new: dict[int, Pair], most: int) -> None:
+        """Add pairs of an output; keep the smallest if there are more than `most`."""
+        pairs = self.of_outputs.setdefault(output, {}) if output else self.pairs
+        pairs.update(new)
+        for key in pairs.keys() - smallest(pairs).keys() if len(pairs) > most else ():
+            del pairs[key]
 
     def after(self, latency: Sequence[int]) -> OutcomeCounts:
         """Requests and times without those that `latency` counted; all else unchanged."""

@@ -20,6 +20,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 from zlib import crc32
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,6 +89,19 @@ def pairs_of(
         else:
             pairs.append((ours.decisions[row], theirs.decisions[row], before, after, is_ordered))
     return pairs
+
+
+def by_output(result: ScoreResult) -> dict[str, ScoreResult]:
+    """The answers of each named output (`fraud_label`), as those of a model with one; of others, as ""."""
+    found: dict[str, dict[str, AnyArray]] = {}
+    for name, values in result.outputs.items():
+        output, _, kind = name.rpartition("_")
+        if kind not in ("probabilities", "label", "logits"):
+            output, kind = "", name
+        found.setdefault(output, {})[kind] = values
+    if len(found) > 1:
+        found.get("", {}).pop("logits", None)  # of all outputs together
+    return {name: msgspec.structs.replace(result, outputs=own) for name, own in found.items()}
 
 
 def smallest(pairs: dict[int, Pair]) -> dict[int, Pair]:

@@ -39,8 +39,7 @@ _PREFAULTED = 0.25
 def check_named(files: Sequence[str], models: Sequence[str]) -> None:
     """Check that each file exists, and is about a served model.
 
-    Raises:
-        ConfigError: it is about none of them, or cannot be opened.
+    Raises: ConfigError: it is about none of them, or cannot be opened.
     """
     for name in files:
         try:

@@ -42,8 +42,7 @@ async def prewarm(computer: GraphComputer, config: Config) -> None:
     Neither a store that does not answer nor a row that it lacks is a reason not to start: what is missing
     is fetched on demand. A batch that reads such a row still leaves the other rows in L1.
 
-    Raises:
-        ConfigError: `features.prewarm_file` cannot be read.
+    Raises: ConfigError: `features.prewarm_file` cannot be read.
     """
     model = computer.model
     settings = config.features

@@ -27,10 +27,7 @@ _MOST_ROWS = 64
 
 
 def seed_tensors(
-    model: Model | EgoModel,
-    graph: Graph | LiveView,
-    l1_rows: Mapping[str, L1Rows],
-    request: ScoreRequest,
+    model: Model | EgoModel, graph: Graph | LiveView, l1_rows: Mapping[str, L1Rows], request: ScoreRequest
 ) -> dict[str, AnyArray]:
     """Feature rows and in-degrees of a request's first nodes.
 

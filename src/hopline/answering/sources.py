@@ -217,11 +217,7 @@ class Sources:
             shares += (_PREFETCHER_SHARE * num_workers,)
         return {
             name: CachePlan.within(
-                graph.nodes[name].capacity,
-                group.dim,
-                memory * sizes[name] // total,
-                len(shares),
-                shares,
+                graph.nodes[name].capacity, group.dim, memory * sizes[name] // total, len(shares), shares
             )
             for name, group in groups.items()
         }

@@ -24,10 +24,7 @@ def group() -> None:
 
 
 @app.command()
-def show(
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
+def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Resolve defaults, file and environment, and print every setting."""
     values = dict(show_config(resolve_config(config, {}, [])))
     if as_json:

@@ -28,8 +28,7 @@ def read_metrics(
     Args:
         url, api_key, token: flags; None reads the environment.
 
-    Raises:
-        Unavailable: the server does not answer, or answers without metrics.
+    Raises: Unavailable: the server does not answer, or answers without metrics.
     """
     page = f"{server_url(url).rstrip('/').removesuffix('/metrics')}/metrics"
     try:

@@ -71,12 +71,7 @@ def attributed_share(scrape: Scrape, models: list[ModelCost]) -> float:
     return sum(each.cpu_s for each in models) / used if used else 0.0
 
 
-def cost(
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    token: Token = None,
-) -> None:
+def cost(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None, token: Token = None) -> None:
     """Show what requests cost, by model, since the server started."""
     scrape = read_metrics(url, api_key, token)
     models = costs(scrape)

@@ -177,12 +177,7 @@ def events(
         raise typer.Exit(1)
 
 
-def status(
-    url: Url = None,
-    api_key: ApiKey = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
+def status(url: Url = None, api_key: ApiKey = None, token: Token = None, as_json: AsJson = False) -> None:
     """Show a server's live graph: version, age, counts."""
     with open_client(url, api_key, token) as client:
         state = client.graph_state()

@@ -28,8 +28,7 @@ def load_module(
         arguments: for the class or function.
         what: option named in messages.
 
-    Raises:
-        PackagingError: no such file, module or name, invalid arguments, or not a module.
+    Raises: PackagingError: no such file, module or name, invalid arguments, or not a module.
     """
     from torch import nn
 

@@ -24,8 +24,7 @@ def import_model(
         str | None, typer.Option(help="Version here. Default: as in MLflow.", show_default=False)
     ] = None,
     tracking_uri: Annotated[
-        str | None,
-        typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.", show_default=False),
+        str | None, typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:

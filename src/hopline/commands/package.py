@@ -54,8 +54,12 @@ def package(
         ),
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(_TASKS)}; optional with --sklearn.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            help=f"One of {', '.join(_TASKS)}; optional with --sklearn. Of several outputs: NAME=TASK "
+            "(repeatable).",
+            show_default=False,
+        ),
     ] = None,
     sklearn: Annotated[
         str | None,
@@ -84,8 +88,7 @@ def package(
     state_dict_key: Annotated[
         str | None,
         typer.Option(
-            help="Weights to load if several in a checkpoint fit: KEY, or KEY/PREFIX.",
-            show_default=False,
+            help="Weights to load if several in a checkpoint fit: KEY, or KEY/PREFIX.", show_default=False
         ),
     ] = None,
     unsafe_pickle: Annotated[
@@ -119,7 +122,8 @@ def package(
     ] = None,
     salt: Annotated[int, typer.Option(help="Salt of the sampler's hash.")] = 0,
     classes: Annotated[
-        str | None, typer.Option(help="Names of the output columns: a,b,c.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Names of the output columns: a,b,c; or OUTPUT=a,b,c.", show_default=False),
     ] = None,
     relation: Annotated[
         list[str] | None,
@@ -172,7 +176,8 @@ def package(
             raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
         if sample is None:
             raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
-        NAMES.require("package.sklearn")(sklearn, sample, repository, name, version, task, overwrite)
+        of_table = _by_output(task or (), "--task", "fraud=binary") or None
+        NAMES.require("package.sklearn")(sklearn, sample, repository, name, version, of_table, overwrite)
         return
     if sample is not None:
         raise PackagingError("--sample needs --sklearn; graph models are checked on their graph")
@@ -184,7 +189,9 @@ def package(
         )
     assert model is not None
     assert graph is not None
-    check_choice("--task", task, _TASKS)
+    tasks = _by_output(task or (), "--task", "fraud=binary")
+    for each in tasks.values() if isinstance(tasks, dict) else (tasks,):
+        check_choice("--task", each, _TASKS)
     check_choice("--output", output, ("auto", "logits", "probabilities"))
     check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
     check_choice("--device", device, get_args(Device))
@@ -202,10 +209,10 @@ def package(
         progress(_LOAD, 1.0)
         report = package_module(
             module, opened, repository, name=name, version=version, fanouts=parse_fanouts(fanouts or ()),
-            task=cast(Any, task), sampling=cast(Any, sampling), max_degree=max_degree, salt=salt,
+            task=cast(Any, tasks), sampling=cast(Any, sampling), max_degree=max_degree, salt=salt,
             head=_head(head, opened),
             target=cast(Any, tuple(target.split(",")) if target and "," in target else target),
-            classes=classes.split(",") if classes else (), arguments=parse_arguments(argument or ()),
+            classes=_class_names(classes or ()), arguments=parse_arguments(argument or ()),
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
             later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
             runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes,
@@ -235,8 +242,7 @@ def _head(reference: str | None, graph: Graph) -> Any:
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """Argument of forward -> its role, None to leave it out.
 
-    Raises:
-        PackagingError: not NAME=ROLE.
+    Raises: PackagingError: not NAME=ROLE.
     """
     pairs = _pairs(texts, "--argument", "edge_weight=edge_attr")
     return {name: None if role == "none" else role for name, role in pairs.items()}
@@ -253,11 +259,24 @@ def _pairs(texts: Sequence[str], option: str, example: str) -> dict[str, str]:
     return found
 
 
+def _by_output(texts: Sequence[str], option: str, example: str) -> str | dict[str, str]:
+    """The only value, or the values NAME=VALUE of several outputs by name; "" without any."""
+    if not any("=" in text for text in texts) and len(texts) < 2:
+        return "".join(texts)
+    return _pairs(texts, option, example)
+
+
+def _class_names(texts: Sequence[str]) -> Any:
+    named = _by_output(texts, "--classes", "fraud=no,yes")
+    if isinstance(named, dict):
+        return {output: names.split(",") for output, names in named.items()}
+    return named.split(",") if named else ()
+
+
 def parse_fanouts(texts: Sequence[str]) -> list[int] | dict[str, list[int]]:
     """Read the fanouts: one list, or edge type key -> list.
 
-    Raises:
-        PackagingError: not integers, or both forms together.
+    Raises: PackagingError: not integers, or both forms together.
     """
     plain = [text for text in texts if "=" not in text]
     if plain and len(texts) > 1:

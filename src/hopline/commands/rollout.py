@@ -52,8 +52,7 @@ def start(
     min_step_s: Annotated[float, typer.Option(help="Shortest duration of each step, in seconds.")] = 60.0,
     share: Annotated[float, typer.Option(help="Percent of requests that are copied to a shadow.")] = 100.0,
     graph: Annotated[
-        str,
-        typer.Option(help="Graph snapshot of the candidate: a folder on the server, or an address."),
+        str, typer.Option(help="Graph snapshot of the candidate: a folder on the server, or an address.")
     ] = "",
     gate: Annotated[
         list[str] | None,

@@ -13,8 +13,7 @@ from hopline.commands.serve_flags import resolve_config
 
 def serve(
     graph: Annotated[
-        str | None,
-        typer.Option(help="Graph folder, or the address of snapshots.", show_default=False),
+        str | None, typer.Option(help="Graph folder, or the address of snapshots.", show_default=False)
     ] = None,
     repository: Repository = None,
     model: Models = None,

@@ -136,8 +136,7 @@ def fetch(
 
 @app.command()
 def prune(
-    address: Address,
-    keep: Annotated[int, typer.Option(help="Newest snapshots that stay.", min=1)] = 7,
+    address: Address, keep: Annotated[int, typer.Option(help="Newest snapshots that stay.", min=1)] = 7
 ) -> None:
     """Remove old snapshots from an address, but never the one that the pointer names.
 

@@ -72,8 +72,7 @@ class Answerer:
     def answer(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         """Return one outcome for each request, in order.
 
-        Raises:
-            HoplineError: the batch failed as a whole.
+        Raises: HoplineError: the batch failed as a whole.
         """
         if self._live is None:
             return self._answer_all(requests)
@@ -115,8 +114,7 @@ class Answerer:
         Requests whose rows are all available are answered together, at full quality. Requests with
         missing rows are answered separately, so that the other answers do not change.
 
-        Raises:
-            HoplineError: the batch failed as a whole.
+        Raises: HoplineError: the batch failed as a whole.
         """
         outcomes: list[Outcome | Absent | None] = [None] * len(requests)
         together = list(range(len(requests)))

@@ -55,6 +55,12 @@ class _Check:
             self._edge(key)
         self._where = "head: "
         self._need(head.output_dim > 0, f"output_dim is {head.output_dim}")
+        at = 0
+        for each in head.outputs:
+            self._need(each.columns[0] == at < each.columns[1], f"columns of output {each.name!r}")
+            at = each.columns[1]
+        self._need(not head.outputs or at == head.output_dim, "columns of no output")
+        self._need((spec.task == "several") == bool(head.outputs), f"task is {spec.task!r}")
         ends = [head.node_type] + [head.dst_node_type or head.node_type] * (head.kind == "link")
         for node_type in ends:
             self._node(node_type)

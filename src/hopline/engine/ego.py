@@ -20,7 +20,7 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.schema import fitted
 from hopline.engine.source import Ages
 from hopline.engine.state_cache import StateCache
-from hopline.engine.tasks import output_names
+from hopline.engine.tasks import outputs_of
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
@@ -40,7 +40,7 @@ class EgoModel:
     Attributes:
         state_dim: columns of a row of `final_states`, which are logits here.
         num_hops: of an ego-graph.
-        output_names: outputs that the model offers; it has no embedding apart from the logits.
+        offers: outputs of the model by name.
         watch: separates sampling time from compute time.
         guard: as in `Model`.
         ages: as in `Model`; its features are in the graph.
@@ -59,10 +59,7 @@ class EgoModel:
         self.state_caches: dict[tuple[int, str], StateCache] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
-        names = output_names(spec.task)
-        self.output_names = (
-            names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
-        )
+        self.offers = outputs_of(spec)
         self.reads_attr: frozenset[str] = frozenset()
         described = read_slots(folder)
         self._relations = described.relations
@@ -109,8 +106,7 @@ class EgoModel:
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
         """Reject the request: whole models do not support inline nodes.
 
-        Raises:
-            BadRequest: always.
+        Raises: BadRequest: always.
         """
         raise BadRequest(
             f"model {self.spec.name!r} is served whole and accepts only nodes of the graph, not inline "
@@ -119,7 +115,7 @@ class EgoModel:
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
         """Named outputs of rows of final states."""
-        return out_of.named_outputs(names, self.spec.task, states[0], lambda: states[0])
+        return out_of.named_outputs(names, self.offers, states[0], lambda: states[0])
 
     def _named(self, unknown: UnknownCode, node_type: str, seed: int) -> str:
         """The refusal of a request that reaches a code without an entry: the node and the column."""

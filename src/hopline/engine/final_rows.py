@@ -22,6 +22,7 @@ from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.precomputed import PrecomputedRows
 from hopline.engine.precomputed_file.reader import PrecomputedFile
+from hopline.engine.tasks import outputs_of
 from hopline.kernels.jit import njit
 from hopline.memory.file_reads import NOWAIT, EntryFile, preadv2
 from hopline.types import AnyArray, IdArray
@@ -152,7 +153,7 @@ class FinalRows(PrecomputedRows):
     def __init__(self, file: PrecomputedFile, spec: ModelSpec, **options: Any) -> None:
         super().__init__(file, spec, **options)
         self._hot: HotRows | None = None
-        self._task = spec.task
+        self._offers = outputs_of(spec)
         self._has_head = spec.head.kind == "node"
         #: All rows are in memory, and need not be asked for.
         self._is_held = False
@@ -221,7 +222,7 @@ class FinalRows(PrecomputedRows):
         """
         assert self._has_head
         states = self.embeddings(ids) if "embedding" in names else self._state[:0]
-        return out_of.named_outputs(names, self._task, states, lambda: self.logits(ids))
+        return out_of.named_outputs(names, self._offers, states, lambda: self.logits(ids))
 
     def _take(self, array: AnyArray, ids: IdArray | slice) -> AnyArray:
         if self._hot is None:

@@ -315,10 +315,7 @@ class FusedPath:
 
     @staticmethod
     def of(
-        levels: list[dict[str, Level]],
-        node_type: str,
-        features: Mapping[str, Matrix],
-        watch: LapWatch,
+        levels: list[dict[str, Level]], node_type: str, features: Mapping[str, Matrix], watch: LapWatch
     ) -> FusedPath | None:
         """The fused path to the last level of `node_type`, or None where the model has none."""
         chain: list[Level] = []

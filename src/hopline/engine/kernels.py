@@ -303,16 +303,7 @@ def loop_weights(indptr, records, version, indices, time, weight, nodes, as_of, 
 
 @njit(nogil=True, cache=True)
 def gcn_coefficients(  # type: ignore[no-untyped-def]
-    add_loops,
-    is_self,
-    offsets,
-    weight,
-    degree,
-    degree_neighbor,
-    num_eligible,
-    loop_weight,
-    out,
-    out_self,
+    add_loops, is_self, offsets, weight, degree, degree_neighbor, num_eligible, loop_weight, out, out_self
 ):
     """Coefficients of Kipf & Welling's normalised adjacency for sampled edges.
 
@@ -360,8 +351,7 @@ def intern(first, second, clear, shift, keys, values, distinct, count, rows):  #
         distinct: int64 [>= total distinct], appended to from `count` on.
         rows: int64 [n], filled: distinct[rows[i]] is the i-th id.
 
-    Returns:
-        the new number of distinct ids.
+    Returns: the new number of distinct ids.
     """
     capacity = np.int64(1) << (np.int64(64) - np.int64(shift))
     mask = capacity - 1

@@ -26,16 +26,10 @@ from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import Plan, complete, do_without, make_plan, share_there
 from hopline.engine.schema import fitted
-from hopline.engine.source import (
-    Ages,
-    FetchedEdgesByType,
-    FetchedRowsByType,
-    RowsAbsent,
-    RowSource,
-)
+from hopline.engine.source import Ages, FetchedEdgesByType, FetchedRowsByType, RowsAbsent, RowSource
 from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
-from hopline.engine.tasks import output_names
+from hopline.engine.tasks import outputs_of
 from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveNodes, LiveView
@@ -179,7 +173,7 @@ class Model:
     Attributes:
         state_dim: columns of a row of `states` of the head's node type.
         num_hops: message-passing layers.
-        output_names: outputs that the model offers.
+        offers: outputs of the model by name.
         ages: of the rows of sources that were read since `supply`.
         reads_attr: edge types whose attributes it reads.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
@@ -246,7 +240,7 @@ class Model:
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
-        self.output_names = output_names(spec.task)
+        self.offers = outputs_of(spec)
         self.reads_attr = frozenset(
             entry.edge_type
             for stages in spec.levels
@@ -304,8 +298,7 @@ class Model:
 
         Valid until the next call.
 
-        Raises:
-            RowsAbsent: a source lacks rows, and `supply` did not allow computing without them.
+        Raises: RowsAbsent: a source lacks rows, and `supply` did not allow computing without them.
         """
         if self._fused_path is not None and len(wanted) == 1:
             node_type, ids = next(iter(wanted.items()))
@@ -318,8 +311,7 @@ class Model:
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
         """Final states of nodes that the graph does not have, float32 [n, d].
 
-        Raises:
-            RowsAbsent: as for `final_states`.
+        Raises: RowsAbsent: as for `final_states`.
         """
 
         def states(level: int, node_type: str, ids: IdArray) -> FloatArray:
@@ -388,7 +380,7 @@ class Model:
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
         """Named outputs of rows of final states; new arrays, never views of buffers."""
         found = out_of.named_outputs(
-            names, self.spec.task, self._embedding(states[0]), lambda: self.logits(*states)
+            names, self.offers, self._embedding(states[0]), lambda: self.logits(*states)
         )
         self.watch.computed()
         return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hopline.engine.tasks import labels
+from hopline.engine.tasks import Outputs, labels
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, FloatArray
 
@@ -51,7 +51,7 @@ def probabilities(task: str, logits: FloatArray) -> FloatArray:
 
 
 def named_outputs(
-    names: Sequence[str], task: str, embedding: FloatArray, logits_of: Callable[[], FloatArray]
+    names: Sequence[str], outputs: Outputs, embedding: FloatArray, logits_of: Callable[[], FloatArray]
 ) -> dict[str, AnyArray]:
     """The requested outputs of some rows, in new arrays.
 
@@ -67,10 +67,10 @@ def named_outputs(
             continue
         if logits is None:
             logits = logits_of()
-        if name == "logits":
-            found[name] = logits.copy()
-        elif name == "probabilities":
-            found[name] = probabilities(task, logits)
+        task, kind, columns, *_ = outputs[name]
+        rows = logits if columns is None else np.ascontiguousarray(logits[:, columns])
+        if kind == "probabilities":
+            found[name] = probabilities(task, rows)
         else:
-            found[name] = labels(task, logits)
+            found[name] = labels(task, rows) if kind == "label" else rows.copy()
     return found

@@ -152,8 +152,7 @@ def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:
     Args:
         own_hash: `model_hash` of the model's folder.
 
-    Raises:
-        PrecomputedFileError: the file is of another artifact, node type or shape; the error says which.
+    Raises: PrecomputedFileError: the file is of another artifact, node type or shape; the error says which.
     """
     plan, path = file.header.plan, file.path
     if plan.model_hash != own_hash:

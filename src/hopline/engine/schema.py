@@ -18,8 +18,7 @@ from hopline.graph.live.view import LiveView
 def fitted(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     """The graph as a model reads it: with the model's learned rows of nodes.
 
-    Raises:
-        SchemaMismatch, ArtifactError: as `check_schema` and `with_tables`.
+    Raises: SchemaMismatch, ArtifactError: as `check_schema` and `with_tables`.
     """
     check_schema(spec, graph)
     return with_tables(folder, spec, graph)
@@ -56,8 +55,7 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
 def _check_edges(spec: ModelSpec, graph: Graph | LiveView) -> None:
     """Check that a graph has no edges of the kinds on whose absence a model's answers rely.
 
-    Raises:
-        SchemaMismatch: it has such edges, or is live and can get them.
+    Raises: SchemaMismatch: it has such edges, or is live and can get them.
     """
     for key, absent in spec.edges_without.items():
         found = _found(graph, key, absent) if key in graph.edges else ""

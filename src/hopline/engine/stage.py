@@ -168,13 +168,7 @@ class StageRunner:
         return entry.edge_type, own_args, mean, first, last - first, self._places[j][1]
 
     def run_pair(
-        self,
-        num_rows: int,
-        own: Matrix,
-        own_rows: IdArray,
-        base: Matrix,
-        rows: IdArray,
-        offsets: IdArray,
+        self, num_rows: int, own: Matrix, own_rows: IdArray, base: Matrix, rows: IdArray, offsets: IdArray
     ) -> FloatArray:
         """`run` for a stage with a `pair` and at most `chunk_rows` destinations.
 

@@ -67,7 +67,7 @@ def by_student(
     if read.missing.shape[0]:
         used.add(MEAN_FEATURES)
     logits = model.student.logits(read.out)
-    found = named_outputs(names, model.spec.task, logits, lambda: logits)
+    found = named_outputs(names, model.offers, logits, lambda: logits)
     model.watch.computed()
     if known.all():
         return found, None

@@ -204,8 +204,7 @@ class StateCache:
             since: rows with this stamp or an older one have expired.
             stamps: float64 [n], of the cached rows, inf elsewhere; not used where rows do not expire.
 
-        Returns:
-            int64 [m], positions in `ids` that are not cached, ascending; valid until the next call.
+        Returns: int64 [m], positions in `ids` that are not cached, ascending; valid until the next call.
         """
         if ids.shape[0] > self._missing.shape[0]:
             self._missing = np.empty(2 * ids.shape[0], np.int64)
@@ -216,16 +215,7 @@ class StateCache:
 
     def write(self, ids: IdArray, values: FloatArray, stamps: StampArray = NO_STAMPS) -> None:
         """Cache rows: values float32 [n, dim] and stamps float64 [n] of ids int64 [n]."""
-        _write(
-            *self.arrays,
-            self.clock.version,
-            ids,
-            values,
-            stamps,
-            self._first,
-            self._queue,
-            self._links,
-        )
+        _write(*self.arrays, self.clock.version, ids, values, stamps, self._first, self._queue, self._links)
 
     def forget(self, ids: IdArray) -> None:
         """Drop the rows of `ids` (int64 [n])."""

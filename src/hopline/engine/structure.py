@@ -52,11 +52,7 @@ class StructureSpec(msgspec.Struct, frozen=True):
 
 
 def write_structure(
-    folder: Path,
-    rows: FloatArray,
-    base: FloatArray,
-    spec: StructureSpec,
-    graph: Graph,
+    folder: Path, rows: FloatArray, base: FloatArray, spec: StructureSpec, graph: Graph
 ) -> None:
     """Write a folder.
 

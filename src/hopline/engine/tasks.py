@@ -2,9 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
-from hopline.types import AnyArray, FloatArray
+from hopline.artifact import ModelSpec
+from hopline.types import AnyArray, FloatArray, TensorInfo
+
+
+class Output(NamedTuple):
+    """One output of a model.
+
+    Attributes:
+        task: as of `NamedOutput`; "several" for the logits of all outputs.
+        kind: "embedding", "logits", "probabilities" or "label".
+        columns: of the logits; None: all of them, or the embedding in the state.
+        is_default: answered where a request names no outputs.
+    """
+
+    task: str
+    kind: str
+    columns: slice | None
+    tensor: TensorInfo
+    is_default: bool
+
+
+#: By name, in order.
+Outputs = Mapping[str, Output]
+
+
+def outputs_of(spec: ModelSpec) -> Outputs:
+    """Outputs that a model offers: `label`, or `fraud_label` if it has several and one is named fraud."""
+    head, found = spec.head, dict[str, Output]()
+
+    def add(prefix: str, task: str, kind: str, columns: slice | None, width: int) -> None:
+        is_scalar = (kind, task) == ("probabilities", "binary") or (
+            kind == "label" and task != "multilabel"
+        )
+        shape, datatype = (-1,) if is_scalar else (-1, width), "INT64" if kind == "label" else "FP32"
+        usual = {"regression": "logits", "embedding": "embedding"}.get(task, "probabilities label")
+        tensor = TensorInfo(prefix + kind, datatype, shape)
+        found[prefix + kind] = Output(task, kind, columns, tensor, kind in usual.split())
+
+    if spec.runtime != "torch" or spec.task == "embedding":  # served whole, its states are logits
+        width = spec.levels[-1][head.node_type].state_dim if spec.levels else head.output_dim
+        a, b = head.embedding or (0, width)
+        add("", spec.task, "embedding", None, b - a)
+    if spec.task == "several":
+        add("", spec.task, "logits", None, head.output_dim)
+    for name, task, (a, b) in ((each.name, each.task, each.columns) for each in spec.named_outputs):
+        prefix, columns = (f"{name}_", slice(a, b)) if name else ("", None)
+        kinds = {"regression": "logits", "embedding": "embedding" if name else ""}
+        for kind in kinds.get(task, "logits probabilities label").split():
+            add(prefix, task, kind, columns, b - a)
+    return found
+
+
+def default_outputs(spec: ModelSpec) -> tuple[str, ...]:
+    """Outputs of a model when a request names none."""
+    return tuple(name for name, output in outputs_of(spec).items() if output.is_default)
 
 
 def labels(task: str, logits: FloatArray) -> AnyArray:
@@ -21,17 +78,3 @@ def labels(task: str, logits: FloatArray) -> AnyArray:
     chosen = (logits >= 0).astype(np.int64)
     chosen[unknown] = -1
     return chosen[:, 0] if task == "binary" else chosen
-
-
-def output_names(task: str) -> tuple[str, ...]:
-    """Outputs that a model of this task offers."""
-    if task in ("multiclass", "binary", "multilabel"):
-        return ("embedding", "logits", "probabilities", "label")
-    return ("embedding", "logits") if task == "regression" else ("embedding",)
-
-
-def default_outputs(task: str) -> tuple[str, ...]:
-    """Outputs of a model of this task when a request names none."""
-    if task in ("multiclass", "binary", "multilabel"):
-        return ("probabilities", "label")
-    return ("logits",) if task == "regression" else ("embedding",)

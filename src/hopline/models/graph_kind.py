@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from hopline.artifact import ModelSpec, read_spec
-from hopline.engine.tasks import default_outputs, output_names
+from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.models.kinds import Describe, ModelKind
 from hopline.types import ModelInfo, TensorInfo
 
@@ -53,17 +53,6 @@ def describe_graph_model(spec: ModelSpec) -> ModelInfo:
     is_text = node_types[head.node_type]["id_kind"] == "string"
     ids = "BYTES" if is_text else "INT64"
     names = ("src_ids", "dst_ids") if head.kind == "link" else ("node_ids",)
-    width = spec.levels[-1][head.node_type].state_dim if spec.levels else head.output_dim
-    a, b = head.embedding or (0, width)
-    outputs = output_names(spec.task)
-    if spec.runtime == "torch" and spec.task != "embedding":  # served whole, its states are logits
-        outputs = tuple(name for name in outputs if name != "embedding")
-    of_graph: dict[str, tuple[str, tuple[int, ...]]] = {
-        "embedding": ("FP32", (-1, b - a)),
-        "logits": ("FP32", (-1, head.output_dim)),
-        "probabilities": ("FP32", (-1,) if spec.task == "binary" else (-1, head.output_dim)),
-        "label": ("INT64", (-1, head.output_dim) if spec.task == "multilabel" else (-1,)),
-    }
     return ModelInfo(
         name=spec.name,
         versions=(spec.version,),
@@ -76,7 +65,7 @@ def describe_graph_model(spec: ModelSpec) -> ModelInfo:
             *(TensorInfo(name, ids, (-1,)) for name in names),
             TensorInfo("as_of", "INT64", (1,), optional=True),
         ),
-        outputs=tuple(TensorInfo(name, *of_graph[name]) for name in outputs),
-        default_outputs=default_outputs(spec.task),
+        outputs=tuple(output.tensor for output in outputs_of(spec).values()),
+        default_outputs=default_outputs(spec),
         graph_version="",
     )

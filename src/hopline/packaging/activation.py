@@ -7,18 +7,19 @@ much larger features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hopline.artifact import NamedOutput, Task
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import extremes
 from hopline.packaging.reference import Pairs, Reference, Rows
 
-Task = Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
 #: What a module answers: logits, probabilities, or "auto" to find out.
 Output = Literal["auto", "logits", "probabilities"]
 
@@ -31,16 +32,26 @@ _LEAST, _MOST = 1e-38, 1.0 - 2.0**-24
 
 
 class ToLogits(nn.Module):
-    """The inverse of a task's activation, so that the server's activation restores the probabilities."""
+    """The inverse of tasks' activations, so that the server's activations restore the probabilities.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        outputs: of the module. are_probabilities: whether each ends in its activation.
+    """
+
+    def __init__(self, outputs: Sequence[NamedOutput], are_probabilities: Sequence[bool]) -> None:
         super().__init__()
-        self.task = task
+        self.parts = tuple(zip(outputs, are_probabilities, strict=True))
 
-    def forward(self, probabilities: Tensor) -> Tensor:
-        """Logits float32 [n, c] of probabilities [n, c]."""
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits float32 [n, c] of answers [n, c]."""
+        if len(self.parts) == 1:
+            return self._logits(rows, self.parts[0][0].task)
+        parts = [(rows[:, slice(*each.columns)], each.task, ends_in_it) for each, ends_in_it in self.parts]
+        return torch.cat([self._logits(part, task) if ends else part for part, task, ends in parts], 1)
+
+    def _logits(self, probabilities: Tensor, task: Task) -> Tensor:
         p = probabilities.clamp(_LEAST, _MOST)
-        return torch.log(p) if self.task == "multiclass" else torch.log(p) - torch.log1p(-p)
+        return torch.log(p) if task == "multiclass" else torch.log(p) - torch.log1p(-p)
 
 
 def answers_probabilities(
@@ -51,8 +62,7 @@ def answers_probabilities(
     Args:
         rows: its answers on `graph`, float64 [n, c]. output: the user's argument.
 
-    Raises:
-        PackagingError: it ends in the activation of another task, or the user's `output` is wrong.
+    Raises: PackagingError: it ends in the activation of another task, or the user's `output` is wrong.
     """
     if task in ("regression", "embedding"):
         return False

@@ -53,8 +53,7 @@ def check_rows(traced: Traced, binding: Binding, graph: CheckGraph) -> None:
     Args:
         graph: its first nodes are those of the check graph, with the same neighbourhoods.
 
-    Raises:
-        NotSplittable: naming the first value that mixes rows, and its source line.
+    Raises: NotSplittable: naming the first value that mixes rows, and its source line.
     """
     rng = np.random.default_rng(0)
     order = {name: rng.permutation(len(rows)) for name, rows in graph.features.items()}

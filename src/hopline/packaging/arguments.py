@@ -30,6 +30,7 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.learned import place
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
+from hopline.packaging.several import Several
 
 
 def by_position(parameters: Mapping[str, Parameter], roles: Mapping[str, Role]) -> int:
@@ -149,8 +150,9 @@ class Binding:
         Args:
             sparse: pass `adj_t` as the sparse tensor that `ToSparseTensor` builds; else as the edge index.
         """
+        owner = module.module if isinstance(module, Several) else module
         for path, node_type in self.tables.items():
-            place(module, path, self._tensors(slots, node_type)[path])
+            place(owner, path, self._tensors(slots, node_type)[path])
         values = {name: self._value(name, role, slots, sparse) for name, role in self.roles.items()}
         first = [values.pop(name) for name in list(values)[: self.positional]]
         return module(*first, **values)

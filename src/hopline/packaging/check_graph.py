@@ -118,7 +118,9 @@ class CheckGraph:
                     f"node type {name!r} has no nodes: nothing to compare the package on; build the graph "
                     "with some, or without this type and its edges"
                 )
-        chosen = _whole(graph) if _fits(graph, num_nodes) else _sample(graph, num_nodes or 0, seed)
+        chosen = {name: np.arange(nodes.num_nodes) for name, nodes in graph.nodes.items()}
+        if not _fits(graph, num_nodes):
+            chosen = _sample(graph, num_nodes or 0, seed)
         features = {}
         for name, nodes in graph.nodes.items():
             features[name] = np.ascontiguousarray(nodes.features[chosen[name]], dtype=np.float32)
@@ -132,10 +134,6 @@ def _fits(graph: Graph, num_nodes: int | None) -> bool:
     return all(nodes.num_nodes <= num_nodes for nodes in graph.nodes.values()) and all(
         adjacency.num_edges <= _MAX_EDGES for adjacency in graph.edges.values()
     )
-
-
-def _whole(graph: Graph) -> dict[str, IdArray]:
-    return {name: np.arange(nodes.num_nodes) for name, nodes in graph.nodes.items()}
 
 
 def _sample(graph: Graph, num_nodes: int, seed: int) -> dict[str, IdArray]:

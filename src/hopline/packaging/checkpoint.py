@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.nn.parameter import is_lazy
@@ -77,8 +78,7 @@ def load_weights(
         unsafe_pickle: the file may hold any object, such as a whole module: executes code in it.
 
     Returns: notes for the user: which part was used if there are several.
-    Raises:
-        PackagingError: no such file, no state dict, or not exactly one that fits; lists names.
+    Raises: PackagingError: no such file, no state dict, or not exactly one that fits; lists names.
     """
     content = read_checkpoint(path, unsafe_pickle=unsafe_pickle, model=module)
     whole = content if isinstance(content, nn.Module) else None
@@ -116,7 +116,9 @@ def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Map
     tensors = {
         name: value
         for name, value in content.items()
-        if isinstance(name, str) and (isinstance(value, Tensor) or _is_extra(name))
+        # the value of `Module.get_extra_state` may be any object
+        if isinstance(name, str)
+        and (isinstance(value, Tensor) or name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX)
     }
     if any(isinstance(value, Tensor) for value in tensors.values()):
         yield "/".join(path), tensors
@@ -181,11 +183,6 @@ def _judged(key: str, prefix: str, names: Mapping[str, Any], wanted: Mapping[str
     return _Candidate(label, state, missing, unexpected, misfits, unused)
 
 
-def _is_extra(name: str) -> bool:
-    """True if a name is that of `Module.get_extra_state`, whose value may be any object."""
-    return name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
-
-
 def _counter(name: str) -> str | None:
     last = name.rpartition(".")[2]
     return last if last in _COUNTERS else None
@@ -203,17 +200,11 @@ def _misfit(name: str, value: Any, own: Any) -> str:
         return ""
     if value.shape != own.shape:
         return f"{name} is {list(value.shape)}, the model has {list(own.shape)}"
-    if _kind(value) != _kind(own) and _counter(name) is None:
-        return f"{name} is {_dtype(value)}, the model has {_dtype(own)}"
+    kinds = {(each.is_complex(), each.is_floating_point()) for each in (value, own)}
+    if len(kinds) > 1 and _counter(name) is None:
+        types = [str(each.dtype).removeprefix("torch.") for each in (value, own)]
+        return f"{name} is {types[0]}, the model has {types[1]}"
     return ""
-
-
-def _kind(tensor: Tensor) -> str:
-    return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "int"
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _named(found: list[_Candidate], key: str, path: Path) -> list[_Candidate]:
@@ -277,15 +268,13 @@ def _check_shared(module: nn.Module, state: Mapping[str, Any], path: Path) -> No
         value, shared = state.get(name), state.get(other)
         if not (isinstance(own, Tensor) and isinstance(value, Tensor) and isinstance(shared, Tensor)):
             continue
-        if not _same(value, shared.to(value)):
+        shared = shared.to(value)
+        same = value.shape == shared.shape and (value == shared) | (value.isnan() & shared.isnan())
+        if not torch.as_tensor(same).all():
             raise PackagingError(
                 f"{path}: {type(module).__name__} uses one tensor as {other} and {name}, but the file has "
                 "two different ones; was it trained without sharing them?"
             )
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None) -> list[str]:

@@ -52,8 +52,7 @@ def read_checkpoint(path: Path, *, unsafe_pickle: bool = False, model: Any = Non
         unsafe_pickle: the file may hold any Python object; reading it executes code that it names.
         model: for pickles: classes of a script are looked for in the file of this module's class.
 
-    Raises:
-        PackagingError: no such file, damaged, or another format; the message says which.
+    Raises: PackagingError: no such file, damaged, or another format; the message says which.
     """
     head = _head(path)
     if path.suffix == ".safetensors" or _is_safetensors(head):

@@ -43,8 +43,7 @@ def export_stage(
 
     Returns: True if the file has one input for all of them.
 
-    Raises:
-        NotSplittable: an operation has no ONNX form.
+    Raises: NotSplittable: an operation has no ONNX form.
     """
     examples, shapes = [], []
     for item, width in zip(inputs, widths, strict=True):

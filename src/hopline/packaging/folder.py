@@ -40,8 +40,7 @@ class NewVersion:
 def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -> Path:
     """The path of a new version; checks that it may be written before the work is done.
 
-    Raises:
-        PackagingError: as `new_version`.
+    Raises: PackagingError: as `new_version`.
     """
     for what, value in (("model name", name), ("version", version)):
         if not isinstance(value, str):
@@ -59,8 +58,7 @@ def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -
 def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -> Iterator[NewVersion]:
     """Yield a folder to write in, and move it to its place when the block ends without an error.
 
-    Raises:
-        PackagingError: a bad name, or the version exists and `overwrite` is False.
+    Raises: PackagingError: a bad name, or the version exists and `overwrite` is False.
     """
     path = check_place(repository, name, version, overwrite=overwrite)
     made = [place for place in (path.parent, *path.parent.parents) if not place.exists()]

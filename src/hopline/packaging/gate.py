@@ -24,11 +24,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hopline.artifact import ModelSpec
+from hopline.artifact import ModelSpec, NamedOutput
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model, StateCachePlan, load_model
-from hopline.engine.tasks import output_names
+from hopline.engine.tasks import outputs_of
 from hopline.errors import NotSplittable, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
@@ -65,17 +65,18 @@ class Answered:
         probe: the graph.
         sides: node type by side (one, or two for pairs) -> requested rows, int64 [n].
         rows: float64 [n, c]: the module's own answers, in this order.
-        are_probabilities: the module ends in the task's activation.
+        outputs, are_probabilities: its outputs, and whether each ends in its task's activation.
         embedding: float64 [n, d], if the module exposes it.
-        rounding: float64 [n], the float32 rounding error of the module itself.
-        embedding_rounding: that of its embedding.
+        rounding: float64 [n, outputs], the float32 rounding error of the module itself.
+        embedding_rounding: float64 [n, 1], that of its embedding.
         unseen: the nodes are not in the graph: requests describe them.
     """
 
     probe: Probe
     sides: tuple[IdArray, ...]
     rows: Rows
-    are_probabilities: bool
+    outputs: tuple[NamedOutput, ...]
+    are_probabilities: tuple[bool, ...]
     embedding: Rows | None = None
     rounding: NDArray[np.float64] | None = None
     embedding_rounding: NDArray[np.float64] | None = None
@@ -86,39 +87,44 @@ class Answered:
         """Rows of the probe whose neighbourhoods are read, by side."""
         return self.sides if self.unseen is None else (self.unseen.of,)
 
-    def expected(self, task: str) -> dict[str, AnyArray]:
+    def expected(self) -> dict[str, AnyArray]:
         """Output name -> what must be served, by the module's rows and the definition of the task."""
-        rows = torch.from_numpy(self.rows)
         found: dict[str, AnyArray] = {}
-        if task == "embedding":
-            return {"embedding": self.rows}
-        if not self.are_probabilities:
-            found["logits"] = self.rows
-        if "probabilities" in output_names(task):
-            if not self.are_probabilities:
-                rows = torch.softmax(rows, 1) if task == "multiclass" else torch.sigmoid(rows)
-            found["probabilities"] = rows.numpy()
-            found["label"] = _labels(task, rows)
+        for each, is_probability in zip(self.outputs, self.are_probabilities, strict=True):
+            prefix = each.name and f"{each.name}_"
+            rows = torch.from_numpy(self.rows[:, slice(*each.columns)])
+            if each.task == "embedding":
+                found[prefix + "embedding"] = rows.numpy()
+                continue
+            if not is_probability:
+                found[prefix + "logits"] = rows.numpy()
+            if each.task != "regression":
+                if not is_probability:
+                    rows = torch.softmax(rows, 1) if each.task == "multiclass" else torch.sigmoid(rows)
+                found[prefix + "probabilities"] = rows.numpy()
+                found[prefix + "label"] = _labels(each.task, rows)
         if self.embedding is not None:
-            found["embedding"] = self.embedding
+            found.setdefault("embedding", self.embedding)
         return found
 
     def imprecise(self) -> list[str]:
         """Notes if float32 moves the module's own answers or embedding by more than the tolerance."""
+        measured = [("embeddings", self.embedding, self.embedding_rounding)]
+        for at, each in enumerate(self.outputs):
+            error = None if self.rounding is None else self.rounding[:, [at]]
+            of = each.name and f" of {each.name!r}"
+            measured.append((f"answers{of}", self.rows[:, slice(*each.columns)], error))
         notes = []
-        for what, rows, rounding in (
-            ("answers", self.rows, self.rounding),
-            ("embeddings", self.embedding, self.embedding_rounding),
-        ):
+        for what, rows, rounding in measured:
             if rows is None or rounding is None:
                 continue
             size = np.nan_to_num(np.abs(rows), posinf=0.0).max(axis=1, initial=0.0)
-            over = rounding > TOLERANCE * (1.0 + size)
+            over = rounding[:, 0] > TOLERANCE * (1.0 + size)
             if not over.any():
                 continue
-            worst = int(np.where(over, rounding, 0.0).argmax())
+            worst = int(np.where(over, rounding[:, 0], 0.0).argmax())
             notes.append(
-                f"the model's own {what} in float32 are up to {rounding[worst]:.2g} from those in "
+                f"the model's own {what} in float32 are up to {rounding[worst, 0]:.2g} from those in "
                 f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows above "
                 f"{TOLERANCE:g}. They depend on the order of sums, and served {what} can be as far from "
                 "the module's. The cause is large values of small spread, such as a standard deviation of "
@@ -144,11 +150,8 @@ def judge(
         NotSplittable: the engine cannot load it.
     """
     whole = spec.runtime == "torch"
-    names = tuple(
-        name
-        for name in answered.expected(spec.task)
-        if not (whole and name == "embedding" and spec.task != "embedding")
-    )
+    offers = outputs_of(spec)
+    names = tuple(name for name in answered.expected() if name in offers)
     all_neighbours = {key: (-1,) * len(values) for key, values in spec.fanouts.items()}
     full = msgspec.structs.replace(spec, fanouts=all_neighbours, max_degree=None)
     served_as = [full]
@@ -216,7 +219,12 @@ class _Calls:
         self._names = names
         self._answered = answered
         self._judged = judged
-        self._expected = answered.expected(spec.task)
+        self._expected = answered.expected()
+        #: Name -> the outputs whose columns it reads.
+        self._places = dict.fromkeys(names, slice(None))
+        for at, each in enumerate(answered.outputs if spec.task == "several" else ()):
+            of = [name for name in names if name.rpartition("_")[0] == each.name]
+            self._places |= dict.fromkeys(of, slice(at, at + 1))
         self._requested = np.flatnonzero(judged)
         self.figures: dict[str, float] = {}
 
@@ -309,9 +317,11 @@ class _Calls:
         is_inner = name == "embedding" and answered.embedding is not None
         rounding = answered.embedding_rounding if is_inner else answered.rounding
         size = np.where(np.isfinite(wanted), np.abs(wanted), 0.0).max(axis=1, initial=1.0)
-        slack = np.zeros(len(part)) if rounding is None else _ROUNDING * rounding[part]
+        slack = np.zeros(len(part))
+        if rounding is not None:
+            slack = _ROUNDING * rounding[part][:, self._places[name]].max(axis=1)
         slack = np.minimum(slack, _MOST_ROUNDING * size)[:, None]
-        if name == "label":
+        if name.rpartition("_")[2] == "label":
             close = np.isnan(wanted) | (slack > TOLERANCE)  # too close to compare
             wanted = np.where(close, actual, wanted)
         largest, place = _difference(actual, wanted, slack)

@@ -15,9 +15,10 @@ from torch import Tensor, fx, nn
 from torch_geometric.nn import MLP
 from torch_geometric.nn import Linear as PyGLinear
 
+from hopline.artifact import Task
 from hopline.errors import PackagingError
-from hopline.packaging.activation import Task
 from hopline.packaging.export import export
+from hopline.packaging.several import Several
 from hopline.packaging.trace import Traced
 
 _SIGMOIDS = {torch.sigmoid, F.sigmoid, "sigmoid", nn.Sigmoid}
@@ -44,21 +45,27 @@ def logits_below(traced: Traced, output: fx.Node, task: Task) -> fx.Node | None:
     return below if traced.values[below].numel() == width else None
 
 
-def embedding_of(traced: Traced, output: fx.Node) -> fx.Node:
+def embedding_of(traced: Traced, output: fx.Node, *, several: bool = False) -> fx.Node:
     """The value before the last Linear or MLP after the last conv, or the output if there is no such layer.
 
     The output "embedding" answers it, and the last state holds it; the code after it becomes the head.
+
+    Args:
+        several: the output has the columns of several outputs; the value is one that all of them read.
     """
-    level = traced.levels[output]
-    node = output
-    while traced.levels[node] == level and len(node.all_input_nodes) == 1:
-        below = node.all_input_nodes[0]
-        if traced.levels[below] != level:
-            break
-        if _is_linear(_kind(traced, node)) and traced.values[below].dim() == 2:
-            return below
-        node = below
-    return output
+    order = {node: at for at, node in enumerate(traced.module.graph.nodes)}
+    level, left = traced.levels[output], {output: False}  # value -> a Linear reads it
+    while True:
+        node = max(left, key=order.__getitem__)
+        value = traced.values[node]
+        if len(left) == 1 and left[node] and isinstance(value, Tensor) and value.dim() == 2:
+            return node
+        is_read = (several and left.pop(node)) or _is_linear(_kind(traced, node))
+        below = [each for each in node.all_input_nodes if not several or each in traced.domains]
+        is_other = any(traced.levels.get(each) != level for each in below)
+        if not below or is_other or (not several and len(below) > 1):
+            return output
+        left = (left if several else {}) | {each: is_read or left.get(each, False) for each in below}
 
 
 def linear_after(traced: Traced, state: fx.Node, output: fx.Node) -> str:
@@ -154,32 +161,10 @@ class HeadPlan:
         export(self.module, examples, [{0: rows}] * len(examples), names, "logits", path)
 
 
-def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
-    """Columns that a user's head answers.
-
-    Raises:
-        PackagingError: it fails on one row, or its rows depend on each other.
-    """
-    rows = [torch.linspace(-1, 1, 3 * width).reshape(3, width) for width in widths]
-    try:
-        with torch.no_grad():
-            out = head(*rows)
-            alone = head(*(row[1:2] for row in rows))
-    except Exception as error:  # user code
-        raise PackagingError(
-            f"the head fails on a single row, which a request for one node has: {type(error).__name__}: "
-            f"{error}"
-        ) from error
-    if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
-        raise PackagingError("the head mixes rows: a row's answer depends on the other rows of the call")
-    return int(out.shape[1])
-
-
 def check_task(task: Task, output_dim: int, classes: tuple[str, ...]) -> None:
     """Compare the number of output columns with the task.
 
-    Raises:
-        PackagingError: the message says which task would fit.
+    Raises: PackagingError: the message says which task would fit.
     """
     if task == "binary" and output_dim != 1:
         hint = "; with 2 columns (one for each class) use task='multiclass'" if output_dim == 2 else ""
@@ -200,8 +185,7 @@ def check_shape(task: Task, shape: Sequence[int], on_fewer: Sequence[int]) -> No
     Args:
         shape: of the answers of the user's module or head.
         on_fewer: the same on a graph with fewer nodes.
-    Raises:
-        PackagingError: a column for each node, or several dimensions of classes.
+    Raises: PackagingError: a column for each node, or several dimensions of classes.
     """
     if list(shape[1:]) != list(on_fewer[1:]):
         raise PackagingError(
@@ -244,6 +228,7 @@ def head_call(head: object, targets: Sequence[str]) -> str:
 
 def _required(head: nn.Module) -> list[str]:
     """Names of the arguments of a head that have no default."""
+    head = head.module if isinstance(head, Several) else head
     return [
         name
         for name, p in inspect.signature(head.forward).parameters.items()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -15,11 +16,12 @@ import msgspec
 import numpy as np
 from torch import fx, nn
 
-from hopline.artifact import ATTENTION_FORMAT, ONE_WAY, Head, ModelSpec, Stage, StageInput
+from hopline import artifact
+from hopline.artifact import ModelSpec, NamedOutput, Stage, StageInput, Task
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.packaging import edge_kinds, gate, pooled
 from hopline.packaging import head as heads
-from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
+from hopline.packaging.activation import Output, ToLogits, answers_probabilities
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes
 from hopline.packaging.check_graph import CheckGraph
@@ -27,9 +29,10 @@ from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers, differ
+from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
 from hopline.packaging.repeatable import check_repeatable, may_be_random
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
+from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen, chosen, copied
@@ -61,7 +64,8 @@ class Job:
         probe: the graph on which served answers are compared: these nodes and strangers.
         lacks: kinds of edges that the graph lacks.
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
-        are_probabilities: the module ends in the task's activation.
+        outputs: of the module; a single one has no name.
+        are_probabilities: whether each ends in its task's activation.
         pooled: the module answers one row for a graph.
         embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
         decisions, draws: lines of its source that branch on values of tensors, and that draw numbers.
@@ -71,7 +75,7 @@ class Job:
     head: nn.Module | Literal["dot"] | None
     binding: Binding
     graph: Graph
-    task: Task
+    tasks: Mapping[str, Task]
     targets: tuple[str, ...]
     fanouts: CheckedFanouts
     progress: Progress
@@ -83,7 +87,8 @@ class Job:
     rows: Rows = field(init=False)
     lacks: edge_kinds.Kinds = field(default_factory=dict)
     pairs: Pairs | None = None
-    are_probabilities: bool = False
+    outputs: tuple[NamedOutput, ...] = ()
+    are_probabilities: tuple[bool, ...] = ()
     pooled: bool = False
     embedding: Rows | None = None
     embedding_layer: str = ""
@@ -91,7 +96,9 @@ class Job:
     draws: list[str] = field(default_factory=list)
     whole_because: PackagingError | None = None
 
-    def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
+    def ask_module(
+        self, check_nodes: int, output: Mapping[str, Output], classes: Mapping[str, tuple[str, ...]]
+    ) -> None:
         """Run the user's module on a real graph and on the probe.
 
         Raises:
@@ -128,8 +135,8 @@ class Job:
                 self.reference.outputs(graph, pairs).shape
                 for graph, pairs in ((self.probe.check, self.pairs), (self.check, fewer))
             ]
-            heads.check_shape(self.task, *shapes)
-        heads.check_task(self.task, self.rows.shape[1], classes)
+            heads.check_shape(self.tasks.get("", "regression"), *shapes)
+        self._find_outputs(classes)
         self._check_numbers()
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
@@ -137,10 +144,38 @@ class Job:
         check_memory(self.reference, self.probe, self.pairs, self.decisions)
         if not self.pooled:
             check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
-        self.are_probabilities = answers_probabilities(
-            self.reference, self.probe.check, self.pairs, self.rows, self.task, output
-        )
+        for each, part in zip(self.outputs, self.reference.parts, strict=True):
+            with of_output(each.name):
+                self.are_probabilities += (
+                    answers_probabilities(
+                        self.reference.only(part), self.probe.check, self.pairs, self.rows[:, part],
+                        each.task, output.get(each.name) or output.get("", "auto"),
+                    ),
+                )  # fmt: skip
         self.progress(MODULE, 1.0)
+
+    def _find_outputs(self, classes: Mapping[str, tuple[str, ...]]) -> None:
+        """Find the columns of each output. Raises: PackagingError: they do not fit its task."""
+        end, widths = 0, {"": self.rows.shape[1]} if "" in self.tasks else self._widths()
+        for name, width in widths.items():
+            names = classes.get(name, classes.get("", ()))
+            each = NamedOutput(name, self.tasks[name], (end, end + width), names)
+            with of_output(name):
+                heads.check_task(each.task, width, names)
+            self.outputs, end = (*self.outputs, each), end + width
+        self.reference.parts = tuple(slice(*each.columns) for each in self.outputs)
+
+    def _widths(self) -> dict[str, int]:
+        """Columns of each of several outputs, by a call of the module; notes those that are not served."""
+        of = self.reference
+        several: Any = of.head if isinstance(of.head, Several) else of.module
+        found: dict[str, Any] = {}
+        hook = several.module.register_forward_hook(lambda _, args, out: found.update(several.named(out)))
+        of.answers(self.check)
+        hook.remove()
+        if left := [name for name in found if name not in self.tasks and found[name] is not None]:
+            self.notes.append(f"not served, as task= does not name them: {', '.join(left)}")
+        return {name: columns(name, found[name]).shape[1] for name in self.tasks}
 
     def _run_on_probe(self, *, wide: bool) -> None:
         has = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
@@ -180,19 +215,21 @@ class Job:
         if pairs is None:
             rows, rounding = rows[sides[0]], rounding[sides[0]]
         if embedding is not None:
-            inner = self.reference.rounding(check, None, embedding, self.embedding_layer)[sides[0]]
-            embedding = embedding[sides[0]]
-        return gate.Answered(probe, sides, rows, self.are_probabilities, embedding, rounding, inner, unseen)
+            inner = self.reference.only(slice(None)).rounding(check, None, embedding, self.embedding_layer)
+            embedding, inner = embedding[sides[0]], inner[sides[0]]
+        ends = self.are_probabilities
+        return gate.Answered(probe, sides, rows, self.outputs, ends, embedding, rounding, inner, unseen)
 
     def _of_components(self, probe: Probe, seeds: IdArray) -> gate.Answered:
         sides, rows = pooled.answers(self.reference, probe.check, seeds, num_hops(self.fanouts))
-        return gate.Answered(probe, sides, rows, self.are_probabilities)
+        return gate.Answered(probe, sides, rows, self.outputs, self.are_probabilities)
 
     def _relied_on(self, folder: Path, spec: ModelSpec) -> edge_kinds.Kinds:
         """Kinds of edges that the graph lacks, and for which the artifact is wrong or was not compared."""
         known = edge_kinds.of_matrix(self.lacks, self.binding)
         if self.pooled:
-            one_way = {key: (ONE_WAY,) for key, kinds in self.lacks.items() if ONE_WAY in kinds}
+            lacking = [key for key, kinds in self.lacks.items() if artifact.ONE_WAY in kinds]
+            one_way = dict.fromkeys(lacking, (artifact.ONE_WAY,))
             known = edge_kinds.joined(known, one_way)
         return edge_kinds.relied_on(self.lacks, known, lambda kinds: self._agrees(folder, spec, kinds))
 
@@ -233,8 +270,7 @@ class Job:
     def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Compare what a server would answer with the module.
 
-        Raises:
-            ParityError: they differ.
+        Raises: ParityError: they differ.
         """
         self.progress(COMPARE, 0.0)
         served = gate.judge(folder, spec, answered := self.answered(spec.runtime), self._unseen(spec))
@@ -291,13 +327,12 @@ class Job:
             rows = listed.answers(self.probe.check, self.pairs)
         except PackagingError:  # code over the matrix itself, adj_t.sum(1), accepts no list
             return False
-        return not differ(self.rows, rows).any()
+        return not self.reference.differ(self.rows, rows).any()
 
     def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
         """Write the whole model and compare its answers.
 
-        Raises:
-            NotServable, ParityError, PackagingError: as `package`.
+        Raises: NotServable, ParityError, PackagingError: as `package`.
         """
         if self.draws:
             raise may_be_random(self.draws)
@@ -311,7 +346,7 @@ class Job:
         sizes += map(len, self.check.features.values())
         example = self.check if min(sizes) > 1 else self.probe.check
         try:
-            inverse = ToLogits(self.task) if self.are_probabilities else None
+            inverse = self._to_logits()
             whole = Program(self.model, self.binding, self.targets[0], self.node_head, self.pooled, inverse)
             spec = write_whole(folder, spec, whole, example, reason)
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
@@ -346,8 +381,7 @@ class Job:
     def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Write the stages and the head, and check them.
 
-        Raises:
-            NotSplittable, ParityError, PackagingError: as `package`.
+        Raises: NotSplittable, ParityError, PackagingError: as `package`.
         """
         self.progress(TRACE, 0.0)
         slots = self.binding.slots(self.check)
@@ -362,7 +396,6 @@ class Job:
             )
         check_rows(traced, self.binding, self.probe.check)
         finals, head = self._finals(traced)
-        heads.check_task(self.task, head.output_dim, spec.classes)
         self.progress(TRACE, 1.0)
         splitter = Splitter(traced, lowered, finals)
         plans = splitter.stages()
@@ -377,22 +410,22 @@ class Job:
     def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], heads.HeadPlan]:
         """The value that each target's last state holds, and the head."""
         dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
-        then = ToLogits(self.task).eval() if self.are_probabilities else None
+        then = self._to_logits()
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
             if not isinstance(self.head, nn.Module):
                 return dict(traced.outputs), heads.HeadPlan("link", None, widths, 1)
             decoder = heads.Columns(self.head, then)
-            width = heads.run_head(decoder, widths)
-            return dict(traced.outputs), heads.HeadPlan("link", decoder, widths, width)
+            return dict(traced.outputs), heads.HeadPlan("link", decoder, widths, self.rows.shape[1])
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
-            columns = heads.Columns(self.head, then)
+            head = heads.Columns(self.head, then)
             self.embedding = self.reference.embedding(self.probe.check)
-            return {node_type: output}, heads.HeadPlan("node", columns, dims, heads.run_head(columns, dims))
-        below = heads.logits_below(traced, output, self.task) if self.are_probabilities else None
+            return {node_type: output}, heads.HeadPlan("node", head, dims, self.rows.shape[1])
+        task = self.tasks.get("")
+        below = heads.logits_below(traced, output, task) if task and then else None
         last = output if below is None else below
-        state = last if self.task == "embedding" else heads.embedding_of(traced, last)
+        state = last if task == "embedding" else heads.embedding_of(traced, last, several=not task)
         self.embedding_layer = heads.linear_after(traced, state, output)
         self.embedding = self.reference.embedding(self.probe.check, self.embedding_layer)
         if below is not None:
@@ -402,6 +435,10 @@ class Job:
         if below is None and then is not None:
             trailing = then if trailing is None else nn.Sequential(trailing, then).eval()
         return {node_type: state}, heads.HeadPlan("node", trailing, (width,), dims[0])
+
+    def _to_logits(self) -> ToLogits | None:
+        ends = self.are_probabilities
+        return ToLogits(self.outputs, ends).eval() if any(ends) else None
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan]) -> ModelSpec:
         """Write the file of each stage."""
@@ -432,7 +469,7 @@ class Job:
             self.progress(step, 1.0)
         attends = any(item.attention for plan in plans for item in plan.inputs)
         return msgspec.structs.replace(
-            spec, levels=tuple(levels), format=ATTENTION_FORMAT if attends else spec.format
+            spec, levels=tuple(levels), format=max(spec.format, artifact.ATTENTION_FORMAT if attends else 1)
         )
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:
@@ -453,8 +490,8 @@ class Job:
         if head.module is not None:
             file = "head.onnx"
             head.write(folder / file)
-        described = Head(
-            node_type=self.targets[0], output_dim=head.output_dim, kind=head.kind,
-            dst_node_type=self.targets[-1] if head.kind == "link" else "", file=file,
+        described = msgspec.structs.replace(
+            spec.head, output_dim=head.output_dim, kind=head.kind, file=file,
+            dst_node_type=self.targets[-1] if head.kind == "link" else "",
         )  # fmt: skip
         return msgspec.structs.replace(spec, head=described)

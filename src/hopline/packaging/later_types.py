@@ -19,7 +19,7 @@ from hopline.artifact import ANY_TYPE, ModelSpec
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, beside
-from hopline.packaging.reference import Pairs, Reference, Rows, differ
+from hopline.packaging.reference import Pairs, Reference, Rows
 from hopline.packaging.relations import next_numbered, split_key
 
 #: Relation of the edge type that no module can know.
@@ -67,7 +67,7 @@ def types_not_compared(
             after = _with_type(reference, key).answers(_with_edges(graph, key), pairs)
         except PackagingError:
             return on_failure
-        return bool(differ(rows, after).any())
+        return bool(reference.differ(rows, after).any())
 
     if binding.relational:
         following = next_numbered(binding.relations)
@@ -79,7 +79,7 @@ def types_not_compared(
     found = [
         key
         for key in sorted(named - graph.edges.keys())
-        if not _ends(key) <= graph.features.keys() or reads(key, True)
+        if not set(split_key(key)[::2]) <= graph.features.keys() or reads(key, True)
     ]
     node_type = reference.targets[0]
     if reads(f"{node_type}__{_INVENTED}__{node_type}", False):
@@ -103,14 +103,9 @@ def types_not_empty(reference: Reference, probe: Probe, pairs: Pairs | None) -> 
             together = reference.answers(beside(without, graph), pairs)
         except PackagingError:  # it answers no such graph
             continue
-        if differ(alone, together[: len(alone)]).any():
+        if reference.differ(alone, together[: len(alone)]).any():
             found.append(key)
     return tuple(found)
-
-
-def _ends(key: str) -> set[str]:
-    src, _, dst = split_key(key)
-    return {src, dst}
 
 
 def _with_type(reference: Reference, key: str) -> Reference:

@@ -93,19 +93,14 @@ def take_out(module: nn.Module, embeddings: Mapping[str, str], graph: Graph) -> 
                 f"embeddings[{path!r}] has max_norm, which changes its rows when they are read"
             )
         found.setdefault(node_type, {})[path] = np.ascontiguousarray(table.detach().float().numpy())
-        _replace(module, part)
+        # in each place of an embedding; a parameter is taken out of its places
+        rows = Rows(part.embedding_dim) if isinstance(part, nn.Embedding) else None
+        for holder in module.modules():
+            for name, each in [*holder._modules.items(), *holder._parameters.items()]:
+                if each is part:
+                    delattr(holder, name)
+                    setattr(holder, name, rows)
     return found
-
-
-def _replace(module: nn.Module, part: nn.Module | Tensor) -> None:
-    """Put `Rows` into each place of an embedding; take a parameter out of each of its places."""
-    rows = Rows(part.embedding_dim) if isinstance(part, nn.Embedding) else None
-    for owner in module.modules():
-        for name, each in [*owner._modules.items(), *owner._parameters.items()]:
-            if each is not part:
-                continue
-            delattr(owner, name)
-            setattr(owner, name, rows)
 
 
 def place(module: nn.Module, path: str, rows: Any) -> None:

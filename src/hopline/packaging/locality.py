@@ -20,7 +20,7 @@ from hopline.packaging import probe as probes
 from hopline.packaging.advice import BOTH_DIRECTIONS, instead_of
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Pairs, Reference, Rows, as_rows, differ
+from hopline.packaging.reference import Pairs, Reference, Rows, as_rows
 from hopline.packaging.watch import watched
 from hopline.types import FloatArray, IdArray
 
@@ -52,8 +52,7 @@ def check_sizes(
     Args:
         decisions: lines of its source that branch on values of tensors.
 
-    Raises:
-        NotServable: answers for the first nodes change.
+    Raises: NotServable: answers for the first nodes change.
     """
     one = sum(map(len, probe.check.features.values())) + sum(
         len(e.indices) for e in probe.check.edges.values()
@@ -72,7 +71,7 @@ def check_sizes(
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
         # nodes of every copy have the same neighbourhood, but other numbers
         places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
-        if any(differ(rows, after[at : at + len(rows)]).any() for at in places):
+        if any(reference.differ(rows, after[at : at + len(rows)]).any() for at in places):
             why = (
                 _depends_on_other_nodes(reference, probe, decisions)
                 or _decided(decisions)
@@ -90,8 +89,7 @@ def check_memory(
 ) -> None:
     """Check that twice as many nodes and edges take about twice as much memory.
 
-    Raises:
-        NotServable: a tensor grows with the square, as a dense n × n matrix.
+    Raises: NotServable: a tensor grows with the square, as a dense n × n matrix.
     """
     with watched() as once:
         reference.answers(probe.check, pairs)
@@ -177,12 +175,12 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
             if what == "scaled" and not _varies_in_width(error):  # it may refuse such features
                 continue
             return _one_size(error)
-        if differ(before, after).any():
+        if reference.differ(before, after).any():
             changed.append(what)
     if not changed:
         order = {name: rng.permutation(len(rows)) for name, rows in real.features.items()}
         after = reference.answers(renumbered(real, order))
-        if not differ(before[order[reference.targets[0]]], after).any():
+        if not reference.differ(before[order[reference.targets[0]]], after).any():
             return ""
     decided = _decided(decisions)
     if decided:
@@ -222,8 +220,8 @@ def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph)
     num_real = len(reference.answers(real))
     before = answers(nodes=False, edges=False)
     return bool(
-        differ(before, answers(nodes=False, edges=True)).any()
-        and not differ(before, answers(nodes=True, edges=False)).any()
+        reference.differ(before, answers(nodes=False, edges=True)).any()
+        and not reference.differ(before, answers(nodes=True, edges=False)).any()
     )
 
 

@@ -7,7 +7,6 @@ over adjacent inputs also does the same flops in fewer passes (log/).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -62,7 +61,8 @@ def _linear(node: ir.Node, data: ir.Value) -> tuple[_Matrix, _Matrix | None] | N
     """(weight [in, out], bias [out] or None) of a Gemm or MatMul of `data` by a constant."""
     if node.op_type not in ("MatMul", "Gemm") or node.inputs[0] is not data:
         return None
-    weight, *rest = (_constant(value) for value in node.inputs[1:] if value is not None)
+    constants = (ir.convenience.get_const_tensor(value) for value in node.inputs[1:] if value is not None)
+    weight, *rest = (None if each is None else each.numpy() for each in constants)
     if weight is None or weight.ndim != 2:
         return None
     given = node.attributes
@@ -74,11 +74,6 @@ def _linear(node: ir.Node, data: ir.Value) -> tuple[_Matrix, _Matrix | None] | N
     if not rest:
         return weight, None
     return None if rest[0] is None or rest[0].shape != (weight.shape[1],) else (weight, rest[0])
-
-
-def _constant(value: Any) -> _Matrix | None:
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
 
 
 def _adds(node: ir.Node, terms: set[ir.Value]) -> bool:

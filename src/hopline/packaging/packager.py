@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
 
-from hopline.artifact import Head, Later, ModelSpec, check_choice, write_spec
+from hopline.artifact import OUTPUTS_FORMAT, Head, Later, ModelSpec, Task, check_choice, write_spec
 from hopline.engine.embeddings import joined, write_tables
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
 from hopline.packaging import settings
-from hopline.packaging.activation import Output, Task
+from hopline.packaging.activation import Output
 from hopline.packaging.arguments import Binding
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import head_call, is_link
@@ -32,11 +32,14 @@ from hopline.packaging.reference import Reference, copy_notes, eval_copy, origin
 from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Device, Fanouts, Role, Sampling
+from hopline.packaging.several import Heads, Several, by_output
 from hopline.packaging.signature import bind
 from hopline.types import Progress, silent
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
+
+_PRODUCERS = ("hopline", "torch", "torch-geometric", "onnx", "onnxscript", "onnxruntime", "numpy")
 
 
 def unwrap(module: Any, what: str) -> nn.Module:
@@ -115,14 +118,15 @@ Runtime = Literal["auto", "onnx", "torch"]
 
 
 def package(
-    module: nn.Module, graph: Graph, repository: Path | str, *, name: str, fanouts: Fanouts, task: Task,
-    version: str = "1", sampling: Sampling = "uniform", max_degree: int | None = None, salt: int = 0,
-    head: nn.Module | Literal["dot"] | None = None, target: str | tuple[str, str] | None = None,
-    classes: Sequence[str] = (), arguments: Mapping[str, Role | None] | None = None,
-    embeddings: Mapping[str, str] | None = None, later_nodes: Later = "refuse",
-    relations: Sequence[str] | None = None, output: Output = "auto", runtime: Runtime = "auto",
-    device: Device = "cpu", check_nodes: int = 512, overwrite: bool = False,
-    progress: Progress | bool | None = None,
+    module: nn.Module, graph: Graph, repository: Path | str, *, name: str, fanouts: Fanouts,
+    task: Task | Mapping[str, Task], version: str = "1", sampling: Sampling = "uniform",
+    max_degree: int | None = None, salt: int = 0,
+    head: nn.Module | Mapping[str, nn.Module] | Literal["dot"] | None = None,
+    target: str | tuple[str, str] | None = None, classes: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    arguments: Mapping[str, Role | None] | None = None, embeddings: Mapping[str, str] | None = None,
+    later_nodes: Later = "refuse", relations: Sequence[str] | None = None,
+    output: Output | Mapping[str, Output] = "auto", runtime: Runtime = "auto", device: Device = "cpu",
+    check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -132,15 +136,18 @@ def package(
         graph: the graph on which it will be served; its schema becomes part of the artifact.
         repository: folder of models; the artifact is `<repository>/<name>/<version>`.
         fanouts: sampled neighbours for each layer, seed-outward; one list, or edge type -> list.
-        task: how logits become probabilities and labels.
+        task: how logits become probabilities and labels. Of a module (or head) that answers a dict, a
+            dataclass or a tuple: the name of each output that is served -> its task. Values of a tuple are
+            named output_0, output_1, …, or, if all are served, as here.
         sampling: how neighbours are chosen: uniformly, the most recent ones, or by edge weight.
         max_degree: hard cap on the neighbours of one node at one layer.
         salt: key of the sampler; another salt draws other neighbours.
         head: a further module from final states to logits: of one argument (`head(h)`), or of two for
-            link prediction (`head(h_src, h_dst)`); "dot" scores a pair by the dot product.
+            link prediction (`head(h_src, h_dst)`); "dot" scores a pair by the dot product. A mapping has
+            a head for each of several tasks.
         target: the node type that requests name, or (source, destination) types of a pair; needed only
             if there are several.
-        classes: names of the output columns.
+        classes: names of the output columns; of several outputs, by name of the output.
         arguments: argument name of forward -> "features", "edge_index", "edge_attr", "edge_weight",
             "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), if names are
             not the usual ones.
@@ -152,7 +159,7 @@ def package(
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
         output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
-            applies the task's sigmoid or softmax to logits only.
+            applies the task's sigmoid or softmax to logits only. Of several outputs, by name.
         runtime: "onnx" fails if the model cannot be split, "torch" never splits, "auto" tries.
         device: where stages are computed: "cuda" keeps attention in the stages, so that a GPU computes it.
             On a CPU such a package answers the same, several times slower.
@@ -171,13 +178,22 @@ def package(
     """
     started = time.perf_counter()
     schema = graph.schema
+    tasks: dict[str, Task] = by_output(task, "task")
+    outputs: dict[str, Output] = by_output(output, "output", tasks)
     for named, value, hint in (
-        ("task", task, Task), ("output", output, Output), ("runtime", runtime, Runtime),
-        ("device", device, Device), ("later_nodes", later_nodes, Later),
+        *(("task", value, Task) for value in tasks.values()),
+        *(("output", value, Output) for value in outputs.values()),
+        ("runtime", runtime, Runtime), ("device", device, Device), ("later_nodes", later_nodes, Later),
     ):  # fmt: skip
         check_choice(named, value, get_args(hint))
     settings.check_sampling(sampling, schema)
-    classes = settings.checked_names(classes, "classes")
+    class_names = by_output(classes, "classes", tasks)
+    class_names = {key: settings.checked_names(value, "classes") for key, value in class_names.items()}
+    if len(schema.node_types) > 1 and (types := ", ".join(tasks.keys() & schema.node_types)):
+        raise PackagingError(
+            f"task names node types ({types}), and a package is for nodes of one: package the model once "
+            "for each, target=..., with its own name and task"
+        )
     relations = None if relations is None else settings.checked_names(relations, "relations")
     max_degree = None if max_degree is None else settings.checked_integer(max_degree, "max_degree", 1)
     salt = settings.checked_integer(salt, "salt")
@@ -185,7 +201,9 @@ def package(
     if arguments is not None and not isinstance(arguments, Mapping):
         raise PackagingError(f"arguments: argument name -> what it receives; got {arguments!r}")
     module = unwrap(module, "the model")
-    if isinstance(head, nn.Module):
+    if isinstance(head, Mapping | nn.ModuleDict):
+        head = Heads({key: unwrap(each, f"head {key!r}") for key, each in head.items()})
+    elif isinstance(head, nn.Module):
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
@@ -200,18 +218,28 @@ def package(
     )
     targets = _targets(target, binding, head)
     called = binding.called + head_call(head, targets)
+    served: Any = head
+    if "" not in tasks and is_link(head):
+        raise PackagingError("a model of pairs has one output: package it once for each of its tasks")
+    if "" not in tasks and head is None:
+        module = Several(module, tuple(tasks), targets[0])
+    elif "" not in tasks:
+        served = Several(served, tuple(tasks), targets[0])
+    elif isinstance(head, Heads):
+        raise PackagingError(f"head= names {', '.join(head.names)}: task={{...}} gives each its task")
     job = Job(
         model=eval_copy(module).float(),
-        head=eval_copy(head).float() if isinstance(head, nn.Module) else head, binding=binding, graph=graph,
-        task=task, targets=targets, fanouts=settings.checked_fanouts(fanouts), progress=silent,
-        reference=Reference(module, binding, targets, head, is_link(head)),
+        head=eval_copy(served).float() if isinstance(served, nn.Module) else served, binding=binding,
+        graph=graph, tasks=tasks, targets=targets, fanouts=settings.checked_fanouts(fanouts),
+        progress=silent, reference=Reference(module, binding, targets, served, is_link(served)),
         notes=[called, *copy_notes(given)], device=device,
     )  # fmt: skip
     spec = ModelSpec(
-        name=name, version=version, task=task, num_layers=0,
+        name=name, version=version, task=tasks.get("", "several"), num_layers=0,
         graph_schema=msgspec.json.decode(msgspec.json.encode(schema)), fanouts={},
-        head=Head(job.targets[0], 0), sampling=sampling, max_degree=max_degree, salt=salt, classes=classes,
-        called=called, producer=_producer(),
+        head=Head(job.targets[0], 0), sampling=sampling, max_degree=max_degree, salt=salt,
+        classes=class_names.get("", ()), called=called,
+        producer={name: importlib.metadata.version(name) for name in _PRODUCERS},
     )  # fmt: skip
     with (
         shown(progress, f"packaging {name}") as job.progress,
@@ -219,9 +247,12 @@ def package(
         torch.no_grad(),
         originals_in_eval(given, head),
     ):
-        job.ask_module(check_nodes, output, tuple(classes))
+        job.ask_module(check_nodes, outputs, class_names)
         if not tables:
-            check_original(job.reference, given, head, job.probe.check, job.pairs, job.rows)
+            check_original(job.reference, module, served, job.probe.check, job.pairs, job.rows)
+        if "" not in tasks:
+            several = Head(targets[0], 0, outputs=job.outputs)
+            spec = msgspec.structs.replace(spec, head=several, format=OUTPUTS_FORMAT)
         later: list[str] = []
         if not job.pooled:
             spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
@@ -268,8 +299,3 @@ def _targets(target: str | tuple[str, str] | None, binding: Binding, head: objec
             "a pair of target types is for link models: pass head='dot' or head(h_src, h_dst)"
         )
     return named
-
-
-def _producer() -> dict[str, str]:
-    names = ("hopline", "torch", "torch-geometric", "onnx", "onnxscript", "onnxruntime", "numpy")
-    return {name: importlib.metadata.version(name) for name in names}

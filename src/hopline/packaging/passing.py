@@ -94,8 +94,7 @@ def passed_as_values(conv: MessagePassing) -> Iterator[None]:
 
     PyG writes a faster one for each class, and compares numbers of rows. A model decides nothing in them.
 
-    Raises:
-        NotSplittable: the conv passes messages in another way.
+    Raises: NotSplittable: the conv passes messages in another way.
     """
     own_way = _own_way(conv)
     if own_way:

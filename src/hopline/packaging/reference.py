@@ -48,6 +48,7 @@ class Reference:
 
     Attributes:
         sparse: an `adj_t` is a sparse matrix; else the list of its edges.
+        parts: columns of each of its outputs: what is far from another answer is so by its own size.
     """
 
     sparse = True
@@ -61,6 +62,8 @@ class Reference:
         self.targets = tuple(targets)
         self.head = eval_copy(head) if isinstance(head, nn.Module) else head
         self.is_link = is_link
+        self.parts: tuple[slice, ...] = (slice(None),)
+        self._columns = slice(None)
         self._dtype = next(
             (p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32
         )
@@ -73,8 +76,7 @@ class Reference:
         Args:
             prepare: called with the copy before it runs, for example to hook a submodule.
 
-        Raises:
-            PackagingError: the module fails, or does not answer rows.
+        Raises: PackagingError: the module fails, or does not answer rows.
         """
         module = self.fresh(self.module)
         if prepare is not None:
@@ -107,13 +109,10 @@ class Reference:
     def _of_type(self, out: Any, target: str, graph: CheckGraph) -> Tensor:
         out = of_target(out, target)
         if isinstance(out, list | tuple):
-            if len(out) != 1:
-                raise PackagingError(
-                    f"the model returns {len(out)} values, and it is unknown which of them is the "
-                    "answer: pass a module that returns one, for example class Served(nn.Module) whose "
-                    "forward returns self.model(x, edge_index)[0]"
-                )
-            out = out[0]
+            raise PackagingError(
+                f"the model returns {len(out)} values: name the task of each that is served, such as "
+                "task={'output_0': 'binary'}"
+            )
         if not isinstance(out, Tensor) or out.dim() == 0:
             what = "one number, such as a loss" if isinstance(out, Tensor) else type(out).__name__
             raise PackagingError(
@@ -132,20 +131,21 @@ class Reference:
     def rounding(
         self, graph: CheckGraph, pairs: Pairs | None, rows: Rows, layer: str | None = None
     ) -> NDArray[np.float64]:
-        """Distance of the module's answers from its answers in float64, float64 [n].
+        """Distance of the module's answers from its answers in float64.
 
         Args:
             rows: its answers on `graph`; its embedding there, if `layer` (as of `embedding`) is given.
 
-        Returns: for each row the largest of its columns; 0 if the module does not run in float64. At most
-            what nudged inputs and another order of sums explain: another branch for float64 is no rounding.
+        Returns: for each row the largest of each output, [n, outputs]; 0 if the module does not run in
+            float64. At most what nudged inputs and another order of sums explain: another branch for
+            float64 is no rounding.
         """
         try:
             other = self.in_float64()._rows(graph, pairs, layer)
         except PackagingError:
-            return np.zeros(len(rows))
+            return np.zeros((len(rows), len(self.parts)))
         with np.errstate(invalid="ignore"):
-            error = _largest(other - rows)
+            error = self.largest(other - rows)
         if error.max(initial=0.0) <= _SMALL:
             return error
         return np.minimum(error, _NUDGES * self._nudged(graph, pairs, rows, layer))
@@ -175,9 +175,25 @@ class Reference:
         try:
             with np.errstate(invalid="ignore"):
                 changed = near._rows(reordered(CheckGraph(narrow, graph.edges)), pairs, layer)
-                return _largest(changed - rows)
+                return self.largest(changed - rows)
         except PackagingError:
-            return np.full(len(rows), np.inf)
+            return np.full((len(rows), len(self.parts)), np.inf)
+
+    def largest(self, rows: Rows) -> NDArray[np.float64]:
+        """The largest size in each row, NaN and infinity not counted; float64 [n, outputs]."""
+        size = np.nan_to_num(np.abs(rows), posinf=0.0)
+        return np.stack([size[:, part].max(axis=1, initial=0.0) for part in self.parts], axis=1)
+
+    def differ(self, one: Rows, other: Rows, tolerance: float = TOLERANCE) -> NDArray[np.bool_]:
+        """As `differ`, of each output."""
+        parts = [differ(one[:, part], other[:, part], tolerance) for part in self.parts]
+        return np.asarray(np.logical_or.reduce(parts))
+
+    def only(self, part: slice) -> Reference:
+        """The same with the answers of one output."""
+        other = copy.copy(self)
+        other.parts, other._columns = (slice(None),), part
+        return other
 
     def is_pooled(self, graph: CheckGraph) -> bool:
         """True if the answer is one row for the graph, not one for each node.
@@ -216,7 +232,7 @@ class Reference:
 
         Raises: PackagingError: as `states_of_nodes`.
         """
-        return as_rows(self.outputs(graph, pairs))
+        return as_rows(self.outputs(graph, pairs))[:, self._columns]
 
     def outputs(self, graph: CheckGraph, pairs: Pairs | None = None) -> Tensor:
         """The same as `answers`, in the shape and dtype that the module or the head returns."""
@@ -275,28 +291,21 @@ class Reference:
         return as_rows(seen[-1]) if len(seen) == 1 else None
 
 
-def _largest(difference: Rows) -> NDArray[np.float64]:
-    """The largest size in each row, NaN and infinity not counted; float64 [n]."""
-    return np.nan_to_num(np.abs(difference), posinf=0.0).max(axis=1, initial=0.0)
-
-
 def of_target(out: Any, target: str) -> Any:
-    """The answer for one node type, from a module that answers for one or several types.
+    """The answer for one node type, from a module that answers for one or several types, or the only value.
 
-    Raises:
-        PackagingError: there is no answer for it.
+    Raises: PackagingError: there is no answer for it.
     """
-    if not isinstance(out, dict):
-        return out
-    if target not in out:
+    if isinstance(out, dict) and target in out:
+        out = out[target]
+    if isinstance(out, dict):
         keys = sorted(map(str, out))
         raise PackagingError(
             f"the model returns a dict with {', '.join(map(repr, keys)) or 'no entry'}, and nothing for "
-            f"node type {target!r}. If these are node types, choose one with target=...; otherwise pass "
-            "a module that returns one tensor, for example class Served(nn.Module) whose forward returns "
-            f"self.model(x, edge_index)[{next(iter(keys), 'name')!r}]"
+            f"node type {target!r}. If these are node types, choose one with target=...; otherwise name "
+            f"the task of each that is served, such as task={{{next(iter(keys), 'name')!r}: 'binary'}}"
         )
-    return out[target]
+    return out[0] if isinstance(out, list | tuple) and len(out) == 1 else out
 
 
 def differ(one: Rows, other: Rows, tolerance: float = TOLERANCE) -> NDArray[np.bool_]:
@@ -373,8 +382,7 @@ def originals_in_eval(*modules: object) -> Iterator[None]:
 def eval_copy(module: nn.Module) -> nn.Module:
     """A CPU copy in eval mode with the module's own dtype; half precision becomes float32.
 
-    Raises:
-        PackagingError: the module has uninitialised (lazy) parameters, or cannot be copied.
+    Raises: PackagingError: the module has uninitialised (lazy) parameters, or cannot be copied.
     """
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):

@@ -7,7 +7,7 @@ tell which release computed what, the weights are refused with the release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +50,8 @@ def converted(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str, An
         own = {name[len(begin) :]: value for name, value in state.items() if name.startswith(begin)}
         if own.keys() >= layer.state_dict().keys():
             continue
-        for form in _forms(layer):
+        classes = [cls for cls in type(layer).__mro__ if cls.__module__.startswith("torch_geometric.")]
+        for form in (form for cls in classes for form in _FORMS.get(cls.__name__, ())):
             if not all(any(f"{name}.".startswith(f"{start}.") for name in own) for start in form.names):
                 continue
             found = form.convert(layer, own)
@@ -69,12 +70,6 @@ def _edge_type_keys(module: nn.Module) -> list[str]:
     """Parts of names that PyG makes of tuples: <user___buys___item>."""
     parts = {part for name in module.state_dict() for part in name.split(".")}
     return sorted(part for part in parts if re.fullmatch(r"<.+___.+___.+>", part))
-
-
-def _forms(layer: nn.Module) -> Iterator[_Form]:
-    for cls in type(layer).__mro__:
-        if cls.__module__.startswith("torch_geometric."):
-            yield from _FORMS.get(cls.__name__, ())
 
 
 def _moved(own: _State, moves: str) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from hopline.packaging.activation import with_other_weights
 from hopline.packaging.advice import DERIVATIVE
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, only, reordered
-from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ, drop_caches
+from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, drop_caches
 from hopline.packaging.user_source import iterated_sets
 from hopline.packaging.watch import Kind, Seen, seeded, watched
 
@@ -58,8 +58,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
 
     Returns: what it did in one run, with `notes` for what it reads or keeps without an effect.
 
-    Raises:
-        NotServable: its answers differ; names the source: a line, a generator, a clock, an attribute.
+    Raises: NotServable: its answers differ; names the source: a line, a generator, a clock, an attribute.
     """
     check = _Check(reference, probe, pairs, rows)
     check.same_copy()
@@ -67,7 +66,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     check.forms()
     check.variants()
     other = reference.answers(reordered(probe.check), pairs)
-    if differ(rows, other).any():
+    if reference.differ(rows, other).any():
         rounding = reference.rounding(probe.check, pairs, rows).max(initial=0.0)
         if np.nan_to_num(np.abs(rows - other)).max(initial=0.0) <= _ROUNDING * rounding:
             raise NotServable(
@@ -164,7 +163,7 @@ def check_original(
         return  # `eval_copy` converts them
     try:
         found = _Original(reference, module, head).rows(graph, pairs)
-        if found.shape == rows.shape and not differ(found, rows).any():
+        if found.shape == rows.shape and not reference.differ(found, rows).any():
             return
         why = "answers otherwise"
     except PackagingError as error:
@@ -296,7 +295,7 @@ class _Check:
                 forms["shape [n]"] = torch.Tensor.flatten
             for shown, form in forms.items():
                 try:
-                    if not differ(plain.answers(real), _Given(plain, name, form).answers(real)).any():
+                    if not plain.differ(plain.answers(real), _Given(plain, name, form).answers(real)).any():
                         continue
                 except PackagingError:  # it does not take this form, and was trained with the other one
                     continue
@@ -346,7 +345,7 @@ class _Check:
                 again = reference.answers(self._probe.check, self._pairs)
         except PackagingError:
             return False
-        return not differ(self._rows, again, self._tolerance).any()
+        return not self._reference.differ(self._rows, again, self._tolerance).any()
 
     def _same_drawn(self, reference: Reference) -> bool:
         """True if answers with other weights are the same with another seed."""
@@ -360,7 +359,7 @@ class _Check:
             if len(np.unique(real)) <= real.size // 8:
                 continue
             num_compared += 1
-            if differ(first, run(1), _DRIFT).any() or differ(first, run(2), _DRIFT).any():
+            if any(reference.differ(first, run(seed), _DRIFT).any() for seed in (1, 2)):
                 return False
         return True
 
@@ -379,7 +378,7 @@ class _Check:
                 continue  # a value that forward cannot have left shows nothing
             finally:
                 entry.put(before)
-            if differ(self._rows, again, self._tolerance).any():
+            if self._reference.differ(self._rows, again, self._tolerance).any():
                 self._refuse()
         self.seen.notes.append(
             f"forward changes {name} at each call; the answers compared do not depend on it"

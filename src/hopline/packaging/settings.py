@@ -51,8 +51,7 @@ def checked_fanouts(fanouts: Fanouts) -> CheckedFanouts:
     Args:
         fanouts: a list or array of integers, or edge type -> list.
 
-    Raises:
-        PackagingError: anything else; naming the value.
+    Raises: PackagingError: anything else; naming the value.
     """
     if isinstance(fanouts, Mapping):
         return {
@@ -73,8 +72,7 @@ def _integers(values: object, what: str) -> tuple[int, ...]:
 def checked_integer(value: object, what: str, least: int | None = None, note: str = "") -> int:
     """An integer of Python or NumPy.
 
-    Raises:
-        PackagingError: anything else, or one below `least`; naming the argument (`what`) and the value.
+    Raises: PackagingError: anything else, or one below `least`; naming the argument (`what`) and the value.
     """
     try:
         if isinstance(value, bool):
@@ -90,8 +88,7 @@ def checked_integer(value: object, what: str, least: int | None = None, note: st
 def checked_names(values: object, what: str) -> tuple[str, ...]:
     """Distinct names.
 
-    Raises:
-        PackagingError: anything else; naming the argument (`what`) and what is wrong.
+    Raises: PackagingError: anything else; naming the argument (`what`) and what is wrong.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise PackagingError(f"{what}: a list of names; got {values!r}")
@@ -113,8 +110,7 @@ def resolve_fanouts(
         fanouts: seed-outward, one number for each layer; -1 means all neighbours.
         edge_types: keys of the edge types that some layer reads.
 
-    Raises:
-        PackagingError: a wrong number of fanouts, or an edge type without fanouts.
+    Raises: PackagingError: a wrong number of fanouts, or an edge type without fanouts.
     """
     keys = sorted(edge_types)
     if isinstance(fanouts, dict):
@@ -146,8 +142,7 @@ def num_hops(fanouts: CheckedFanouts) -> int:
 def check_sampling(sampling: Sampling, schema: GraphSchema) -> None:
     """Check that the graph has the data that the sampling needs.
 
-    Raises:
-        PackagingError: `recent` without edge times, `weighted` without weights.
+    Raises: PackagingError: `recent` without edge times, `weighted` without weights.
     """
     if sampling not in ("uniform", "recent", "weighted"):
         raise PackagingError(f"sampling must be uniform, recent or weighted; got {sampling!r}")
@@ -163,8 +158,7 @@ def check_signs(sampling: Sampling, schema: GraphSchema, edge_types: Iterable[st
     Args:
         edge_types: keys of the edge types that the model reads.
 
-    Raises:
-        PackagingError: naming each edge type with such weights.
+    Raises: PackagingError: naming each edge type with such weights.
     """
     signed = schema.signed(edge_types) if sampling == "weighted" else []
     if signed:

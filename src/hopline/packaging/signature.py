@@ -347,8 +347,7 @@ def _optional(call: _Call, bound: Mapping[str, Role]) -> dict[str, Role]:
 def _is_meant(call: _Call, name: str, role: Role) -> bool:
     """True if a model was built to read the edge data of an optional argument.
 
-    Raises:
-        PackagingError: nothing shows whether it was trained with data that the graph has; both calls.
+    Raises: PackagingError: nothing shows whether it was trained with data that the graph has; both calls.
     """
     built = _built_for(call.module, role)
     if built is not None:

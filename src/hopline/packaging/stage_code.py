@@ -149,7 +149,11 @@ class StageCode:
         slot = lists.slot_of(node)
         if node in self.layout.convs and self.traced.levels[node] == self.place[0]:
             conv = self.layout.convs[node]
-            new = self.edge_code.aggregated(node, conv) if isinstance(conv, Region) else self._conv(conv)
+            if isinstance(conv, Region):
+                new = self.edge_code.aggregated(node, conv)
+            else:
+                needed = tuple(self._need(conv, need) for need in conv.dense.needs)
+                new = self.graph.call_module(conv.path, needed)
         elif slot is not None:
             if not slot.startswith("features:"):
                 raise NotSplittable(
@@ -169,10 +173,6 @@ class StageCode:
             return value if isinstance(value, int) and each not in self.traced.domains else emit(each)
 
         return self.graph.node_copy(node, argument)
-
-    def _conv(self, conv: LoweredConv) -> fx.Node:
-        arguments = [self._need(conv, need) for need in conv.dense.needs]
-        return self.graph.call_module(conv.path, tuple(arguments))
 
     def _need(self, conv: LoweredConv, need: ConvInput) -> fx.Node:
         if need.kind == "self":

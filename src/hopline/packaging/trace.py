@@ -30,6 +30,7 @@ from hopline.packaging.learned import Rows
 from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, same_tensor, value_of
 from hopline.packaging.reference import of_target, shared_copy
+from hopline.packaging.several import Heads, Several
 from hopline.packaging.user_source import LIBRARIES
 from hopline.packaging.watch import is_draw, seeded
 
@@ -197,7 +198,10 @@ class _Tracer(RunningTracer):
             return type(m) in BUILDERS and module_qualified_name not in self.opened
         if isinstance(m, Aggregation):
             return True
-        if type(m) is nn.Sequential or isinstance(m, Rows) or m is self.root.model:
+        of = self.root.model
+        if type(m) is nn.Sequential or isinstance(m, Rows | Several | Heads) or m is of:
+            return False
+        if isinstance(of, Several) and m is of.module:
             return False
         return not any(isinstance(part, MessagePassing) for part in m.modules())
 
@@ -320,8 +324,6 @@ def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.N
     found: dict[str, fx.Node] = {}
     for target in targets:
         value = of_target(result, target)
-        if isinstance(value, list | tuple) and len(value) == 1:
-            value = value[0]
         if not isinstance(value, fx.Node):
             raise NotSplittable(
                 f"the model returns {type(value).__name__}, not one tensor (or one for each type)"

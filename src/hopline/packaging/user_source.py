@@ -72,7 +72,9 @@ def iterated_sets(
     """
     tree = _tree(code)
     found = [] if tree is None else _orders(tree, attributes, known)
-    return [_line(code, number) for number in sorted({node.lineno for node in found})]
+    name, first = code.co_filename, code.co_firstlineno - 1
+    numbers = sorted({node.lineno + first for node in found})
+    return [_shown(name, number, linecache.getline(name, number).strip()) for number in numbers]
 
 
 def _tree(code: CodeType) -> ast.AST | None:
@@ -90,12 +92,6 @@ def _tree(code: CodeType) -> ast.AST | None:
             [node for node in ast.walk(whole) if isinstance(node, ast.Lambda) and node.lineno == 1]
         )
     return None
-
-
-def _line(code: CodeType, number: int) -> str:
-    """Line `number` of a function's source, counted from 1, as "file.py:7: source"."""
-    name, number = code.co_filename, code.co_firstlineno + number - 1
-    return _shown(name, number, linecache.getline(name, number).strip())
 
 
 def _orders(tree: ast.AST, attributes: Collection[str], known: Collection[str]) -> list[ast.expr]:

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from hopline.artifact import Head, ModelSpec
+from hopline.artifact import ModelSpec
 from hopline.errors import PackagingError
 from hopline.packaging.advice import CONSTANTS, instead_of
 from hopline.packaging.arguments import Binding, mentions
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
+from hopline.packaging.reference import of_target
 from hopline.packaging.user_source import user_line
 from hopline.runtimes.whole_file import SLOTS_FILE
 
@@ -65,11 +66,8 @@ class Program(nn.Module):
 
     def answer(self, slots: Mapping[str, Tensor]) -> Tensor:
         """Logits of all rows, float32 [n, c]."""
-        out = self.binding.call(self.model, slots if isinstance(slots, _Slots) else _Slots(slots))
-        if isinstance(out, dict):
-            out = out[self.target]
-        if isinstance(out, list | tuple):
-            out = out[0]
+        slots = slots if isinstance(slots, _Slots) else _Slots(slots)
+        out = of_target(self.binding.call(self.model, slots), self.target)
         if self.head is not None:
             out = self.head(out)
         out = as_columns(out)
@@ -162,8 +160,7 @@ def write_whole(
     Args:
         reason: why it was not split.
 
-    Raises:
-        PackagingError: torch.export refuses it; the message also says why it was not split.
+    Raises: PackagingError: torch.export refuses it; the message also says why it was not split.
     """
     hooked = _message_hooks(whole.model)
     if hooked:
@@ -206,5 +203,5 @@ def write_whole(
     (folder / SLOTS_FILE).write_bytes(msgspec.json.encode(described))
     return msgspec.structs.replace(
         spec, runtime="torch", whole_file=FILE, why_whole=str(reason), num_layers=0,
-        head=Head(target, int(answered.shape[1])),
+        head=msgspec.structs.replace(spec.head, output_dim=int(answered.shape[1])),
     )  # fmt: skip

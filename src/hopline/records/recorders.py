@@ -116,8 +116,7 @@ class Recorders:
         all: the enabled recorders.
         drift: for its reports; None if it is off.
 
-    Raises:
-        ConfigError: a setting of a recorder is invalid.
+    Raises: ConfigError: a setting of a recorder is invalid.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:

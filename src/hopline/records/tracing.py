@@ -48,8 +48,7 @@ class TraceRecorder:
         exporter: exporter of spans; None creates the one for the endpoint.
         draw: returns a random number in [0, 1).
 
-    Raises:
-        ConfigError: the endpoint is invalid, or the SDK is not installed.
+    Raises: ConfigError: the endpoint is invalid, or the SDK is not installed.
     """
 
     def __init__(
@@ -199,8 +198,7 @@ class TraceRecorder:
 def open_exporter(endpoint: str) -> SpanExporter:
     """The exporter for an endpoint: "console", or the URL of an OTLP/HTTP receiver.
 
-    Raises:
-        ConfigError: the endpoint is neither, or the SDK is not installed.
+    Raises: ConfigError: the endpoint is neither, or the SDK is not installed.
     """
     if endpoint == "console":
         exporters = _imported("opentelemetry.sdk.trace.export")

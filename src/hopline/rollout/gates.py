@@ -126,7 +126,7 @@ def verdict(
     *,
     preflight: int = 0,
     slow_latency: Sequence[int] | None = None,
-    evidence: Callable[[OutcomeCounts, Gates], Evidence] | None = None,
+    evidence: Callable[[OutcomeCounts, Gates], dict[str, Evidence]] | None = None,
 ) -> Verdict:
     """Hold a candidate's counts of one step against its gates.
 
@@ -134,17 +134,21 @@ def verdict(
         preflight: of a step in which the candidate only gets copies, those that it must have answered;
             their speed says nothing, since they wait for all other requests.
         slow_latency: the candidate's `latency` when it was "slow", whose answers do not count; None before.
-        evidence: what the candidate's pairs say; `weighed` by default.
+        evidence: what the candidate's pairs say, by output; `weighed` by default.
 
     Returns: "bad" and why, as soon as that is certain; "slow" and why, where it is for the first time;
     "good" once `min_requests` were answered and nothing speaks against it; "wait" and what is lacking.
     """
     if why := _errors(gates, current, candidate):
         return Verdict("bad", why, "max_error_rate")
-    seen_pairs = (evidence or weighed)(candidate, gates)
-    found = _rows(gates, seen_pairs)
-    if found.word == "bad":
-        return found
+    found = Verdict("good", "")
+    for name, seen_pairs in (evidence or weighed)(candidate, gates).items():
+        of_rows = _rows(gates, seen_pairs)
+        if name and of_rows.why:
+            of_rows = of_rows._replace(why=f"output {name!r}: {of_rows.why}")
+        if of_rows.word == "bad":
+            return of_rows
+        found = found if found.word == "wait" else of_rows
     believed = candidate if slow_latency is None else candidate.after(slow_latency)
     chance = _CHANCE if slow_latency is None else _CHANCE_AGAIN
     why, gate = ("", "") if preflight else _slowness(gates, current, believed, chance)
@@ -162,9 +166,10 @@ def verdict(
     return Verdict("good", f"{seen} requests within the gates")
 
 
-def weighed(candidate: OutcomeCounts, gates: Gates) -> Evidence:
-    """Verdict of a candidate's pairs."""
-    return weigh(candidate.pairs, gates.tolerance, gates.threshold)
+def weighed(candidate: OutcomeCounts, gates: Gates) -> dict[str, Evidence]:
+    """Evidence of a candidate's pairs, by output."""
+    found = {"": candidate.pairs} | candidate.of_outputs
+    return {name: weigh(pairs, gates.tolerance, gates.threshold) for name, pairs in found.items()}
 
 
 def _errors(gates: Gates, current: OutcomeCounts, candidate: OutcomeCounts) -> str:

@@ -72,7 +72,7 @@ class RolloutMonitor:
         self._published_at = clock()
         self._slow_latency: list[int] | None = None
         self._said_unreadable = False
-        self._evidence = Evidence()
+        self._evidence: dict[str, Evidence] = {}
         self._evidence_at, self._evidence_of = float("-inf"), 0
 
     @property
@@ -133,14 +133,14 @@ class RolloutMonitor:
         """Remove what was published: the step is over."""
         self._fleet.withdraw_counts(self._step)
 
-    def evidence(self, candidate: OutcomeCounts, gates: Gates) -> Evidence:
+    def evidence(self, candidate: OutcomeCounts, gates: Gates) -> dict[str, Evidence]:
         """Verdict of the candidate's pairs, as from `gates.weighed`.
 
         That takes a millisecond of the loop, so it is done again only once a second, or when there are a
         quarter more rows than the last time: the first rows that suffice may be the last before the step
         ends.
         """
-        now, count = self._clock(), len(candidate.pairs)
+        now, count = self._clock(), len(candidate.pairs) + sum(map(len, candidate.of_outputs.values()))
         if now - self._evidence_at >= _EVIDENCE_S or 4 * count >= 5 * self._evidence_of:
             self._evidence = weighed(candidate, gates)
             self._evidence_at, self._evidence_of = now, count
@@ -209,7 +209,7 @@ def in_numbers(tally: OutcomeCounts) -> dict[str, object]:
         "refused": tally.refused,
         "last_refusal": tally.last_refusal,
         "differing": tally.differing,
-        "rows": len(tally.pairs),
+        "rows": max(map(len, (tally.pairs, *tally.of_outputs.values()))),
         "mean_difference": tally.mean_difference(),
         "last_difference": tally.last_difference,
     }

@@ -60,11 +60,7 @@ class SharedState:
     """
 
     def __init__(
-        self,
-        config: Config,
-        loader: Loader,
-        ended: Callable[[Rollout], object],
-        metrics: Metrics,
+        self, config: Config, loader: Loader, ended: Callable[[Rollout], object], metrics: Metrics
     ) -> None:
         self._loader = loader
         self._pinned = config.models.pinned

@@ -92,11 +92,7 @@ class Mirror:
     """
 
     def __init__(
-        self,
-        current: Version,
-        percent: float,
-        copies: Copies,
-        draw: Callable[[], float] = random.random,
+        self, current: Version, percent: float, copies: Copies, draw: Callable[[], float] = random.random
     ) -> None:
         self.name = current.name
         self.version = current.version

@@ -45,7 +45,7 @@ def teacher(places, student):
     spec = read_spec(folder)
     rows = Rows(places.graph.nodes["node"].features)
     model = load_model(folder, spec, places.graph, sources={"node": rows})
-    return Answerer(model, default_outputs(spec.task), 100), rows
+    return Answerer(model, default_outputs(spec), 100), rows
 
 
 def told(student, rows):

@@ -21,8 +21,7 @@ from hopline.errors import BadRequest
 
 _STYLES = {"ok": "green", "watch": "yellow", "alert": "bold red"}
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_BAR_WIDTH = 10
-_HOURS = 24
+_BAR_WIDTH, _HOURS = 10, 24
 
 
 def overview(report: Any) -> RenderableType:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from hopline.records.reader import LogReader
 from hopline.types import AnyArray, ScoreRequest, ScoreResult
 from hopline_drift.targets import Target
 
+_ENDING = re.compile("(?:^|(?<=_))(label|probabilities)$")
 _HALF = 0.5
 
 
@@ -35,7 +37,7 @@ class Difference(NamedTuple):
     Attributes:
         identical: every output has the same names, dtypes, shapes and bits, and the same rows are missing.
         largest: output name -> largest absolute difference; inf if they cannot be subtracted.
-        flips: rows whose label differs: that of output "label", else the most probable class.
+        flips: rows with a label that differs: that of "label", else the most probable class.
         missing: rows that are missing in one answer only.
     """
 
@@ -102,29 +104,28 @@ def _distance(mine: AnyArray, other: AnyArray) -> float:
 def _flips(
     before: Mapping[str, AnyArray], after: Mapping[str, AnyArray], kept: NDArray[np.bool_] | None
 ) -> int:
-    labels = []
-    for answer in (before, after):
-        found = answer.get("label")
-        if found is None:
-            scores = answer.get("probabilities")
-            if scores is None:
-                return 0
-            found = scores.argmax(axis=1) if scores.ndim == 2 else scores >= _HALF
-        labels.append(found)
-    if labels[0].shape != labels[1].shape:
-        return len(labels[0])
-    differ = labels[0] != labels[1]
-    if differ.ndim > 1:
-        differ = differ.any(axis=1)
-    return int((differ if kept is None else differ[kept]).sum())
+    flips = []
+    for prefix in {_ENDING.sub("", name) for name in before if _ENDING.search(name)}:
+        mine, other = (_labels(answer, prefix) for answer in (before, after))
+        if mine is not None and other is not None:
+            if mine.shape != other.shape:
+                return len(mine)
+            differ = (mine != other).reshape(len(mine), -1).any(axis=1)
+            flips.append(differ if kept is None else differ[kept])
+    return int(np.logical_or.reduce(flips).sum()) if flips else 0
+
+
+def _labels(answer: Mapping[str, AnyArray], prefix: str) -> AnyArray | None:
+    scores = answer.get(f"{prefix}probabilities")
+    if scores is not None:
+        scores = scores.argmax(axis=1) if scores.ndim == 2 else scores >= _HALF
+    return answer.get(f"{prefix}label", scores)
 
 
 #: Upper bounds of the histogram of differences; the last bin has no upper bound.
 BOUNDS = (0.0, *(10.0**power for power in range(-8, 1)))
-#: Number of most different requests that the report names.
-_NAMED = 10
-#: Number of requests that the report names because the replay has not their graph.
-_NAMED_INEXACT = 10_000
+#: Requests that the report names: the most different ones, and those whose graph the replay has not.
+_NAMED, _NAMED_INEXACT = 10, 10_000
 OTHER_GRAPH = "on another graph version"
 _PROGRESS_EVERY = 64
 #: Seconds without any answer of a model that refuses, after which its requests are given up.

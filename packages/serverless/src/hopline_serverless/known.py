@@ -24,7 +24,7 @@ from hopline.engine.precomputed_file.header import model_hash
 from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.engine.request_ids import not_found
 from hopline.engine.student import SPEC_FILE, Student, read_student
-from hopline.engine.tasks import default_outputs, labels, output_names
+from hopline.engine.tasks import Outputs, default_outputs, labels, outputs_of
 from hopline.errors import ArtifactError, BadRequest, PrecomputedFileError, RequestTooLarge, Unavailable
 from hopline.graph.ids import IdIndex
 from hopline.graph.schema import NodeTypeSchema
@@ -36,23 +36,17 @@ _VERIFIED_BYTES = 256 << 20
 
 
 def _outputs_of(
-    names: Sequence[str], task: str, embedding: FloatArray, logits: FloatArray
+    names: Sequence[str], outputs: Outputs, embedding: FloatArray, logits: FloatArray
 ) -> dict[str, AnyArray]:
-    """The requested outputs of rows.
-
-    Args:
-        embedding: float32 [n, d]. logits: float32 [n, c]; read only if an output needs them.
-    """
+    """The requested outputs of rows: embedding float32 [n, d], logits float32 [n, c]."""
     found: dict[str, AnyArray] = {}
     for name in names:
-        if name == "embedding":
-            found[name] = embedding
-        elif name == "logits":
-            found[name] = logits
-        elif name == "probabilities":
-            found[name] = probabilities(task, logits)
+        task, kind, columns, *_ = outputs[name]
+        rows = embedding if name == "embedding" else logits if columns is None else logits[:, columns]
+        if kind == "probabilities":
+            found[name] = probabilities(task, rows)
         else:
-            found[name] = labels(task, logits)
+            found[name] = labels(task, rows) if kind == "label" else rows
     return found
 
 
@@ -101,7 +95,7 @@ class KnownModel:
         self.name, self.version = spec.name, spec.version
         if spec.head.kind != "node":
             raise ArtifactError(f"{folder}: {spec.name} scores links; functions only serve node models")
-        self._spec = spec
+        self._spec, self._offers = spec, outputs_of(spec)
         self._settings = settings
         self._clock_ms = clock_ms
         self._folder = folder
@@ -132,7 +126,7 @@ class KnownModel:
             Unavailable: only a server can answer: missing rows, or a time cut.
         """
         self._check(request)
-        names = request.outputs or default_outputs(self._spec.task)
+        names = request.outputs or default_outputs(self._spec)
         ids = self._look_up(request)
         present = ids >= 0
         good = self._good(request, ids)
@@ -151,7 +145,7 @@ class KnownModel:
         if not present.all():
             missing = np.concatenate([~present, np.zeros(len(request.inline), np.bool_)])
         degraded = (STALE_ROW,) * used_stale + (STUDENT,) * wants_student
-        found = _outputs_of(names, self._spec.task, embedding, logits)
+        found = _outputs_of(names, self._offers, embedding, logits)
         return ScoreResult(self.name, self.version, self.graph_version, found, missing, degraded)
 
     # Internals
@@ -160,9 +154,8 @@ class KnownModel:
         if request.columns is not None:
             named = ", ".join(map(repr, request.columns)) or "rows"
             raise BadRequest(f"unexpected input {named}: model {self.name!r} takes nodes, not columns")
-        known = output_names(self._spec.task)
         for name in request.outputs:
-            if name not in known:
+            if name not in (known := self._offers):
                 raise BadRequest(f"output {name!r} is unknown; model {self.name!r} has {', '.join(known)}")
         if request.pairs is not None:
             raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")

@@ -118,8 +118,7 @@ def unpacked(magic: bytes, head: bytes, path: Path, kind: Any) -> Any:
     Args:
         head: the file's first bytes, as many as there may be.
 
-    Raises:
-        PrecomputedFileError: the file is of another kind, damaged, or of a newer format.
+    Raises: PrecomputedFileError: the file is of another kind, damaged, or of a newer format.
     """
     again = "run `hopline batch` again"
     if len(head) < _PREFIX.size or head[:8] != magic:

@@ -70,8 +70,7 @@ class PrecomputedFile:
     def verify(self, progress: Progress = silent) -> None:
         """Read the whole file and compare it with the digests of the header.
 
-        Raises:
-            PrecomputedFileError: some sections differ; the error names them.
+        Raises: PrecomputedFileError: some sections differ; the error names them.
         """
         found = digest.digests(self._arrays, progress)
         wrong = [name for name, section in self.sections.items() if found[name] != section.blake2b]
@@ -103,8 +102,7 @@ class PrecomputedFile:
 def read_header(path: Path) -> Header:
     """Read the header of a precomputed file.
 
-    Raises:
-        PrecomputedFileError: as for `PrecomputedFile.open`.
+    Raises: PrecomputedFileError: as for `PrecomputedFile.open`.
     """
     header, _, handle = _opened(path)
     os.close(handle)

@@ -159,8 +159,7 @@ class PrecomputedWriter:
     def copy(self, base: PrecomputedFile) -> None:
         """Copy the rows of an older file, for the nodes that both files have.
 
-        Raises:
-            PrecomputedFileError: the older file has rows of other widths.
+        Raises: PrecomputedFileError: the older file has rows of other widths.
         """
         theirs = base.header.plan
         if (theirs.state_dim, theirs.output_dim) != (self.plan.state_dim, self.plan.output_dim):
@@ -176,8 +175,7 @@ class PrecomputedWriter:
     def checkpoint(self, num_done: int) -> None:
         """Flush written rows to the disk, and record that rows [0, num_done) need not be written again.
 
-        Raises:
-            PrecomputedFileError: the disk failed.
+        Raises: PrecomputedFileError: the disk failed.
         """
         with self._writing():
             os.fdatasync(self._handle)  # the rows first, then the record that they exist
@@ -189,8 +187,7 @@ class PrecomputedWriter:
     def commit(self) -> Header:
         """Make the file durable, then visible under its path, in one step.
 
-        Raises:
-            PrecomputedFileError: the disk failed; nothing has changed at the path.
+        Raises: PrecomputedFileError: the disk failed; nothing has changed at the path.
         """
         pages = mmap.mmap(self._handle, self._file_bytes, access=mmap.ACCESS_READ)
         whole = np.frombuffer(pages, np.uint8)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
-from hopline.engine.tasks import default_outputs, labels, output_names
+from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import BadRequest
 from hopline.graph import IdIndex
 from hopline.jobs.batch.report import Advance
@@ -34,10 +34,8 @@ def available_outputs(spec: ModelSpec) -> tuple[str, ...]:
     """Outputs that a run can write for a model; for single nodes, a link model has only its embedding."""
     if spec.head.kind == "link":
         return ("embedding", _STATE)
-    names = output_names(spec.task)
-    if spec.runtime == "torch":  # served whole: no state precedes the logits
-        return names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
-    return (*names, _STATE)
+    # served whole, no state precedes the logits
+    return (*outputs_of(spec), *(() if spec.runtime == "torch" else (_STATE,)))
 
 
 def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -48,7 +46,7 @@ def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
     """
     known = available_outputs(spec)
     if not names:
-        return ("embedding",) if spec.head.kind == "link" else default_outputs(spec.task)
+        return ("embedding",) if spec.head.kind == "link" else default_outputs(spec)
     unknown = [name for name in names if name not in known]
     if unknown:
         pairs = "; scores of pairs are not rows of nodes" if spec.head.kind == "link" else ""
@@ -60,19 +58,16 @@ def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def columns_of(spec: ModelSpec, names: tuple[str, ...], state_dim: int) -> tuple[Column, ...]:
-    """The columns of the table, from a row of zeros."""
-    a, b = spec.head.embedding or (0, state_dim)
-    widths = {_STATE: state_dim, "embedding": b - a, "logits": spec.head.output_dim}
-    found = []
+    """The columns of the table."""
+    offers, found = outputs_of(spec), []
+    a, b = spec.head.embedding or (0, state_dim)  # of a link model, one of two types
     for name in names:
-        if name in widths:
-            found.append(Column(name, "float32", widths[name]))
+        if name in (_STATE, "embedding"):
+            found.append(Column(name, "float32", state_dim if name == _STATE else b - a))
             continue
-        logits = np.zeros((1, spec.head.output_dim), np.float32)
-        of = out_of.probabilities if name == "probabilities" else labels
-        values = of(spec.task, logits)
-        width = values.shape[1] if values.ndim == 2 else 0
-        found.append(Column(name, values.dtype.name, width))
+        tensor = offers[name].tensor
+        width = tensor.shape[1] if len(tensor.shape) == 2 else 0
+        found.append(Column(name, "int64" if tensor.datatype == "INT64" else "float32", width))
     return tuple(found)
 
 
@@ -87,6 +82,7 @@ class _Head:
 
     def __init__(self, folder: Path, spec: ModelSpec, state_dim: int, names: tuple[str, ...]) -> None:
         self._spec = spec
+        self._offers = outputs_of(spec)
         self._names = names
         self._stage: RowStage | None = None
         if spec.head.file is not None and spec.head.kind == "node" and spec.runtime == "onnx":
@@ -99,7 +95,7 @@ class _Head:
         a, b = self._spec.head.embedding or (0, states.shape[1])
         known = {_STATE: states, "embedding": states[:, a:b]}
         named = [name for name in self._names if name not in known]
-        found = out_of.named_outputs(named, self._spec.task, states, lambda: self._logits(states))
+        found = out_of.named_outputs(named, self._offers, states, lambda: self._logits(states))
         found.update(known)
         return {name: found[name] for name in self._names}
 

@@ -29,8 +29,7 @@ NEEDS_EDGE_ATTR: tuple[type, ...] = (pyg.GINEConv,)
 def build(call: ConvCall) -> DenseConv:
     """Build the dense form of a conv call.
 
-    Raises:
-        NotSplittable: one of its options or a part that was replaced has no dense form.
+    Raises: NotSplittable: one of its options or a part that was replaced has no dense form.
     """
     changed = _changed(call.conv)
     if changed:

@@ -28,8 +28,7 @@ class BlockAggregation(nn.Module):
     Args:
         module: PyG's. refusal: the error for what has no form here, which names the conv.
 
-    Raises:
-        NotSplittable: another class, or a mode that has no form here.
+    Raises: NotSplittable: another class, or a mode that has no form here.
     """
 
     mean_degree: Tensor

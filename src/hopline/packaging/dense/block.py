@@ -32,8 +32,7 @@ def loop_attributes(fill: object, edge_attr: Tensor, mask: Tensor) -> Tensor:
         edge_attr: float32 [n, K, d_e].
         mask: bool [n, K], without existing self-loops.
 
-    Raises:
-        ValueError: another reduction.
+    Raises: ValueError: another reduction.
     """
     if isinstance(fill, str):
         keep = mask.unsqueeze(-1)

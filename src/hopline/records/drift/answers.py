@@ -76,6 +76,8 @@ def _read_outputs(outputs: Mapping[str, AnyArray], rows: IdArray, into: Observed
             into.numbers(Quantity("output", "embedding norm"), np.linalg.norm(values, axis=1))
         elif values.ndim == 1:
             into.column(Quantity("output", name), values)
+        elif values.shape[1] == 1 or name.endswith("_probabilities"):  # of one of several outputs
+            into.numbers(Quantity("output", name), values.max(axis=1))
 
 
 def num_rows(outputs: Mapping[str, Any]) -> int:

@@ -67,10 +67,7 @@ def _value(bucket: Bucket, name: str) -> float | None:
 def _reliability(report: DistillReport) -> list[str]:
     left = _LEFT + _SIDE + 110
     what = "right" if report.judged_by == "labels" else "equal to its teacher's"
-    parts = [
-        *_frame(left, f"reliability: share that is {what}"),
-        *_legend(left, list(report.calibration)),
-    ]
+    parts = [*_frame(left, f"reliability: share that is {what}"), *_legend(left, list(report.calibration))]
     parts.append(
         f'<line x1="{left}" y1="{_TOP + _SIDE}" x2="{left + _SIDE}" y2="{_TOP}" stroke="#bbbbbb" '
         'stroke-dasharray="4 4"/>'

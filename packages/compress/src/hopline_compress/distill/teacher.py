@@ -24,6 +24,7 @@ _WHY_NOT = {
     "multilabel": "each of its classes is a separate question, and a student has one answer",
     "regression": "it answers numbers, and a student learns to choose a class",
     "embedding": "it answers states, and a student learns to choose a class",
+    "several": "a student has one answer; package the model for one of its outputs, task={name: task}",
 }
 
 

@@ -36,8 +36,7 @@ def quantize(
         ),
     ] = None,
     graph: Annotated[
-        Path | None,
-        typer.Option(help="Graph folder, for calibration and evaluation.", show_default=False),
+        Path | None, typer.Option(help="Graph folder, for calibration and evaluation.", show_default=False)
     ] = None,
     repository: Annotated[
         str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
@@ -84,8 +83,7 @@ def quantize(
         ),
     ] = 0.5,
     exclude: Annotated[
-        str | None,
-        typer.Option(help="Layers to leave in float32, comma-separated.", show_default=False),
+        str | None, typer.Option(help="Layers to leave in float32, comma-separated.", show_default=False)
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)

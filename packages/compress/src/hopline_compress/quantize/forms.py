@@ -27,8 +27,7 @@ def to_narrow(prepared: onnx.ModelProto, layers: Iterable[Layer], dtype: Narrow)
     Args:
         prepared: not changed.
 
-    Raises:
-        PackagingError: a weight is beyond the range of float16.
+    Raises: PackagingError: a weight is beyond the range of float16.
     """
     model = onnx.ModelProto()
     model.CopyFrom(prepared)
@@ -77,8 +76,7 @@ class Forms:
         layers: their layers that can be narrowed, in the order of the files.
         calls: file -> its recorded inputs; set before int8 forms are written.
 
-    Raises:
-        PackagingError: the model is quantised already.
+    Raises: PackagingError: the model is quantised already.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, weight_bits: int = 8) -> None:

@@ -80,8 +80,7 @@ def files_of(spec: ModelSpec) -> list[File]:
 def prepare(path: Path) -> onnx.ModelProto:
     """Load a file as ONNX Runtime would run it: constants folded, operators merged, nodes named.
 
-    Raises:
-        PackagingError: the file has narrow weights already.
+    Raises: PackagingError: the file has narrow weights already.
     """
     narrow = narrowed(onnx.load(path))
     if narrow:

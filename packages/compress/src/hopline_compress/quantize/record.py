@@ -79,11 +79,7 @@ class _Kept:
 
 
 def record(
-    model: Model,
-    seeds: dict[str, IdArray],
-    advance: Callable[[int, int], None],
-    *,
-    seed: int = 0,
+    model: Model, seeds: dict[str, IdArray], advance: Callable[[int, int], None], *, seed: int = 0
 ) -> dict[str, list[Feeds]]:
     """Compute final states of nodes, and copy the inputs of each stage and of the head.
 
@@ -95,8 +91,7 @@ def record(
 
     Returns: file name ("<level>.<node type>", "head") -> calls; a stage that no seed reached has none.
 
-    Raises:
-        BadRequest: an input of a stage is not a finite number.
+    Raises: BadRequest: an input of a stage is not a finite number.
     """
     rng = np.random.default_rng(seed)
     total = sum(ids.shape[0] for ids in seeds.values())

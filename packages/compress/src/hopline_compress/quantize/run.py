@@ -47,9 +47,7 @@ _REPEATS = 15
 
 
 def _latency_of_files(
-    folders: tuple[Path, Path],
-    files: Iterable[File],
-    calls: dict[str, list[Feeds]],
+    folders: tuple[Path, Path], files: Iterable[File], calls: dict[str, list[Feeds]]
 ) -> tuple[Latency, ...]:
     """Measure all files of both forms in order, on recorded rows; larger calls in the engine's chunks.
 
@@ -69,13 +67,10 @@ def _latency_of_files(
 
 
 def _latency_of_requests(
-    folders: tuple[Path, Path],
-    spec: ModelSpec,
-    graph: Graph,
-    nodes: IdArray,
+    folders: tuple[Path, Path], spec: ModelSpec, graph: Graph, nodes: IdArray
 ) -> tuple[Latency, ...]:
     """Measure whole requests: ids looked up, neighbours sampled, features gathered, all levels computed."""
-    outputs = default_outputs(spec.task)
+    outputs = default_outputs(spec)
     sides = [Answerer(Model(folder, spec, graph), outputs, 0) for folder in folders]
     found = []
     for size in _SIZES:
@@ -298,6 +293,11 @@ def quantize(
 def _graph_model(folder: Path) -> ModelSpec:
     spec = read_spec(folder)
     spec.check_no_embeddings("quantisation")
+    if spec.task == "several":
+        raise PackagingError(
+            f"{spec.name}/{spec.version} has several outputs, and what rounding costs is measured of one: "
+            "quantise a package of each, task={name: task}"
+        )
     if spec.runtime != "onnx":
         raise PackagingError(
             f"{spec.name}/{spec.version} is served whole by the {spec.runtime} runtime ({spec.why_whole}); "
