@@ -63,7 +63,10 @@ def test_a_rollback_of_a_load_does_not_show_the_result_of_an_earlier_rollout(
         yield admin
 
     monkeypatch.setattr(rollout, "open_admin", opened)
-    rollout.rollback("risk")
+    decide = next(
+        command.callback for command in rollout.app.registered_commands if command.name == "rollback"
+    )
+    decide("risk")
     printed = capsys.readouterr().out
     assert "risk  serves 1; loaded: 1, 2" in printed
     assert ("disagreement" in printed) == past_is_shown

@@ -268,7 +268,7 @@ def test_the_first_rows_that_suffice_are_looked_at_immediately(rollout, member):
     watch = RolloutMonitor(rollout, member(), clock=lambda: 1.0)
     pairs = dict.fromkeys(range(104), (None, None, 0.0, 1.0, True))
     few = OutcomeCounts(pairs={row: pairs[row] for row in range(82)})
-    assert watch.evidence(few, Gates()).shift is None
-    found = watch.evidence(OutcomeCounts(pairs=pairs), Gates()).shift
+    assert watch.evidence(few, Gates())[""].shift is None
+    found = watch.evidence(OutcomeCounts(pairs=pairs), Gates())[""].shift
     assert found is not None
     assert found.above(0.25)

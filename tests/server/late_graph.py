@@ -8,9 +8,9 @@ from tests.fake_service import FakeService
 class LateGraph(FakeService):
     """Its graph is its own; see the module."""
 
-    @property
-    def graph_updates(self):
-        return self
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.graph_updates = self
 
     async def start(self):
         await super().start()

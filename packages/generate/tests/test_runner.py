@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import BadRequest
+from hopline.process.wire import unpack_error
 from hopline.scheduling.policy import NORMAL
 from hopline_generate import wire
 from hopline_generate.engine import EngineSettings, Produced
@@ -48,7 +49,7 @@ class Caller:
         await self.said()
         error = self.parts[-1].error
         assert error is not None
-        return error.message
+        return str(unpack_error(error))
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ async def test_what_is_too_long_is_refused_with_the_number_and_the_parameter(
     assert said in await caller.refusal()
     failure = caller.parts[-1].error
     assert failure is not None
-    assert failure.param == param
+    assert unpack_error(failure).param == param
     assert runner.stats.steps == 0
 
 

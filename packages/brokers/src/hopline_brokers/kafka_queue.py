@@ -40,7 +40,7 @@ class KafkaQueue(kafka.KafkaReader):
                 "partition.assignment.strategy": "cooperative-sticky",
                 "topic.metadata.refresh.interval.ms": 10_000,
                 # No poll while all places are taken; a member that died or was stopped ends its session.
-                "max.poll.interval.ms": 86_400_000,
+                "max.poll.interval.ms": self._address.options.get("max.poll.interval.ms", 86_400_000),
             }
         )
         self._consumer.subscribe(

@@ -160,9 +160,9 @@ def logits(folder: Path, graph: Graph, nodes=None) -> np.ndarray:
     """What a server answers about nodes (all of them) in one request."""
     spec = read_spec(folder)
     nodes = [f"n{i}" for i in range(N)] if nodes is None else nodes
-    outputs = ("logits",)
+    outputs = ("embedding" if spec.task == "embedding" else "logits",)
     request = ScoreRequest(spec.name, nodes=nodes, outputs=outputs)
     (result,) = Answerer(Model(folder, spec, graph), outputs, 0).answer([request])
     if isinstance(result, Exception):
         raise result
-    return result.outputs["logits"]
+    return result.outputs[outputs[0]]
