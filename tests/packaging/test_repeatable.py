@@ -833,14 +833,15 @@ def test_a_copy_that_answers_otherwise_than_the_module_is_refused(tmp_path):
         hopline.package(LosesAnAttribute(), graph, tmp_path, name="m", fanouts=[-1], task="embedding")
 
 
-def test_values_that_a_convolution_cached_are_dropped_with_a_note(tmp_path):
+@pytest.mark.parametrize(("make", "name"), [(pyg.GCNConv, "_cached_edge_index"), (pyg.SGConv, "_cached_x")])
+def test_values_that_a_convolution_cached_are_dropped_with_a_note(make, name, tmp_path):
     known = data()
-    conv, graph = pyg.GCNConv(6, 3, cached=True), Graph.from_pyg(known)
+    conv, graph = make(6, 3, cached=True), Graph.from_pyg(known)
     conv(known.x, known.edge_index[:, ::2])
-    cached = conv._cached_edge_index
+    cached = getattr(conv, name)
     report = hopline.package(conv, graph, tmp_path, name="m", fanouts=[-1], task="embedding")
-    assert any("has cached values of the edges that it saw first" in note for note in report.notes)
-    assert conv._cached_edge_index is cached
-    fresh = pyg.GCNConv(6, 3)
+    assert any(f"{name} has cached values of the edges that it saw first" in note for note in report.notes)
+    assert getattr(conv, name) is cached
+    fresh = make(6, 3)
     fresh.load_state_dict(conv.state_dict())
     assert_served_as(report, graph, fresh(known.x, known.edge_index))

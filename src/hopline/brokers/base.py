@@ -170,7 +170,7 @@ class Source(Protocol):
         ...
 
     def is_first(self, position: Position) -> bool:
-        """True if no message of its partition was before this one, as far as its position tells."""
+        """True if this may be the position after the first message of a partition."""
         ...
 
     async def close(self) -> None:

@@ -33,7 +33,7 @@ TOLERANCE = 1e-3
 #: Errors of float32 that need no explanation, and the factor by which one of several roundings shows them.
 _SMALL, _NUDGES = 1e-5, 32.0
 _EPSILON = float(np.finfo(np.float32).eps)
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Reference:
@@ -399,7 +399,7 @@ def eval_copy(module: nn.Module) -> nn.Module:
             "module"
         ) from error
     copied = copied.cpu()
-    if any(p.dtype in _HALF for p in copied.parameters()):
+    if any(p.dtype in HALF for p in copied.parameters()):
         copied = copied.float()
     drop_caches(copied)
     return copied.eval().requires_grad_(False)
@@ -407,21 +407,23 @@ def eval_copy(module: nn.Module) -> nn.Module:
 
 def drop_caches(module: nn.Module) -> None:
     """Turn off `cached=True` of PyG, whose values belong to the edges that the module saw first."""
-    for part in module.modules():
+    for _, part, name in [*_caches(module)]:
+        part.cached = False  # type: ignore[assignment]
+        setattr(part, name, None)
+
+
+def _caches(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Path and part with `cached=True`, and the name of each attribute that has cached values."""
+    for path, part in module.named_modules():
         if getattr(part, "cached", None) is True:
-            part.cached = False  # type: ignore[assignment]
-            for name in [name for name in vars(part) if name.startswith("_cached")]:
-                setattr(part, name, None)
+            yield from ((path, part, name) for name in vars(part) if name.startswith("_cached"))
 
 
 def copy_notes(module: nn.Module) -> list[str]:
     """Notes on what `eval_copy` does not copy: weights of half precision, and values that PyG cached."""
-    half = [f"{name} ({p.dtype})" for name, p in module.named_parameters() if p.dtype in _HALF]
+    half = [f"{name} ({p.dtype})" for name, p in module.named_parameters() if p.dtype in HALF]
     kept = [
-        f"{path or 'the module'} ({name})"
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if name.startswith("_cached") and value is not None and getattr(part, "cached", None) is True
+        f"{at}.{name}".lstrip(".") for at, part, name in _caches(module) if vars(part)[name] is not None
     ]
     notes = []
     if half:

@@ -25,7 +25,7 @@ from hopline.packaging.activation import with_other_weights
 from hopline.packaging.advice import DERIVATIVE
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, only, reordered
-from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, drop_caches
+from hopline.packaging.reference import HALF, TOLERANCE, Pairs, Reference, Rows, drop_caches
 from hopline.packaging.user_source import iterated_sets
 from hopline.packaging.watch import Kind, Seen, seeded, watched
 
@@ -113,14 +113,12 @@ class _Kept(Reference):
         return kept_state.state_of(modules, seen.codes)
 
 
-class _Original(Reference):
+class _Original(_Kept):
     """As `Reference`, but all calls are of the modules that were passed, not of their copies."""
 
     def __init__(self, reference: Reference, module: nn.Module, head: object) -> None:
         vars(self).update(vars(reference))
         self.module, self.head = module, head  # type: ignore[assignment]
-
-    fresh = _Kept.fresh
 
     def rows(self, graph: CheckGraph, pairs: Pairs | None) -> Rows:
         """Their answers; what they keep is as before afterwards. Raises: PackagingError: they fail."""
@@ -134,7 +132,8 @@ class _Original(Reference):
                 return self.answers(graph, pairs)
         finally:
             for part, before in parts:
-                vars(part).clear()
+                for name in vars(part).keys() - before.keys():
+                    delattr(part, name)
                 vars(part).update(before)
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -151,19 +150,16 @@ def check_original(
     """Compare the copy, which is packaged, with the modules that were passed.
 
     Args:
-        reference: of the copy. module, head: that were passed, in eval mode.
-        rows: what the copy answers on `graph`.
+        reference: of the copy, which answers `rows`. module, head: that were passed, in eval mode.
 
     Raises: PackagingError: they answer otherwise.
     """
     weights = [*module.parameters(), *(head.parameters() if isinstance(head, nn.Module) else ())]
-    if any(
-        weight.dtype in (torch.float16, torch.bfloat16) or weight.device.type != "cpu" for weight in weights
-    ):
+    if any(weight.dtype in HALF or weight.device.type != "cpu" for weight in weights):
         return  # `eval_copy` converts them
     try:
         found = _Original(reference, module, head).rows(graph, pairs)
-        if found.shape == rows.shape and not reference.differ(found, rows).any():
+        if not reference.differ(found, rows).any():
             return
         why = "answers otherwise"
     except PackagingError as error:

@@ -104,4 +104,6 @@ def of_output(name: str) -> Iterator[None]:
     try:
         yield
     except PackagingError as error:
-        raise type(error)(f"output {name!r}: {error}" if name else str(error)) from error
+        if not name:
+            raise
+        raise type(error)(f"output {name!r}: {error}") from error

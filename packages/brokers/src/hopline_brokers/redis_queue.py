@@ -56,13 +56,7 @@ class RedisQueue(redis_stream.RedisReader):
         if self._mine:
             try:
                 await self._call(
-                    "XCLAIM",
-                    self._entries.stream,
-                    self._group,
-                    self._name,
-                    0,
-                    *self._mine,
-                    "JUSTID",
+                    *("XCLAIM", self._entries.stream, self._group, self._name, 0, *self._mine, "JUSTID"),
                     parse_justid=True,
                 )
             except redis_stream.FAILURES as error:
