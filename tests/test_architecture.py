@@ -144,6 +144,15 @@ def test_no_folder_grows_beyond_its_budget():
     assert over == {}, "remove as much as was added, or move it where it belongs"
 
 
+#: Statements in `src` that are laid out by hand, since a budget is of lines as the formatter writes them.
+BY_HAND = 113
+
+
+def test_no_further_statements_are_laid_out_by_hand():
+    """Packed lines would pay for a budget and remove nothing."""
+    assert sum(file.read_text().count("# fmt: skip") for file in SOURCE.rglob("*.py")) <= BY_HAND
+
+
 def test_public_class_names_are_unique_within_a_folder():
     """A search for a class in a folder has one hit."""
     files = house.sources(SOURCE)
