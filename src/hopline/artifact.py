@@ -2,6 +2,7 @@
 
 Knows the format, nothing of torch or ONNX: written by `packaging`, read by `engine` and `runtimes`. Each
 kind of model has a struct for its model.json; here is that of graph models (`ModelSpec`).
+It is long because it has the whole format.
 
 A graph model has `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
 level l the state after layer l. Each level has one `Stage` for each node type with a state at that level.
@@ -72,11 +73,13 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 #: The first format with the input kind `attend`; before, attention was a padded block.
 ATTENTION_FORMAT = 2
 #: The first format with named outputs.
 OUTPUTS_FORMAT = 3
+#: The first format with preprocessing.
+ENCODER_FORMAT = 4
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -265,6 +268,21 @@ class LearnedRows(msgspec.Struct, frozen=True):
     later: Later = "refuse"
 
 
+class Encoder(msgspec.Struct, frozen=True):
+    """Preprocessing: columns of one node type become its features; see `engine/encoders.py`.
+
+    Attributes:
+        hash: hex sha256 of the file and of what it reads.
+        names: of the features, or empty.
+        model: the ONNX file and its columns, as the package for tabular models writes them.
+    """
+
+    hash: str
+    width: int
+    model: dict[str, Any]
+    names: tuple[str, ...] = ()
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """The content of model.json.
 
@@ -292,6 +310,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
             packaging lacked; `ANY_TYPE`: all that it lacked.
         types_nonempty: keys of edge types without whose edges the module takes another branch.
         embeddings: node type -> learned rows of its nodes.
+        encoders: node type -> the preprocessing of its columns.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.
         producer: library -> version of it that wrote the artifact.
@@ -319,6 +338,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     types_without: tuple[str, ...] = ()
     types_nonempty: tuple[str, ...] = ()
     embeddings: dict[str, LearnedRows] = {}
+    encoders: dict[str, Encoder] = {}
     files: dict[str, str] = {}
     parity: dict[str, object] = {}
     producer: dict[str, str] = {}
@@ -334,25 +354,30 @@ class ModelSpec(msgspec.Struct, frozen=True):
         named |= {stage.query or None for stage in stages}
         if self.runtime == "torch":
             named.add("whole.json")
+        named |= {encoder.model["file"] for encoder in self.encoders.values()}
         if self.embeddings:
             named |= {path.relative_to(folder).as_posix() for path in folder.glob("embeddings/*")}
         for structure in {stage.structure for stage in stages if stage.structure}:
             named |= {path.relative_to(folder).as_posix() for path in folder.glob(f"{structure}/*")}
         return {name for name in named if name is not None}
 
-    def check_no_embeddings(self, what: str) -> None:
-        """Check that the model has no learned rows of nodes.
+    def check_plain_features(self, what: str) -> None:
+        """Check that the model has neither learned rows of nodes nor preprocessing.
 
         Args:
-            what: what does not read them, such as "a batch run".
+            what: what does not read them, such as "a run on Ray".
 
         Raises: ArtifactError: it has.
         """
-        if self.embeddings:
-            raise ArtifactError(
-                f"{self.name}/{self.version} has learned rows of {', '.join(self.embeddings)} "
-                f"(embeddings=), which {what} does not read; a server of a graph snapshot does"
-            )
+        for named, name, option in (
+            (self.embeddings, "learned rows", "embeddings"),
+            (self.encoders, "preprocessing", "preprocess"),
+        ):
+            if named:
+                raise ArtifactError(
+                    f"{self.name}/{self.version} has {name} of {', '.join(named)} ({option}=), which "
+                    f"{what} does not read; a server of a graph snapshot does"
+                )
 
     @property
     def named_outputs(self) -> tuple[NamedOutput, ...]:

@@ -37,20 +37,23 @@ class InlineNode(msgspec.Struct, frozen=True, gc=False):
     A msgspec struct like `ScoreRequest`, since one request may contain thousands.
 
     Attributes:
-        features: float [dim], the node's feature row.
+        features: float [dim], the node's feature row; empty with `columns`.
         neighbors: edge type key -> external ids of its in-neighbours (known nodes, or ids of other
             inline nodes of the same request). The edge type may be left as "" where the node type
             has exactly one incoming edge type.
         id: the caller's name for the node; needed only if another inline node refers to it.
         edge_attr: edge type key -> float [n_neighbors, d_e], where the model reads edge attributes.
         edge_weight: edge type key -> float [n_neighbors], where the model reads edge weights.
+        columns: name -> value, for a model with preprocessing: a number, text, boolean, None, or a time as
+            text in ISO 8601 (the client also takes datetimes); None for a model without preprocessing.
     """
 
-    features: Sequence[float] | FloatArray
+    features: Sequence[float] | FloatArray = ()
     neighbors: Mapping[str, ExternalIds] = {}
     id: ExternalId | None = None
     edge_attr: Mapping[str, Any] = {}
     edge_weight: Mapping[str, Any] = {}
+    columns: Mapping[str, Any] | None = None
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):

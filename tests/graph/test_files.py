@@ -296,13 +296,13 @@ def test_pandas_writes_an_index_that_is_no_feature(tmp_path):
 
 def test_one_name_is_the_name_of_one_column():
     """Python takes a string for a list of its letters, which here would be columns, too."""
-    nodes = pa.table({"id": ["a", "b"], "x": [1, 2], "y": [3, 4], "xy": [5, 6]})
+    nodes = pa.table({"id": ["a", "b"], "x": [1, 2], "z": [3, 4], "xz": [5, 6]})
     edges = pa.table({"src": ["a"], "dst": ["b"], "w": [1], "t": [2], "wt": [3]})
-    graph = Graph.from_parquet(NodeFile(nodes, id="id", features="xy"), EdgeFile(edges, attr="wt"))
+    graph = Graph.from_parquet(NodeFile(nodes, id="id", features="xz"), EdgeFile(edges, attr="wt"))
     assert graph.node().features.tolist() == [[5], [6]]
     assert graph.edge().attr.tolist() == [[3]]
-    rest = Graph.from_parquet(NodeFile(nodes, id="id", exclude="xy"), EdgeFile(edges))
-    assert rest.schema.node_types["node"].feature_names == ("x", "y")
+    rest = Graph.from_parquet(NodeFile(nodes, id="id", exclude="xz"), EdgeFile(edges))
+    assert rest.schema.node_types["node"].feature_names == ("x", "z")
     assert Missing(na="N/A").na == ("N/A",)
 
 

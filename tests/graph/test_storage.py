@@ -143,7 +143,7 @@ def test_open_says_when_there_is_no_graph(tmp_path):
 
 def test_open_refuses_a_newer_format_even_if_its_fields_are_others(folder):
     (folder / "graph.json").write_text('{"format": 99, "layout": "unheard of"}')
-    with pytest.raises(GraphError, match=r"format 99 is newer than 7.*upgrade hopline"):
+    with pytest.raises(GraphError, match=r"format 99 is newer than 8.*upgrade hopline"):
         Graph.open(folder)
 
 

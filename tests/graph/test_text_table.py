@@ -489,13 +489,10 @@ def test_an_encoding_that_the_file_has_not_is_refused(tmp_path, encoding, conten
 @pytest.mark.parametrize(
     "name", ["is_fraud", "isFraud", "label", "target", "y", "Class", "train_mask", "isFlaggedFraud", "Y_1"]
 )
-def test_columns_that_may_be_what_a_model_predicts_are_named(tmp_path, caplog, name):
+def test_columns_that_may_be_what_a_model_predicts_are_features_only_if_named(tmp_path, caplog, name):
     nodes = f"id,amount,{name}\n1,5,0\n2,6,1\n"
-    built = read(tmp_path, "src,dst\n1,2\n", nodes=nodes)
-    assert built.schema.node_types["node"].feature_names == ("amount", name)
-    assert f"{name} is among the 2 features" in caplog.text
-    assert "--exclude" in caplog.text
-    caplog.clear()
+    with pytest.raises(GraphError, match=f"{name}: by name what a model predicts; .*--exclude"):
+        read(tmp_path, "src,dst\n1,2\n", nodes=nodes)
     read(tmp_path, "src,dst\n1,2\n", nodes=nodes, node_file={"features": ["amount", name]})
     read(tmp_path, "src,dst\n1,2\n", nodes=nodes, node_file={"exclude": [name]})
     read(tmp_path, "src,dst\n1,2\n", nodes="id,amount,yield,classic\n1,5,0,1\n2,6,1,1\n")

@@ -131,7 +131,9 @@ class GraphComputer(Computer):
         for count in (1, min(33, num_nodes)):
             self._preflight(np.arange(count))
         schema = self.model.graph.schema.node_types[self.model.spec.head.node_type]
+        encoder = self.model.encoder
         inline = InlineNode(np.zeros(schema.feature_dim, np.float32))
+        inline = inline if encoder is None else InlineNode(columns=encoder.example)
         for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
             with contextlib.suppress(HoplineError):  # not every model takes them
                 self._preflight(np.arange(1), **fields)
@@ -265,7 +267,10 @@ class GraphComputer(Computer):
         if request.columns is not None:
             takes = "pairs of nodes" if self._is_link else "nodes"
             named = ", ".join(map(repr, request.columns)) or "rows"
-            raise BadRequest(f"unexpected input {named}: model {self.name!r} takes {takes}, not columns")
+            hint = "; those of a new node are in `inline`" if self.model.encoder else ""
+            raise BadRequest(
+                f"unexpected input {named}: model {self.name!r} takes {takes}, not columns{hint}"
+            )
         for name in request.outputs:
             if name not in self.output_names:
                 raise BadRequest(
@@ -448,12 +453,13 @@ class GraphComputer(Computer):
             )
         else:
             dim = int(self.model.graph.nodes[head.node_type].features.shape[1])
-            inputs = (
-                TensorInfo("node_ids", id_type, (-1,), optional=True),
-                TensorInfo("features", "FP32", (-1, dim), optional=True),
-                TensorInfo("neighbors", id_type, (-1,), optional=True),
-                TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
-            )
+            inputs = (TensorInfo("node_ids", id_type, (-1,), optional=True),)
+            if self.model.encoder is None:
+                inputs += (
+                    TensorInfo("features", "FP32", (-1, dim), optional=True),
+                    TensorInfo("neighbors", id_type, (-1,), optional=True),
+                    TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
+                )
         inputs += (TensorInfo("as_of", "INT64", (1,), optional=True),)
         return ModelInfo(
             name=self.name,
@@ -477,6 +483,7 @@ class GraphComputer(Computer):
                 "classes": {each.name: each.classes for each in head.outputs} or list(spec.classes),
                 "parity": spec.parity,
                 "why_whole": spec.why_whole,
+                "columns": [] if self.model.encoder is None else self.model.encoder.columns,
                 **graph_model_hashes(spec),
             },
         )

@@ -51,8 +51,11 @@ def seed_tensors(
             "targets", model, graph, l1_rows, head.dst_node_type or head.node_type, request.pairs[1]
         )
     if request.inline:
-        found["inline.features"] = np.array(
-            [np.asarray(node.features, np.float32) for node in request.inline[:_MOST_ROWS]]
+        nodes = request.inline[:_MOST_ROWS]
+        found["inline.features"] = (
+            np.array([np.asarray(node.features, np.float32) for node in nodes])
+            if model.encoder is None
+            else model.encoder.rows([node.columns for node in nodes])
         )
     return found
 

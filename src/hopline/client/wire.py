@@ -350,8 +350,14 @@ def _cell(value: Any) -> Any:
 
 def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(node, Mapping):
-        return {key: plain(value) for key, value in node.items()}
+        columns = node.get("columns")
+        found = {key: plain(value) for key, value in node.items()}
+        if isinstance(columns, Mapping):
+            found["columns"] = {name: _value(value) for name, value in columns.items()}
+        return found
     body: dict[str, Any] = {"features": plain(node.features)}
+    if node.columns is not None:
+        body = {"columns": {name: _value(value) for name, value in node.columns.items()}}
     for key in ("neighbors", "edge_attr", "edge_weight"):
         values = plain(getattr(node, key))
         if values:
@@ -359,6 +365,11 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
     if node.id is not None:
         body["id"] = node.id
     return body
+
+
+def _value(value: Any) -> Any:
+    """Convert a value of a column of nodes, which may be a time."""
+    return _moment(value) if isinstance(value, date | np.datetime64) else _cell(value)
 
 
 def plain(value: Any) -> Any:

@@ -65,6 +65,14 @@ def build(
             help="Column of the node files that is not a feature (repeatable): COLUMN or TYPE=COLUMN."
         ),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of the node files that is kept unchanged, for the preprocessing of models "
+            "(repeatable): COLUMN, COLUMN:TYPE (float, integer, boolean, text, timestamp), or '*' for all; "
+            "NODE_TYPE=COLUMN for one file. A node file with such columns has no other features."
+        ),
+    ] = None,
     src: Annotated[
         list[str] | None,
         typer.Option(
@@ -169,7 +177,7 @@ def build(
             rounded=tuple(round_ or ()),
         )
         node_files = options.node_files(
-            features or (), id or (), feature or (), exclude or (), ids_are_rows
+            features or (), id or (), feature or (), exclude or (), column or (), ids_are_rows
         )
         edge_files = options.edge_files(
             edges,
@@ -266,6 +274,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "feature_names": list(schema.feature_names),
             "id_kind": schema.id_kind,
             "rounded": list(schema.rounded),
+            "columns": [] if part.columns is None else part.columns.described(),
         }
     edges = {}
     for key, edge in graph.schema.edge_types.items():
@@ -344,6 +353,16 @@ def _show(described: dict[str, Any]) -> None:
             for name, row in described["node_types"].items()
         ],
     )
+    columns = [(name, one) for name, row in described["node_types"].items() for one in row["columns"]]
+    if columns:
+        _print_rows(
+            console,
+            ("node type", "column", "type", "missing", "range"),
+            [
+                (name, one["name"], one["type"], f"{one['missing']:.1%}", _range(one))
+                for name, one in columns
+            ],
+        )
     _print_rows(
         console,
         ("edge type", "edges", "attr", "time", "weight", "loops", "repeats", "in: p50", "p99", "max"),
@@ -358,6 +377,12 @@ def _show(described: dict[str, Any]) -> None:
             for name, row in described["edge_types"].items()
         ],
     )
+
+
+def _range(column: dict[str, Any]) -> str:
+    if "distinct" in column:
+        return f"{column['distinct']:,} distinct"
+    return "" if column["min"] is None else f"{column['min']} to {column['max']}"
 
 
 def _print_rows(console: Console, header: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:

@@ -35,6 +35,7 @@ class FileOptions:
         ids: Sequence[str],
         features: Sequence[str],
         exclude: Sequence[str],
+        columns: Sequence[str],
         ids_are_rows: bool,
     ) -> dict[str, NodeFile]:
         """Node type -> file. Raises: GraphError: no option names the id column of a file."""
@@ -56,6 +57,7 @@ class FileOptions:
                 self.rounded,
                 self.text,
                 self.missing,
+                tuple(_for(columns, name, paths)),
             )
         return found
 

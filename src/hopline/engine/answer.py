@@ -264,6 +264,7 @@ class Answerer:
                         self.max_inline_neighbors,
                         self.model.reads_attr,
                         self.model.spec,
+                        self.model.encoder,
                     )
                     inline[m] = self.model.inline_states(nodes, as_of)
                 except HoplineError as error:

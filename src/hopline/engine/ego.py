@@ -43,6 +43,7 @@ class EgoModel:
         offers: outputs of the model by name.
         watch: separates sampling time from compute time.
         guard: as in `Model`.
+        encoder: None: it takes no inline nodes.
         ages: as in `Model`; its features are in the graph.
     """
 
@@ -61,6 +62,7 @@ class EgoModel:
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
         self.offers = outputs_of(spec)
         self.reads_attr: frozenset[str] = frozenset()
+        self.encoder = None
         described = read_slots(folder)
         self._relations = described.relations
         self._pooled = described.pooled

@@ -15,6 +15,7 @@ import numpy as np
 
 from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.embeddings import narrowed, no_row
+from hopline.engine.encoders import RowEncoder
 from hopline.engine.inline_features import InlineEdges, InlineNodes, as_float32, feature_rows
 from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
@@ -39,11 +40,13 @@ def parse_inline(
     max_neighbors: int,
     reads_attr: Collection[str],
     spec: ModelSpec,
+    encoder: RowEncoder | None = None,
 ) -> InlineNodes:
     """Check inline nodes against the graph.
 
     Args:
         reads_attr: edge types whose attributes the model reads; others may be left out.
+        encoder: of the model's preprocessing of this type, if it has one.
         spec: of the model. No weight may be negative where it samples by weight, and edges of kinds in
             `edges_without` are refused.
 
@@ -54,7 +57,7 @@ def parse_inline(
         NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
-    features = _features(nodes, node_type, graph, spec)
+    features = _features(nodes, node_type, graph, spec, encoder)
     own = graph.schema.own_edge_types
     if spec.fanouts.keys() - own.keys():
         raise BadRequest(
@@ -112,15 +115,32 @@ def parse_inline(
 
 
 def _features(
-    nodes: Sequence[InlineNode], node_type: str, graph: Graph | LiveView, spec: ModelSpec
+    nodes: Sequence[InlineNode],
+    node_type: str,
+    graph: Graph | LiveView,
+    spec: ModelSpec,
+    encoder: RowEncoder | None,
 ) -> FloatArray:
     """Feature rows of inline nodes, with the learned columns that a node which came later has."""
     schema, learned = graph.schema.node_types[node_type], spec.embeddings.get(node_type)
-    if learned is None:
-        return feature_rows(nodes, node_type, schema)
-    if learned.later == "refuse":
+    if learned is not None and learned.later == "refuse":
         raise BadRequest(str(no_row(spec, f"nodes of type {node_type!r} that are not in the graph")))
-    own = feature_rows(nodes, node_type, narrowed(schema, learned))
+    for i, node in enumerate(nodes):
+        if encoder is None and node.columns is not None:
+            raise BadRequest(
+                f"inline[{i}].columns: the model has no preprocessing; send `features`, a list of "
+                f"{schema.feature_dim} numbers"
+            )
+        if encoder is not None and len(node.features):
+            raise BadRequest(
+                f"inline[{i}].features: the model has preprocessing; send `columns`, a value by name"
+            )
+    if encoder is not None:
+        own = encoder.rows([node.columns for node in nodes])
+    else:
+        own = feature_rows(nodes, node_type, schema if learned is None else narrowed(schema, learned))
+    if learned is None:
+        return own
     return np.pad(own, ((0, 0), (0, schema.feature_dim - own.shape[1])))
 
 

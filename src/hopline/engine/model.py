@@ -16,6 +16,7 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.ego import EgoModel
+from hopline.engine.encoders import encoder_of
 from hopline.engine.execute import execute
 from hopline.engine.fused_path import FusedPath
 from hopline.engine.guard import Guard
@@ -176,6 +177,7 @@ class Model:
         offers: outputs of the model by name.
         ages: of the rows of sources that were read since `supply`.
         reads_attr: edge types whose attributes it reads.
+        encoder: converts columns of inline nodes to features; None where these are sent.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
@@ -241,6 +243,7 @@ class Model:
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
         self.offers = outputs_of(spec)
+        self.encoder = encoder_of(folder, spec, head.node_type)
         self.reads_attr = frozenset(
             entry.edge_type
             for stages in spec.levels
@@ -404,8 +407,8 @@ def load_model(
         ArtifactError: a model that is served whole reads features that are not in the graph.
         SchemaMismatch: see `check_schema`.
     """
-    if sources and sources.keys() & spec.embeddings.keys():
-        spec.check_no_embeddings("a server with a feature store")
+    if sources and sources.keys() & (spec.embeddings.keys() | spec.encoders.keys()):
+        spec.check_plain_features("a server with a feature store")
     if spec.runtime == "torch":
         if any(is_in_store(edge) for edge in graph.edges.values()):
             raise ArtifactError(

@@ -10,18 +10,19 @@ import msgspec
 from hopline.artifact import ANY_TYPE, LOOPS, NEGATIVE, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.declared import check_declared
 from hopline.engine.embeddings import AnyGraph, widened, with_tables
+from hopline.engine.encoders import encoded, with_features
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
 
 
 def fitted(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
-    """The graph as a model reads it: with the model's learned rows of nodes.
+    """The graph as a model reads it: with the features that its preprocessing makes, and its learned rows.
 
-    Raises: SchemaMismatch, ArtifactError: as `check_schema` and `with_tables`.
+    Raises: SchemaMismatch, ArtifactError: as `check_schema`, `encoded` and `with_tables`.
     """
     check_schema(spec, graph)
-    return with_tables(folder, spec, graph)
+    return with_tables(folder, spec, encoded(folder, spec, graph))
 
 
 def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
@@ -40,7 +41,7 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
     tables = {name: learned.tables for name, learned in spec.embeddings.items()}
     for name in tables.keys() - expected.node_types.keys():
         raise ArtifactError(f"model {spec.name}/{spec.version}: learned rows of {name!r}, not a node type")
-    check_declared(spec, widened(expected, tables))
+    check_declared(spec, widened(with_features(expected, spec.encoders), tables))
     differences = expected.differences(graph.schema) + _edge_types(spec, expected, graph)
     if spec.sampling == "weighted":
         differences += graph.schema.signed(spec.fanouts)

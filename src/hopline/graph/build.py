@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import csc, narrow
-from hopline.graph.columns import column_names, matrix, positions, read_only, weights
+from hopline.graph.columns import check_whole, column_names, matrix, positions, read_only, weights
 from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
+from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import (
     EdgeTypeSchema,
@@ -26,6 +27,7 @@ from hopline.graph.schema import (
     reverse_key,
 )
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
+from hopline.graph.typed_columns import stored_columns
 from hopline.types import AnyArray, IdArray, Progress, silent
 
 
@@ -75,8 +77,6 @@ def _same_rows(first: Sequence[AnyArray], second: Sequence[AnyArray]) -> bool:
 
 MAX_NODES = 2**31 - 1
 _LOG = logging.getLogger("hopline.graph")
-#: Rows that are compared in one piece.
-_CHUNK = 65_536
 # Row numbers that are above this, and above this multiple of the number of edge ends, are assumed to be
 # ids.
 _SPARSE_NODES, _SPARSE_FACTOR = 1000, 20
@@ -119,7 +119,8 @@ def build(
     nodes: dict[str, Nodes] = {}
     for name in sorted(node_tables):
         table = node_tables[name]
-        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress)
+        columns, column_schemas = stored_columns(name, table, feature_dtype)
+        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress, columns)
         dim = nodes[name].features.shape[1]
         node_schemas[name] = NodeTypeSchema(
             feature_dim=dim,
@@ -128,6 +129,7 @@ def build(
             id_kind=nodes[name].ids.kind,
             rounded=rounded,
             groups=tuple(table.groups),
+            columns=column_schemas,
         )
     if not any(part.num_nodes for part in nodes.values()):
         raise GraphError("the graph is empty: it must have at least one node")
@@ -244,6 +246,7 @@ def _nodes(
     ends: Mapping[EdgeType, tuple[Any, Any]],
     feature_dtype: str,
     progress: Progress,
+    columns: NodeColumns | None,
 ) -> tuple[Nodes, tuple[int, ...]]:
     """The nodes, and their columns that may be rounded."""
     where = f"node type {name!r}"
@@ -264,6 +267,8 @@ def _nodes(
         if feature_dtype != "float32":
             check_whole(features, table.features, names, rounded, what)
         counts["rows of features"] = len(features)
+    if columns is not None:
+        counts["rows of columns"] = len(columns.table)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
         ids = table.ids if isinstance(table.ids, IdIndex) else IdIndex.build(table.ids, f"ids of {where}")
@@ -278,31 +283,7 @@ def _nodes(
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
     if features is None:
         features, _ = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
-    return Nodes(features, ids if ids is not None else RangeIds(num_nodes)), rounded
-
-
-def check_whole(
-    stored: Features, given: Any, names: Sequence[str], rounded: Collection[int], what: str
-) -> None:
-    """Check that a narrow dtype leaves columns of integers unchanged: they may be codes.
-
-    Args:
-        stored: [N, d]. given: the same numbers as they came.
-        names: of columns, or empty. rounded: columns that may change.
-    """
-    whole, same = np.ones((2, stored.shape[1]), np.bool_)
-    for start in range(0, len(stored), _CHUNK):
-        piece = slice(start, start + _CHUNK)
-        one, other = (np.asarray(rows[piece], np.float32) for rows in (stored, given))
-        whole &= (other == np.rint(other)).all(axis=0)
-        same &= (one == other).all(axis=0)
-    for column in np.flatnonzero(whole & ~same).tolist():
-        if column not in rounded:
-            raise GraphError(
-                f"{what}: the dtype changes the integers of {names[column] if names else column!r}, which "
-                "may be codes. Store the features as float32, or, for counts, list the column in rounded= "
-                "(`--round COLUMN`)"
-            )
+    return Nodes(features, ids if ids is not None else RangeIds(num_nodes), columns), rounded
 
 
 def _feature_names(table: NodeTable) -> Sequence[str]:

@@ -86,7 +86,7 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
         return _numpy(column)
     if types.is_floating(kind) or types.is_decimal(kind):
         return _whole(table, name, column, "an id is an integer or a string")
-    if not _is_string(kind):
+    if not is_string(kind):
         raise GraphError(
             f"{table.what}: column {name!r} holds ids and must hold integers or strings; it holds {kind}"
         )
@@ -126,9 +126,9 @@ def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> An
     types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
     column = table.column(name)
     kind = column.type
-    if _is_string(kind) and not table.is_text and not named:
+    if is_string(kind) and not table.is_text and not named:
         return str(kind)
-    if _is_string(kind):
+    if is_string(kind):
         return _numbers_of_text(table, name, missing, named=named)
     if _is_list(kind):
         return _lists(table, name, column)
@@ -142,7 +142,7 @@ def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> An
         if named:
             raise GraphError(f"{table.what}: column {name!r} must hold numbers; it holds {kind}")
         return str(kind)
-    absent = _absent(table, column, missing)
+    absent = absent_cells(table, column, missing)
     if pc.any(absent).as_py():
         column = column.cast(pa.float64()) if types.is_floating(column.type) else column
         column = _filled(table, name, column, absent, missing)
@@ -165,29 +165,41 @@ def times(table: FileTable, name: str, missing: Missing) -> AnyArray:
         return _numpy(column.cast(pa.timestamp(kind.unit)))
     if types.is_date(kind):
         return _numpy(column.cast(pa.timestamp("s")))
-    if not _is_string(kind):
+    if not is_string(kind):
         raise GraphError(f"{table.what}: column {name!r} must hold integers or dates; it holds {kind}")
     if not len(column):
         return np.empty(0, np.int64)
     if (ints := _integers(column)) is not None:
         return ints
-    if _all(column, _DECIMAL):
+    if all_match(column, _DECIMAL):
         return _whole(
             table,
             name,
             column.cast(pa.float64()),
             "times must be integers or dates: multiply and round them",
         )
-    return _dates(table, name, column)
+    return dates(table, name, column)
 
 
 def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    column = _trimmed(table, name, table.column(name))
-    absent = _absent(table, column, missing)
+    column = trimmed(table, name, table.column(name))
+    absent = absent_cells(table, column, missing)
+    column = parsed_text(table, name, column, absent, named=named)
+    if isinstance(column, str):
+        return column
+    column = column.cast(pa.uint8()) if arrow("pyarrow.types").is_boolean(column.type) else column
+    if pc.any(absent).as_py():
+        column = _filled(table, name, column, absent, missing)
+    return _numpy(column)
+
+
+def parsed_text(table: FileTable, name: str, column: Any, absent: Any, *, named: bool) -> Any:
+    """Text as booleans, integers or float64, null where `absent`; or a description of what it holds."""
+    pc = arrow("pyarrow.compute")
     given = column.filter(pc.invert(absent))
-    if len(given) and _all(given, _BOOLEAN):
-        column = pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true")).cast(pa.uint8())
+    if len(given) and all_match(given, _BOOLEAN):
+        column = pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true"))
     else:
         wrong = pc.invert(pc.match_substring_regex(given, _DECIMAL))
         count = pc.sum(wrong).as_py() or 0
@@ -205,16 +217,14 @@ def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bo
                 f"{table.place(at, name)} must hold numbers; it holds {cell!r} ({count} of "
                 f"{len(column)} cells do not hold a number); {_advice(cell, name, named=named)}"
             )
-        column = _parsed(table, name, pc.if_else(absent, None, column), whole=_all(given, _INTEGER))
-    if pc.any(absent).as_py():
-        column = _filled(table, name, column, absent, missing)
-    return _numpy(column)
+        column = _parsed(table, name, pc.if_else(absent, None, column), whole=all_match(given, _INTEGER))
+    return column
 
 
 def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
     for kind in (pa.int64(), pa.uint64()) if whole else (pa.float64(),):
-        if (found := _cast(column, kind)) is not None:
+        if (found := cast(column, kind)) is not None:
             return found
     at = max(0, pc.index(pc.greater(pc.abs(column.cast(pa.float64())), 9.2e18), True).as_py())
     raise GraphError(f"{table.place(at, name)}: {column[at].as_py()} does not fit into a 64-bit integer")
@@ -240,7 +250,7 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
     # The column's own type if the number fits; -1, for example, does not fit bytes or booleans.
     integers = [column.type, pa.int64()] if float(fill).is_integer() else []
     for kind in (*integers, pa.float64()):
-        number, others = (_cast(each, kind) for each in (pa.array([float(fill)]), column))
+        number, others = (cast(each, kind) for each in (pa.array([float(fill)]), column))
         if number is not None and others is not None:
             return pc.if_else(absent, number[0], others)
     at = pc.index(absent, True).as_py()
@@ -250,12 +260,12 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
     )
 
 
-def _absent(table: FileTable, column: Any, missing: Missing) -> Any:
+def absent_cells(table: FileTable, column: Any, missing: Missing) -> Any:
     """Booleans: cells that are null, NaN, empty text or a marker in `missing.na`."""
     types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
     kind = column.type
     absent = pc.is_null(column, nan_is_null=types.is_floating(kind))
-    if _is_string(kind):
+    if is_string(kind):
         cells = pc.fill_null(column, "")
         absent = pc.or_(
             absent, pc.is_in(cells, pa.array([*([""] if table.is_text else []), *missing.na], kind))
@@ -265,10 +275,10 @@ def _absent(table: FileTable, column: Any, missing: Missing) -> Any:
     numbers = [float(text) for text in map(str.strip, missing.na) if re.match(_DECIMAL, text)]
     if not numbers:
         return absent
-    if _is_string(kind):
+    if is_string(kind):
         cells = pc.if_else(pc.match_substring_regex(cells, _WRITTEN), cells, None)
     found = pc.is_in(
-        cells.cast(pa.float64()) if _is_string(kind) else _as_doubles(column), pa.array(numbers)
+        cells.cast(pa.float64()) if is_string(kind) else _as_doubles(column), pa.array(numbers)
     )
     return pc.or_(absent, found)
 
@@ -282,9 +292,9 @@ def _given(
     table: FileTable, name: str, column: Any, missing: Missing, advice: str, *, ids: bool = False
 ) -> Any:
     """A column of ids or times, trimmed, in which no cell may be missing."""
-    if _is_string(column.type):
-        column = _trimmed(table, name, column, ids=ids)
-    absent = _absent(table, column, missing)
+    if is_string(column.type):
+        column = trimmed(table, name, column, ids=ids)
+    absent = absent_cells(table, column, missing)
     if arrow("pyarrow.compute").any(absent).as_py():
         raise _missing(table, name, absent, advice)
     return column
@@ -328,7 +338,8 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     return _numpy(column).astype(np.int64)
 
 
-def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
+def dates(table: FileTable, name: str, column: Any) -> AnyArray:
+    """Convert text to datetime64, UTC. Raises: GraphError: a cell is not an ISO 8601 date or time."""
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
     digits = pc.max(
         pc.binary_length(pc.replace_substring_regex(column, r"^[^.]*\.?([0-9]*).*$", r"\1"))
@@ -337,14 +348,12 @@ def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     # pyarrow reads ISO 8601: with a zone in all cells, or in none.
     kinds = [pa.timestamp(unit, zone) for zone in (None, "UTC")]
     for kind in kinds:
-        if (read := _cast(column, kind)) is not None:
+        if (read := cast(column, kind)) is not None:
             return _numpy(read.cast(pa.timestamp(unit)))
-    at = max(
-        bisect(range(1, len(column) + 1), False, key=lambda n: not _cast(column[:n], k)) for k in kinds
-    )
+    at = max(bisect(range(1, len(column) + 1), False, key=lambda n: not cast(column[:n], k)) for k in kinds)
     whole = pc.match_substring_regex(column, _WHOLE)
     odd = pc.index(whole, False).as_py() if whole[at].as_py() else at
-    if not any(_cast(column[odd : odd + 1], kind) for kind in kinds):
+    if not any(cast(column[odd : odd + 1], kind) for kind in kinds):
         raise GraphError(
             f"{table.place(odd, name)}: {column[odd].as_py()!r} is neither an integer nor an ISO 8601 date "
             "and time (2024-01-31T13:45:00Z), or too far from 1970"
@@ -355,7 +364,7 @@ def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     )
 
 
-def _cast(column: Any, kind: Any) -> Any:
+def cast(column: Any, kind: Any) -> Any:
     """The column in another type; None where a cell cannot be."""
     try:
         return column.cast(kind)
@@ -383,7 +392,7 @@ def _lists(table: FileTable, name: str, column: Any) -> AnyArray:
 
 def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
     pa = arrow("pyarrow")
-    text = _cast(column.cast(pa.large_binary()), pa.large_string())
+    text = cast(column.cast(pa.large_binary()), pa.large_string())
     if text is None:
         raise _not_text(table, name)
     return text
@@ -396,7 +405,8 @@ def _not_text(table: FileTable, name: str) -> GraphError:
     )
 
 
-def _trimmed(table: FileTable, name: str, column: Any, *, ids: bool = False) -> Any:
+def trimmed(table: FileTable, name: str, column: Any, *, ids: bool = False) -> Any:
+    """Remove blanks around the cells of a text file. Raises: GraphError: a quote or id after a blank."""
     if not isinstance(table, TextTable):
         return column
     pc = arrow("pyarrow.compute")
@@ -405,15 +415,15 @@ def _trimmed(table: FileTable, name: str, column: Any, *, ids: bool = False) -> 
         raise GraphError(
             f"{table.place(at, name)}: a quote after a blank; remove the blanks that follow the delimiter"
         )
-    trimmed = pc.utf8_trim_whitespace(column)
+    bare = pc.utf8_trim_whitespace(column)
     if ids and table.has_quoted_blanks:
-        at = pc.index(pc.not_equal(trimmed, column), True).as_py()
+        at = pc.index(pc.not_equal(bare, column), True).as_py()
         if at >= 0:
             raise GraphError(
                 f"{table.place(at, name)}: {column[at].as_py()!r} begins or ends with a blank, and "
                 "blanks in quotes may be part of an id; remove them from the file"
             )
-    return trimmed
+    return bare
 
 
 def _encoded(column: Any) -> Encoded:
@@ -425,14 +435,15 @@ def _encoded(column: Any) -> Encoded:
 
 def _integers(column: Any) -> IdArray | None:
     """Text in which every cell is an integer of 64 bits, also 30.0, as int64; None for another column."""
-    if not _all(column, _WHOLE):
+    if not all_match(column, _WHOLE):
         return None
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    ints = _cast(pc.replace_substring_regex(column, r"\.0*$", ""), pa.int64())
+    ints = cast(pc.replace_substring_regex(column, r"\.0*$", ""), pa.int64())
     return None if ints is None else _numpy(ints)
 
 
-def _all(column: Any, pattern: str) -> bool:
+def all_match(column: Any, pattern: str) -> bool:
+    """True if there are cells, and each matches the pattern."""
     pc = arrow("pyarrow.compute")
     return len(column) > 0 and bool(pc.all(pc.match_substring_regex(column, pattern)).as_py())
 
@@ -442,7 +453,8 @@ def _numpy(column: Any) -> AnyArray:
     return result
 
 
-def _is_string(kind: Any) -> bool:
+def is_string(kind: Any) -> bool:
+    """True for the types of text."""
     types = arrow("pyarrow.types")
     return bool(types.is_string(kind) or types.is_large_string(kind))
 

@@ -218,7 +218,8 @@ def _not_numbers(value: Any) -> str:
     if not hasattr(value, "dtypes") or not hasattr(value, "columns"):
         return ""
     bad = [str(name) for name in value.columns if getattr(value[name].dtype, "kind", "O") not in "fiub"]
-    return f" (columns without numbers: {', '.join(bad)}); leave them out, or encode them" if bad else ""
+    hint = "leave them out, encode them, or keep them for preprocessing: NodeTable(columns=frame)"
+    return f" (columns without numbers: {', '.join(bad)}); {hint}" if bad else ""
 
 
 def weights(value: Any, what: str, rows: int, *, rounded: bool = False) -> tuple[FloatArray, bool]:
@@ -228,6 +229,32 @@ def weights(value: Any, what: str, rows: int, *, rounded: bool = False) -> tuple
     """
     found, accepted = matrix(vector(value, what, rows), what, rows=rows, rounded=(0,) if rounded else ())
     return found.reshape(-1), bool(accepted)
+
+
+#: Rows that are compared in one piece.
+_CHUNK = 65_536
+
+
+def check_whole(stored: Any, given: Any, names: Sequence[str], rounded: Collection[int], what: str) -> None:
+    """Check that a narrow dtype leaves columns of integers unchanged: they may be codes.
+
+    Args:
+        stored: [N, d]. given: the same numbers as they came.
+        names: of columns, or empty. rounded: columns that may change.
+    """
+    whole, same = np.ones((2, stored.shape[1]), np.bool_)
+    for start in range(0, len(stored), _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        one, other = (np.asarray(rows[piece], np.float32) for rows in (stored, given))
+        whole &= (other == np.rint(other)).all(axis=0)
+        same &= (one == other).all(axis=0)
+    for column in np.flatnonzero(whole & ~same).tolist():
+        if column not in rounded:
+            raise GraphError(
+                f"{what}: the dtype changes the integers of {names[column] if names else column!r}, which "
+                "may be codes. Store the features as float32, or, for counts, list the column in rounded= "
+                "(`--round COLUMN`)"
+            )
 
 
 def column_names(names: Sequence[str], columns: int, what: str) -> tuple[str, ...]:

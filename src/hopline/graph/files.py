@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from hopline.errors import GraphError
 from hopline.graph import cells, file_ids
+from hopline.graph.arrow import arrow
 from hopline.graph.cells import FileTable, Missing
 from hopline.graph.columns import matrix, positions
+from hopline.graph.node_columns import is_label
+from hopline.graph.schema import ColumnType
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.graph.text_stream import PACKED
 from hopline.graph.text_table import TextFormat, TextTable
+from hopline.graph.typed_columns import typed
 from hopline.graph.typed_table import TYPED, TypedTable
 from hopline.types import AnyArray, Progress, silent
 
@@ -26,14 +31,6 @@ _TEXT = (".csv", ".tsv", ".txt")
 _ARRAYS = (".npy", ".npz")
 _LOG = logging.getLogger("hopline.graph")
 _OF_ONE_FILE = "to name a column of one file only, write TYPE=COLUMN"
-#: Words in the names of columns that a model predicts, or that divide its nodes.
-_LABELS = frozenset(
-    (
-        *("label", "labels", "target", "targets", "y", "class", "classes", "category", "outcome", "truth"),
-        *("fraud", "fraudulent", "illicit", "anomaly", "anomalous", "outlier", "spam", "bot", "malicious"),
-        *("churn", "churned", "default", "defaulted", "mask", "split", "fold"),
-    )
-)
 #: Names that pandas gives to the index of a frame when it writes CSV, when it reads that, and in Parquet.
 _INDEX = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__").fullmatch
 
@@ -47,9 +44,11 @@ class NodeFile:
             is the feature matrix; .npz may hold `features` (or `x`) and `ids`. Or a pandas or polars
             DataFrame or a `pyarrow.Table`.
         id: column of the ids (of .npz the array); None means that row numbers are the ids.
-        features: columns of the features, in order; None means every numeric column but `id`. A single
-            column of lists is the whole matrix.
-        exclude: columns that are not features.
+        features: columns of the features, in order; None means every numeric column but `id`, or, with
+            `columns`, none. A single column of lists is the whole matrix.
+        exclude: columns that are neither features nor `columns`.
+        columns: columns that are kept unchanged, for the preprocessing of models: NAME, NAME:TYPE (as in
+            `NodeTable.column_types`), or "*" for all others. A missing cell stays missing.
         rounded: columns whose numbers may be rounded to float32.
         text: the format of a text file.
         missing: which cells are missing values, and what replaces them.
@@ -62,9 +61,10 @@ class NodeFile:
     rounded: Sequence[str] = ()
     text: TextFormat = field(default_factory=TextFormat)
     missing: Missing = field(default_factory=Missing)
+    columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        _one_name_is_a_list(self, "features", "exclude", "rounded")
+        _one_name_is_a_list(self, "features", "exclude", "rounded", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +210,19 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
     id_of = _found(table, *id_of)
     excluded = _found(table, *file.exclude)
     left_out = []
+    rest = [name for name in table.names if name not in (*id_of, *excluded)]
+    kept = _kept_columns(table, file.columns, [name for name in rest if not _INDEX(name)])
     if file.features is not None:
         names = _found(table, *file.features)
         _check_features(table, names, excluded)
+    elif file.columns:
+        names = []
     else:
-        names = [name for name in table.names if name not in (*id_of, *excluded)]
         left_out = [
-            f"{name.strip() or 'a column without a name'} (a row number)" for name in names if _INDEX(name)
+            f"{name.strip() or 'a column without a name'} (a row number)" for name in rest if _INDEX(name)
         ]
-        names = [name for name in names if not _INDEX(name)]
-    table.load([*names, *id_of])
+        names = [name for name in rest if not _INDEX(name)]
+    table.load([*names, *id_of, *kept])
     ids = cells.ids(table, id_of[0], file.missing) if id_of else None
     values: dict[str, AnyArray] = {}
     for name in names:
@@ -230,24 +233,44 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
             values[name] = value
     if left_out:
         _LOG.warning("%s: left out: %s", table.what, ", ".join(left_out))
-    labels = [name for name in values if _is_label(name)] if file.features is None else []
+    labels = [name for name in values if is_label(name)] if file.features is None else []
     if labels:
-        _LOG.warning(
-            "%s: %s %s among the %d features, and by name may be what a model predicts; leave out with "
-            "--exclude, or name all features with --feature",
-            table.what,
-            ", ".join(labels),
-            "is" if len(labels) == 1 else "are",
-            len(values),
+        raise GraphError(
+            f"{table.what}: {', '.join(labels)}: by name what a model predicts; leave it out with "
+            f"--exclude {labels[0]}, or name all features with --feature"
         )
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
         ((name, value),) = values.items()
         every = range(value.shape[1]) if name in file.rounded else ()
         return NodeTable(value, ids=ids, rounded=every), [name]
     features, rounded = _side_by_side(values, table, file.rounded)
-    rows = len(table.column([*id_of, *names][0])) if features is None else None
+    rows = len(table.column([*id_of, *names, *kept][0])) if features is None else None
     nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded)
+    if kept:
+        read = {name: typed(table, name, file.missing, kind) for name, kind in kept.items()}
+        columns = arrow("pyarrow").table(read)
+        nodes = dataclasses.replace(nodes, columns=columns, column_types=dict.fromkeys(kept, ""))
     return nodes, list(values)
+
+
+def _kept_columns(table: FileTable, given: Sequence[str], rest: Sequence[str]) -> dict[str, str]:
+    """Column -> its type, or "" to detect it; `rest`: the columns that "*" means."""
+    found = {}
+    for text in given:
+        name, _, kind = text.rpartition(":")
+        if text not in table.names and kind in get_args(ColumnType):
+            found[_found(table, name)[0]] = kind
+        elif text != "*":
+            found[_found(table, text)[0]] = ""
+    if "*" in given:
+        labels = [name for name in rest if is_label(name) and name not in found]
+        if labels:
+            raise GraphError(
+                f"{table.what}: {', '.join(labels)}: by name what a model predicts; leave it out with "
+                f"--exclude {labels[0]}, or keep it with --column {labels[0]}"
+            )
+        found = {name: found.get(name, "") for name in rest}
+    return found
 
 
 def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, list[str]]:
@@ -285,12 +308,6 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
     return edges, list(columns)
 
 
-def _is_label(name: str) -> bool:
-    """True for a column that is usually a label or a split: is_fraud, isFraud, y, target_1, train_mask."""
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
-    return any(word.lower() in _LABELS for word in words)
-
-
 def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if name in names[:place]:
@@ -300,7 +317,7 @@ def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[s
 
 
 def _nodes_of_arrays(path: Path, file: NodeFile) -> NodeTable:
-    for what, names in (("features", file.features), ("exclude", file.exclude)):
+    for what, names in (("features", file.features), ("exclude", file.exclude), ("columns", file.columns)):
         if names:
             raise GraphError(f"{path}: {what} names columns, but an array has none; {_OF_ONE_FILE}")
     if path.suffix.lower() == ".npy":

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hopline.graph.extent import NO_RECORDS, STILL, Clock
 from hopline.graph.ids import IdIndex
 from hopline.graph.narrow import Features
+from hopline.graph.node_columns import NodeColumns
 from hopline.graph.schema import edge_key
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -22,10 +23,12 @@ class Nodes:
         features: [N, d], C-contiguous; d is 0 where the type has no features. float32 or float16, or a
             `NarrowMatrix`, which reads like float32.
         ids: the caller's ids.
+        columns: of its table, before any preprocessing; None where the type has no such columns.
     """
 
     features: Features
     ids: IdIndex
+    columns: NodeColumns | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from hopline.errors import GraphError
 
 IdKind = Literal["range", "int", "string"]
+ColumnType = Literal["float", "integer", "boolean", "text", "timestamp"]
 
 #: The names of a homogeneous graph's one node type and one edge type.
 NODE_TYPE = "node"
@@ -24,7 +25,7 @@ EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
 
 _MAX_NAME = 72
 #: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
-_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of")
+_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of", "columns")
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
 
@@ -47,6 +48,17 @@ class ColumnGroup(msgspec.Struct, frozen=True):
         return self.width or 1
 
 
+class ColumnSchema(msgspec.Struct, frozen=True):
+    """One column of a table of nodes, before any preprocessing; any cell may be missing.
+
+    Attributes:
+        type: a float64, an integer of 64 bits, a boolean, a text (also a code), or a time (UTC).
+    """
+
+    name: str
+    type: ColumnType
+
+
 class NodeTypeSchema(msgspec.Struct, frozen=True):
     """One node type.
 
@@ -57,6 +69,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         id_kind: kind of the caller's ids: row numbers (`range`), 64-bit integers or strings.
         rounded: columns in which float32 may round large integers; see `columns.py`.
         groups: the tensors of which the columns are, in their order; empty if they are of one.
+        columns: of its table, which the preprocessing of models reads in place of features.
     """
 
     feature_dim: int
@@ -65,6 +78,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
     id_kind: IdKind = "range"
     rounded: tuple[int, ...] = ()
     groups: tuple[ColumnGroup, ...] = ()
+    columns: tuple[ColumnSchema, ...] = ()
 
     @property
     def x_dim(self) -> int:
@@ -186,6 +200,13 @@ class GraphSchema(msgspec.Struct, frozen=True):
                         f"node type {name!r} has the tensors {_tensors(have)}; the model was packaged for "
                         f"{_tensors(want)}"
                     )
+                types = {column.name: column.type for column in have.columns}
+                found += [
+                    f"node type {name!r}: its column {column.name!r} is "
+                    f"{types.get(column.name, 'missing')}; the model was packaged for {column.type}"
+                    for column in want.columns
+                    if types.get(column.name) != column.type
+                ]
         for key, edge in self.edge_types.items():
             there = other.edge_types.get(key)
             if there is None:

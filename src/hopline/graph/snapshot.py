@@ -13,8 +13,8 @@ import msgspec
 
 from hopline.errors import GraphError
 from hopline.graph import codec, digest, files, pyg, storage, subgraph
-from hopline.graph.build import build, check_whole, features_of
-from hopline.graph.columns import positions
+from hopline.graph.build import build, features_of
+from hopline.graph.columns import check_whole, positions
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
@@ -298,6 +298,18 @@ class Graph:
         """The nodes of a type; None means the only type. Raises: GraphError: the type does not exist."""
         return self.nodes[self._only(node_type, self.nodes, "node type")]
 
+    def frame(self, node_type: str | None = None) -> Any:
+        """The columns of a node type as a `pandas.DataFrame`, to fit preprocessing on; see `NodeColumns`.
+
+        Raises: GraphError: the type does not exist, or has no columns.
+        """
+        columns = self.node(node_type).columns
+        if columns is None:
+            raise GraphError(
+                f"node type {node_type!r} has no columns; build it with NodeTable(columns=...)"
+            )
+        return columns.frame()
+
     def edge(self, edge_type: str | EdgeType | None = None) -> Adjacency:
         """The edges of a type, by key or triple; None means the only type. Raises: GraphError."""
         key = edge_key(*edge_type) if isinstance(edge_type, tuple) else edge_type
@@ -333,12 +345,14 @@ class Graph:
         nodes, types = {}, {}
         for name, part in self.nodes.items():
             what = f"features of node type {name!r}"
+            if part.columns is not None and feature_dtype != "float32":
+                raise GraphError(f"node type {name!r} has columns, whose features are float32")
             features, _ = features_of(part.features, what, feature_dtype)
             schema = self.schema.node_types[name]
             more = positions(rounded.get(name, ()), schema.feature_names, schema.feature_dim, what)
             if feature_dtype != "float32":
                 check_whole(features, part.features, schema.feature_names, {*schema.rounded, *more}, what)
-            nodes[name] = Nodes(features, part.ids)
+            nodes[name] = Nodes(features, part.ids, part.columns)
             types[name] = msgspec.structs.replace(schema, feature_dtype=feature_dtype)
         return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges, left_out=self.left_out)
 

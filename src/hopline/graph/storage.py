@@ -3,6 +3,7 @@
     graph.json
     nodes/<type>/features.npy         [N, d]; uint16 where they are bfloat16
     nodes/<type>/scale.npy, offset.npy  float32 [d], where features are int8
+    nodes/<type>/columns.npy          uint8: an Arrow IPC file (`node_columns.py`)
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
@@ -30,13 +31,15 @@ from hopline.files import check_regular, draft_of, publish_folder, sync
 from hopline.graph import codec, digest, integrity, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
+from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative. 6: columns whose integers may be rounded are listed. 7: types may be derived.
-FORMAT_VERSION = 7
+#: 8: nodes may have columns.
+FORMAT_VERSION = 8
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
@@ -53,9 +56,10 @@ _KINDS = {
     "slots": ("int32", 1),
     "blob": ("uint8", 1),
     "offsets": ("int64", 1),
+    "columns": ("uint8", 1),
 }
 #: Files whose numbers are only computed with.
-_NOT_INDEXED_BY = ("/features", "/scale", "/offset", "/attr")
+_NOT_INDEXED_BY = ("/features", "/scale", "/offset", "/attr", "/columns")
 
 
 class StoredArray(msgspec.Struct, frozen=True):
@@ -106,6 +110,8 @@ def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dic
     for name, part in nodes.items():
         arrays |= {f"nodes/{quoted(name)}/{field}": a for field, a in narrow.stored(part.features).items()}
         arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in part.ids.arrays().items()}
+        if part.columns is not None:
+            arrays[f"nodes/{quoted(name)}/columns"] = part.columns.stored
     for key, adjacency in edges.items():
         named = codec.stored(adjacency)
         arrays |= {f"edges/{quoted(key)}/{field}": a for field, a in named.items()}
@@ -172,6 +178,8 @@ def save(
 def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    if any(node_type.columns for node_type in schema.node_types.values()):
+        return 8
     if schema.both_directions:  # an older writer of a live graph would not change the derived types
         return 7
     packed = any(codec.is_compressed(part) for part in edges.values())
@@ -268,7 +276,7 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
             raise GraphError(
                 f"{path} is damaged: node type {name!r}: {error}; build the graph again"
             ) from None
-        nodes[name] = Nodes(features, index)
+        nodes[name] = Nodes(features, index, NodeColumns(own["columns"]) if schema.columns else None)
     return nodes
 
 

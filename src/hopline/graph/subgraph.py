@@ -39,6 +39,8 @@ def induced_tables(
             feature_names=schema.node_types[name].feature_names,
             rounded=schema.node_types[name].rounded,
             groups=schema.node_types[name].groups,
+            columns=None if part.columns is None else part.columns.table.take(rows),
+            column_types=dict.fromkeys((c.name for c in schema.node_types[name].columns), ""),
         )
     edge_tables = {}
     for key in schema.own_edge_types:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ class NodeTable:
         rounded: columns, by name or position, in which float32 may round large integers: here, in events
             and in the features of requests. Columns of fractions that exceed 2^24 are added.
         groups: the tensors that `features` were joined from, in order; empty if they are one.
+        columns: a table of N rows (pandas, polars, Arrow) for the preprocessing of models, kept unchanged.
+        column_types: name -> "float", "integer", "boolean", "text" (also for codes) or "timestamp", if the
+            table has another type; "" keeps a column though it has the name of a label.
     """
 
     features: Any = None
@@ -37,6 +40,8 @@ class NodeTable:
     feature_names: Sequence[str] = ()
     rounded: Sequence[str | int] = ()
     groups: Sequence[ColumnGroup] = ()
+    columns: Any = None
+    column_types: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

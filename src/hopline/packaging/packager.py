@@ -18,6 +18,7 @@ from torch_geometric.nn import GAE, VGAE
 
 from hopline.artifact import OUTPUTS_FORMAT, Head, Later, ModelSpec, Task, check_choice, write_spec
 from hopline.engine.embeddings import joined, write_tables
+from hopline.engine.encoders import preprocessed
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
 from hopline.packaging import settings
@@ -127,6 +128,7 @@ def package(
     later_nodes: Later = "refuse", relations: Sequence[str] | None = None,
     output: Output | Mapping[str, Output] = "auto", runtime: Runtime = "auto", device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
+    preprocess: Mapping[str, Any] | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -167,6 +169,8 @@ def package(
         overwrite: replace an existing version.
         progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
+        preprocess: node type -> fitted scikit-learn transformer of its columns. Its result are the features
+            that the module reads. It becomes a part of the artifact, so that requests have columns.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 
@@ -207,6 +211,9 @@ def package(
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
+    with shown(progress, f"packaging {name}") as step:
+        made = preprocessed(graph, preprocess or {}, step)
+    graph = made.graph
     whole, tables, given = graph, Tables(), module
     if embeddings:
         module = eval_copy(module)
@@ -232,7 +239,7 @@ def package(
         head=eval_copy(served).float() if isinstance(served, nn.Module) else served, binding=binding,
         graph=graph, tasks=tasks, targets=targets, fanouts=settings.checked_fanouts(fanouts),
         progress=silent, reference=Reference(module, binding, targets, served, is_link(served)),
-        notes=[called, *copy_notes(given)], device=device,
+        notes=[called, *copy_notes(given), *made.notes], device=device,
     )  # fmt: skip
     spec = ModelSpec(
         name=name, version=version, task=tasks.get("", "several"), num_layers=0,
@@ -273,7 +280,7 @@ def package(
             plain = msgspec.json.decode(msgspec.json.encode(whole.schema))
             learned = write_tables(place.folder, whole, tables, later_nodes)
             written = msgspec.structs.replace(written, graph_schema=plain, embeddings=learned)
-        spec = write_spec(place.folder, written)
+        spec = write_spec(place.folder, made.write(place.folder, written))
         stages = stage_figures(place.folder, spec)
     return PackageReport(place.path, spec, stages, (*job.notes, *later), time.perf_counter() - started)
 

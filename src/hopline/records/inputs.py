@@ -35,11 +35,12 @@ _logged = values_of(LOGGED)
 class Inline(msgspec.Struct, omit_defaults=True):
     """An inline node; see `types.InlineNode`."""
 
-    features: Any
+    features: Any = ()
     neighbors: dict[str, Any] = {}
     id: int | str | None = None
     edge_attr: dict[str, Any] = {}
     edge_weight: dict[str, Any] = {}
+    columns: dict[str, Any] | None = None
 
 
 class LoggedInputs(msgspec.Struct, omit_defaults=True):
@@ -92,6 +93,7 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> LoggedInputs
                 _plain(node.id),
                 {key: _plain(values) for key, values in node.edge_attr.items()},
                 {key: _plain(values) for key, values in node.edge_weight.items()},
+                None if node.columns is None else {key: _plain(each) for key, each in node.columns.items()},
             )
         )
         rest()
@@ -167,6 +169,7 @@ def _inline_node(node: Inline) -> InlineNode:
         node.id,
         {key: _array(values) for key, values in node.edge_attr.items()},
         {key: _array(values) for key, values in node.edge_weight.items()},
+        node.columns,
     )
 
 
@@ -260,6 +263,8 @@ def _matrix(values: Any) -> bytes:
 
 def _inline(node: InlineNode) -> Iterable[bytes]:
     yield _matrix(node.features)
+    if node.columns is not None:
+        yield from _by_name(node.columns, lambda value: _values([value]))
     yield _json(_plain(node.id))
     yield from _by_name({key: ids for key, ids in node.neighbors.items() if len(ids)}, _ids)
     for values in (node.edge_attr, node.edge_weight):

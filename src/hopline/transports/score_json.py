@@ -34,13 +34,22 @@ SLICE_VALUES = 2**14
 
 
 class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A node that is not in the graph. Lists are for the only edge type; mappings are by edge type."""
+    """A node that is not in the graph. Lists are for the only edge type; mappings are by edge type.
 
-    features: list[float]
+    A model with preprocessing takes `columns`, name -> value, in place of `features`.
+    """
+
+    features: list[float] | None = None
     neighbors: list[_Id] | dict[str, list[_Id]] = []
     id: _Id | None = None
     edge_attr: list[list[float]] | dict[str, list[list[float]]] = []
     edge_weight: list[float] | dict[str, list[float]] = []
+    columns: dict[str, Scalar] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.features is None) == (self.columns is None):
+            given = "missing required field" if self.features is None else "either"
+            raise ValueError(f"{given} `features`, or `columns` for a model with preprocessing")
 
 
 class RowsBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -136,8 +145,8 @@ def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
     names += sum(map(len, found.rows or ())) + len(found.columns or ())
     names += sum(len(value) for value in _options_of(found) if type(value) is dict)
     for node in found.inline or ():
-        names += 1 if node.id is None else 2
-        for each in (node.neighbors, node.edge_attr, node.edge_weight):
+        names += (node.id is not None) + (node.features is not None)
+        for each in (node.neighbors, node.edge_attr, node.edge_weight, node.columns):
             if each:
                 names += 1 + len(each) if isinstance(each, dict) else 1
     refuse_repeated(body, names)
@@ -320,7 +329,9 @@ def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
 
 def _inline_node(node: InlineBody) -> InlineNode:
     attr, weight = _by_edge_type(node.edge_attr), _by_edge_type(node.edge_weight)
-    return InlineNode(node.features, _by_edge_type(node.neighbors), node.id, attr, weight)
+    return InlineNode(
+        node.features or (), _by_edge_type(node.neighbors), node.id, attr, weight, node.columns
+    )
 
 
 def _by_edge_type(value: Any) -> Any:

@@ -147,6 +147,8 @@ def reference(
     seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0)] = 0,
 ) -> None:
     """Write the reference with which later traffic is compared."""
+    from hopline.engine.encoders import encoder_of
+    from hopline.engine.schema import fitted
     from hopline.graph import Graph
     from hopline.records.drift.reference import write_reference
     from hopline_drift import training
@@ -156,7 +158,9 @@ def reference(
     choice = training.Choice(rows, seed, max_columns, tuple(column or ()))
     around = None
     if graph is not None and artifact is not None:
-        around = training.Packaged(read_spec(artifact, verify=False), Graph.open(graph))
+        spec = read_spec(artifact, verify=False)
+        encoder = encoder_of(artifact, spec, spec.head.node_type)
+        around = training.Packaged(spec, fitted(artifact, spec, Graph.open(graph)), encoder)
     if log is not None and table is None:
         name = model or (around.spec.name if around is not None else "")
         if not name:

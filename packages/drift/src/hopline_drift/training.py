@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hopline.artifact import ModelSpec
+from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.records.drift.observed import LABEL, SCORE, Observed, Quantity
@@ -31,6 +32,7 @@ class Packaged(NamedTuple):
 
     spec: ModelSpec
     graph: Graph
+    encoder: RowEncoder | None = None
 
 
 class Choice(NamedTuple):
@@ -97,7 +99,7 @@ def from_graph(packaged: Packaged, choice: Choice, made: float) -> Reference:
 
     For a link model both sides are sampled.
     """
-    spec, graph = packaged
+    spec, graph, _ = packaged
     observed, structure = Observed(), choice.reader().structure(packaged)
     head = spec.head
     sides = [(head.node_type, "")]

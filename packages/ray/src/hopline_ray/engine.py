@@ -76,7 +76,7 @@ class RayEngine:
     def __init__(self, graph: Graph, spec: ModelSpec, threads: int = 0, *, address: str = "") -> None:
         if graph.path is None:
             raise BatchError("a batch run needs a saved graph; save it first")
-        spec.check_no_embeddings("a run on Ray")
+        spec.check_plain_features("a run on Ray")
         self._graph_folder, self._graph_version = graph.path.absolute(), graph.version
         self._limit, self.kept = threads, None  # the processes that compute read files only
         self.threads = threads or usable_cpus()

@@ -137,14 +137,15 @@ class ColumnCheck:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and not self._is_text and not -self._largest <= value <= self._largest:
             self._refuse(row, f"{value!r} is beyond ±{self._largest:g}")
-        self._refuse(row, f"{_shown(value)} instead of {wanted}")
+        self._refuse(row, f"{shown(value)} instead of {wanted}")
 
     def _refuse(self, row: int | None, text: str) -> NoReturn:
         at = "" if row is None else f", row {row}"
         raise BadRequest(f"column {self.name!r}{at}: {text}")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for a message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -178,7 +179,7 @@ class TabularComputer(Computer):
 
     def warm_up(self) -> None:
         """Answer made-up rows, alone and together."""
-        columns = {column.name: [_made_up(column)] for column in self.spec.columns}
+        columns = {column.name: [made_up(column)] for column in self.spec.columns}
         for count in (1, 33):
             self.model.answer([columns] * count, [1] * count)
 
@@ -300,7 +301,8 @@ class TabularComputer(Computer):
         return describe(spec, versions, self.version, state="READY", reason="", properties=properties)
 
 
-def _made_up(column: Column) -> Any:
+def made_up(column: Column) -> Any:
+    """A valid value of a column."""
     if column.values:
         return column.values[0]
     if column.default is not None:

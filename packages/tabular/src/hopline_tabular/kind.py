@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hopline.models.kinds import Describe, ModelKind
 from hopline.types import ModelInfo
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from hopline.answering.limits import ModelLimits
     from hopline.models.load import Load
     from hopline.models.tools import Tools
+    from hopline_tabular.encoder import ColumnEncoder
+    from hopline_tabular.packaging.transformer import Converted
 
 
 class TabularKind(ModelKind):
@@ -40,6 +43,20 @@ class TabularKind(ModelKind):
             load.served.warm_up()
 
         await tools.in_thread(made)
+
+    def encoder(self, folder: Path, model: Mapping[str, Any], types: Mapping[str, str]) -> ColumnEncoder:
+        """Load the preprocessing of a graph model; see `ColumnEncoder`."""
+        from hopline_tabular.encoder import ColumnEncoder
+
+        return ColumnEncoder(folder, model, types)
+
+    def convert(
+        self, transformer: Any, types: Mapping[str, str], rows: Mapping[str, Any], folder: Path, file: str
+    ) -> Converted:
+        """Convert the preprocessing of a graph model; see `convert_transformer`."""
+        from hopline_tabular.packaging.transformer import convert_transformer
+
+        return convert_transformer(transformer, types, rows, folder, file)
 
     def describe(self, folder: Path, describe: Describe) -> ModelInfo:
         """As `ModelKind.describe`."""

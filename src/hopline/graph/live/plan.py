@@ -105,6 +105,11 @@ def make_plan(
     nodes = {}
     for name, part in graph.nodes.items():
         kind = graph.schema.node_types[name].id_kind
+        if part.columns is not None:
+            raise GraphError(
+                f"live graph: node type {name!r} has columns, which events cannot change yet: serve the "
+                "graph as a snapshot, without live.enabled"
+            )
         capacity = part.num_nodes + spare_nodes
         if capacity > MAX_POSITIONS:
             raise GraphError(

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hopline.artifact import ModelSpec
+from hopline.engine.encoders import RowEncoder
 from hopline.errors import NodeNotFound
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveView
@@ -41,6 +42,11 @@ class GraphModel(Protocol):
     @property
     def graph(self) -> Graph | LiveView:
         """The graph of the model."""
+        ...
+
+    @property
+    def encoder(self) -> RowEncoder | None:
+        """Its preprocessing of nodes that requests describe."""
         ...
 
 
@@ -131,7 +137,13 @@ class Structure:
     def _read_inline(self, nodes: Sequence[InlineNode], into: Observed) -> None:
         into.categories(_PRESENCE, ["inline"] * len(nodes))
         columns = [at for at, _ in self._named(self._types[0])]
-        rows = np.array([[node.features[at] for at in columns] for node in nodes], np.float32)
+        encoder = self._model.encoder
+        own = (
+            [node.features for node in nodes]
+            if encoder is None
+            else encoder.rows([n.columns for n in nodes])
+        )
+        rows = np.array([[row[at] for at in columns] for row in own], np.float32)
         self._take("input", "", "", self._types[0], rows, into)
         leading = self._edges.get(self._types[0], [])
         for edges in leading:

@@ -145,6 +145,7 @@ class _Watched:
 
     spec: ModelSpec
     graph: LiveView
+    encoder: None = None
 
 
 def _model_of(served: Version) -> GraphModel | None:

@@ -36,7 +36,7 @@ def read_teacher(folder: Path) -> ModelSpec:
         ArtifactError: it cannot be read, or is no graph model.
     """
     spec = read_spec(folder)
-    spec.check_no_embeddings("distillation")
+    spec.check_plain_features("distillation")
     shown = f"{spec.name}/{spec.version}"
     if spec.head.kind == "link":
         raise BadRequest(

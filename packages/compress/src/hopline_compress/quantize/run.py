@@ -292,7 +292,7 @@ def quantize(
 
 def _graph_model(folder: Path) -> ModelSpec:
     spec = read_spec(folder)
-    spec.check_no_embeddings("quantisation")
+    spec.check_plain_features("quantisation")
     if spec.task == "several":
         raise PackagingError(
             f"{spec.name}/{spec.version} has several outputs, and what rounding costs is measured of one: "

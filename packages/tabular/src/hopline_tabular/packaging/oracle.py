@@ -22,7 +22,7 @@ Task = Literal["binary", "multiclass", "regression"]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No warnings: extremes and unknown categories are intended."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -54,7 +54,7 @@ class Oracle:
                 f"{type(estimator).__name__} has no predictions; pass a classifier, a regressor, or a "
                 "pipeline that ends in one"
             )
-        _check_fitted(estimator)
+        check_fitted(estimator)
         self.estimator = estimator
         self.steps, self.predictor = _steps(estimator)
         self.classes: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Oracle:
 
     def answer(self, sample: Sample) -> AnyArray:
         """Answers expected of the packaged model, float64: [n] for binary, else [n, classes or targets]."""
-        with _quiet():
+        with quiet():
             rows = sample.for_estimator()
             if self.task == "regression":
                 return np.asarray(self.estimator.predict(rows), np.float64).reshape(sample.num_rows, -1)
@@ -83,14 +83,14 @@ class Oracle:
 
     def labels(self, sample: Sample) -> AnyArray:
         """Class number of each row, int64 [n]."""
-        with _quiet():
+        with quiet():
             found = self.estimator.predict(sample.for_estimator())
         number = {value: place for place, value in enumerate(self.estimator.classes_)}
         return np.array([number[value] for value in found], dtype=np.int64)
 
     def preprocess(self, sample: Sample) -> AnyArray:
         """The input of the last step, float64 [n, features]."""
-        with _quiet():
+        with quiet():
             found = sample.for_estimator()
             for step in self.steps:
                 found = step.transform(found)
@@ -124,7 +124,8 @@ def _steps(estimator: Any) -> tuple[list[Any], Any]:
     return [*steps, *inner], last
 
 
-def _check_fitted(estimator: Any) -> None:
+def check_fitted(estimator: Any) -> None:
+    """Raise PackagingError if an estimator or transformer is not fitted."""
     try:
         check_is_fitted(estimator)
         last = _steps(estimator)[1]

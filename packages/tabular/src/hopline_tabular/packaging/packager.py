@@ -36,7 +36,7 @@ from hopline_tabular.packaging.gate import (
 )
 from hopline_tabular.packaging.graph import ML_OPSET, OPSET, Kind, OnnxGraph
 from hopline_tabular.packaging.oracle import Oracle
-from hopline_tabular.packaging.predictor import is_xgboost, precisions, predict
+from hopline_tabular.packaging.predictor import GraphModel, is_xgboost, precisions, predict
 from hopline_tabular.packaging.sample import Sample, SampleLike, read_sample
 from hopline_tabular.spec import Column, TabularSpec
 
@@ -217,7 +217,7 @@ class TabularJob:
             PackagingError, ParityError: as `package_tabular`.
         """
         content = b""
-        if self.oracle.steps:
+        if self.oracle.steps and not isinstance(self.oracle.predictor, GraphModel):
             model = self.graph.model(self.features, TensorProto.DOUBLE, ["n", self.width], "features")
             content = model.SerializeToString(deterministic=True)
             (folder / "preprocess.onnx").write_bytes(content)

@@ -16,6 +16,10 @@ from hopline_tabular.packaging.compose import foreign
 from hopline_tabular.packaging.graph import OnnxGraph
 
 
+class GraphModel:
+    """Marks that no estimator follows: a graph model reads the features."""
+
+
 def precisions(predictor: Any) -> tuple[str, ...]:
     """Types of its input; the one closest to its own computation comes first.
 
@@ -40,6 +44,8 @@ def predict(graph: OnnxGraph, predictor: Any, x: str, width: int, precision: str
     Raises:
         PackagingError: the predictor has no ONNX form.
     """
+    if isinstance(predictor, GraphModel):
+        return graph.node("Cast", [x], to=TensorProto.FLOAT)
     if is_xgboost(predictor):
         _register_xgboost()
         predictor = _without_names(predictor)

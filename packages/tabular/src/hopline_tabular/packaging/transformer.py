@@ -1,0 +1,155 @@
+"""Converts a fitted transformer, without an estimator behind it: the preprocessing of a graph model.
+
+The steps and the gate are those of a tabular model; what an estimator would get is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.pipeline import Pipeline
+
+from hopline.errors import PackagingError
+from hopline.types import AnyArray
+from hopline_tabular.packaging.gate import Agreement
+from hopline_tabular.packaging.graph import ML_OPSET, OPSET
+from hopline_tabular.packaging.oracle import Oracle, check_fitted, quiet
+from hopline_tabular.packaging.packager import TabularJob
+from hopline_tabular.packaging.predictor import GraphModel
+from hopline_tabular.packaging.sample import Sample
+from hopline_tabular.spec import Column, TabularSpec
+
+#: Type of a graph's column -> type of the model's.
+_DTYPES: dict[str, Any] = {
+    "float": "float", "integer": "int", "boolean": "int", "timestamp": "float", "text": "string"
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A converted transformer.
+
+    Attributes:
+        spec: its file and columns.
+        names: of its features, or empty.
+        agreement: with the fitted object. notes: for the user.
+    """
+
+    spec: TabularSpec
+    names: tuple[str, ...]
+    agreement: Agreement
+    notes: tuple[str, ...]
+
+
+class TransformerOracle(Oracle):
+    """The result of a fitted transformer.
+
+    Raises: PackagingError: it is not a transformer, or not fitted.
+    """
+
+    def __init__(self, transformer: Any) -> None:
+        if not hasattr(transformer, "transform"):
+            raise PackagingError(
+                f"{type(transformer).__name__} is not a transformer: it has no transform()"
+            )
+        check_fitted(transformer)
+        self.estimator, self.steps, self.predictor = transformer, [transformer], GraphModel()
+        self.task, self.classes = "regression", ()
+
+    def answer(self, sample: Sample) -> AnyArray:
+        """Features, float64 [n, d]. Raises: ValueError: some are NaN or infinite."""
+        with quiet():
+            found = self.estimator.transform(sample.for_estimator())
+            dense = np.asarray(found.toarray() if hasattr(found, "toarray") else found, np.float64)
+            bad = ~np.isfinite(dense.astype(np.float32))
+        if bad.any():
+            row, at = np.argwhere(bad)[0].tolist()
+            names = feature_names(self.estimator, dense.shape[1])
+            given = {name: values[row] for name, values in sample.rows.items()}
+            raise ValueError(
+                f"feature {names[at] if names else at} is {dense[row, at]} for {given}; impute missing "
+                "values in the preprocessing (SimpleImputer)"
+            )
+        return dense
+
+
+def convert_transformer(
+    transformer: Any, types: Mapping[str, str], rows: Mapping[str, Any], folder: Path, file: str
+) -> Converted:
+    """Convert a transformer to ONNX, and compare it with the fitted object.
+
+    Args:
+        transformer: fitted on a DataFrame with these columns.
+        types: column -> its type in the graph.
+        rows: column -> values of some rows, as `NodeColumns.values` has them.
+        folder, file: where the ONNX file is written.
+
+    Raises:
+        PackagingError: it cannot be converted, or reads columns that the graph does not have.
+        ParityError: the file does not give the same features.
+    """
+    oracle = TransformerOracle(transformer)
+    fitted_on = oracle.feature_names
+    if fitted_on is None:
+        raise PackagingError(
+            f"{type(transformer).__name__} was fitted on an array: fit it on a DataFrame, so that its "
+            "columns have names (graph.frame(TYPE) has those of a graph)"
+        )
+    absent = [name for name in fitted_on if name not in types]
+    if unknown := sorted(_columns_read(transformer, fitted_on).intersection(absent)):
+        raise PackagingError(
+            f"it reads {', '.join(unknown)}, which the graph does not have; that has {', '.join(types)}"
+        )
+    columns = tuple(Column(name, _DTYPES[types.get(name, "float")]) for name in fitted_on)
+    num_rows = len(next(iter(rows.values())))
+    listed = {
+        column.name: _listed(column, rows[column.name]) if column.name in rows else [None] * num_rows
+        for column in columns
+    }
+    job = TabularJob(oracle, Sample(columns, listed, has_names=True), set())
+    width = int(job.expected.shape[1])
+    spec = TabularSpec(
+        name="preprocessing",
+        version="",
+        task="regression",
+        columns=job.columns,
+        outputs=("logits",),
+        output_dim=width,
+        file=file,
+        opset=OPSET,
+        ml_opset=ML_OPSET,
+    )
+    spec, agreement = job.write(folder, spec)
+    return Converted(spec, feature_names(transformer, width), agreement, tuple(job.notes))
+
+
+def feature_names(transformer: Any, width: int) -> tuple[str, ...]:
+    """Names of a transformer's features; empty if it does not know them."""
+    try:
+        names = tuple(str(name) for name in transformer.get_feature_names_out())
+    except Exception:  # a part of it without names; scikit-learn has several errors for that
+        return ()
+    return names if len(set(names)) == width == len(names) else ()
+
+
+def _columns_read(transformer: Any, names: Any) -> set[str]:
+    while isinstance(transformer, Pipeline):
+        transformer = transformer.steps[0][1]
+    if not isinstance(transformer, ColumnTransformer):
+        return set(names)
+    places = transformer._transformer_to_input_indices
+    return {
+        names[at] for name, step, _ in transformer.transformers_ if step != "drop" for at in places[name]
+    }
+
+
+def _listed(column: Column, values: Any) -> list[Any]:
+    if column.dtype == "string":
+        return list(values)
+    kind = int if column.dtype == "int" else float
+    return [None if value != value else kind(value) for value in values.tolist()]

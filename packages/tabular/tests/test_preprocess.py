@@ -1,0 +1,308 @@
+"""Preprocessing in the artifact of a graph model: answers to columns are PyG's on the transformed frame."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+import hopline
+from hopline.artifact import read_spec
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
+from hopline.errors import ArtifactError, BadRequest, PackagingError, SchemaMismatch
+from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.types import InlineNode, ScoreRequest
+from packages.tabular.tests import fraud_graph as fraud
+
+NEW = 1_000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Each test has a cache of encoded features of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hopline" / "encoded"
+
+
+class World:
+    """A packaged model, and what it was made of."""
+
+    def __init__(self, folder):
+        self.ids = [f"a{row}" for row in range(fraud.ACCOUNTS)]
+        self.frame = fraud.accounts()
+        self.graph = fraud.graph_of(self.frame, fraud.merchants(), self.ids).save(folder / "graph")
+        self.fitted = fraud.transformers(self.graph)
+        self.x = fraud.features(self.fitted, self.graph)
+        self.module = fraud.Net([rows.shape[1] for rows in self.x.values()]).eval()
+        self.report = hopline.package(
+            self.module,
+            self.graph,
+            folder / "models",
+            name="risk",
+            fanouts=[-1, -1],
+            task="multiclass",
+            target="account",
+            preprocess=self.fitted,
+        )
+
+    def pyg(self, more=None, neighbors=()):
+        """Logits of PyG on the transformed frame, of all accounts and of further ones."""
+        x, edges = dict(self.x), fraud.edge_indices()
+        if more is not None:
+            rows = fraud.dense(self.fitted["account"].transform(more))
+            x["account"] = torch.cat([x["account"], rows])
+            at = [fraud.ACCOUNTS + row for row, each in enumerate(neighbors) for _ in each]
+            edges = fraud.edge_indices(([one for each in neighbors for one in each], at))
+        with torch.no_grad():
+            return self.module(x, edges).numpy()
+
+    def answerer(self, graph=None, report=None):
+        report = report or self.report
+        return Answerer(load_model(report.path, report.spec, graph or self.graph), ("logits",), 999)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def ask(answerer, **request):
+    (found,) = answerer.answer([ScoreRequest("risk", **request)])
+    if isinstance(found, Exception):
+        raise found
+    return found.outputs["logits"]
+
+
+def as_sent(row):
+    """A row of a frame as a request has it."""
+    return {name: _sent(value) for name, value in row.items()}
+
+
+def _sent(value):
+    if value is None or value is pd.NaT or value != value:
+        return None
+    if isinstance(value, pd.Timestamp):
+        return value.isoformat()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def fitted_form(frame):
+    """A frame as `NodeColumns.frame` has it, made by other means: NaN, seconds since 1970, 0 and 1."""
+    found = frame.copy()
+    found["active"] = [math.nan if value is None else float(value) for value in frame["active"]]
+    epoch = pd.Timestamp(0, tz="UTC")
+    found["opened"] = [
+        math.nan if pd.isna(each) else (each - epoch).total_seconds() for each in frame["opened"]
+    ]
+    found["country"] = [math.nan if value is None else value for value in frame["country"]]
+    return found
+
+
+def new_accounts(seed=9):
+    """Rows that the graph does not have, some with unseen countries and codes, and their merchants."""
+    frame = fraud.accounts(NEW, seed, countries=[*fraud.COUNTRIES, "XX", ""])
+    frame.loc[::7, "mcc"] = "9999"
+    random = np.random.default_rng(seed)
+    return frame, [random.integers(0, fraud.MERCHANTS, random.integers(0, 5)).tolist() for _ in range(NEW)]
+
+
+def test_nodes_of_the_graph_have_pygs_answers_on_the_transformed_frame(world):
+    found = ask(world.answerer(), nodes=world.ids)
+    np.testing.assert_allclose(found, world.pyg(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_thousand_unseen_rows_have_pygs_answers_on_the_transformed_frame(world):
+    frame, neighbors = new_accounts()
+    inline = [
+        InlineNode(columns=as_sent(row), neighbors={"": merchants})
+        for row, merchants in zip(frame.to_dict("records"), neighbors, strict=True)
+    ]
+    found = ask(world.answerer(), inline=inline)
+    expected = world.pyg(fitted_form(frame), neighbors)[fraud.ACCOUNTS :]
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_of_the_graph_sent_inline_has_the_graphs_answer(world):
+    merchants = world.graph.edge(fraud.PAID_BY)
+    rows = range(40)
+    inline = [
+        InlineNode(
+            columns=as_sent(world.frame.iloc[row]),
+            neighbors={"": merchants.indices[merchants.indptr[row] : merchants.indptr[row + 1]].tolist()},
+        )
+        for row in rows
+    ]
+    both = ask(world.answerer(), nodes=[world.ids[row] for row in rows], inline=inline)
+    np.testing.assert_allclose(both[:40], both[40:], atol=1e-5)
+    alone = [ask(world.answerer(), inline=[node])[0] for node in inline[:5]]
+    np.testing.assert_allclose(both[40:45], alone, atol=1e-6)
+
+
+def test_the_artifact_has_the_encoders_and_the_columns_that_they_read(world):
+    spec = read_spec(world.report.path)
+    assert {file for file in spec.files if file.startswith("encoders/")} == {
+        "encoders/account.onnx",
+        "encoders/merchant.onnx",
+    }
+    columns = {
+        name: {column["name"]: column["type"] for column in node["columns"]}
+        for name, node in spec.graph_schema["node_types"].items()
+    }
+    assert columns["account"] == {
+        "amount": "float", "country": "text", "mcc": "text", "age": "integer", "active": "boolean",
+        "opened": "timestamp",
+    }  # fmt: skip
+    assert columns["merchant"] == {"risk": "float", "category": "text"}, "unread is not read"
+    assert any("6 columns become" in note for note in world.report.notes)
+
+
+BAD = [
+    ({"amount": "much"}, "amount.*'much' instead of a number"),
+    ({"country": 5}, "country.*5 instead of a string"),
+    ({"mcc": 5411}, "mcc.*5411 instead of a string"),
+    ({"age": 1.5}, "age.*1.5 instead of a whole number"),
+    ({"active": 1}, "active.*1 instead of true or false"),
+    ({"opened": 1_700_000_000}, "opened.*1700000000 instead of a time in ISO 8601"),
+    ({"opened": "yesterday"}, "opened.*'yesterday' instead of a time"),
+    ({"amount": 1e300}, "amount.*beyond"),
+    ({"mcc": None, "amount": True}, "amount.*True instead of a number"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD, ids=lambda each: str(each)[:30])
+def test_a_value_of_a_wrong_type_is_refused_by_column_and_value(world, wrong, message):
+    row = as_sent(fraud.accounts(1, 5).iloc[0]) | {"age": 30, "mcc": "5411"}
+    with pytest.raises(BadRequest, match=message):
+        ask(world.answerer(), inline=[InlineNode(columns=row | wrong)])
+
+
+def test_a_missing_column_is_named_and_a_further_one_is_not_read(world):
+    row = as_sent(fraud.accounts(1, 5).iloc[0])
+    answerer = world.answerer()
+    with pytest.raises(
+        BadRequest, match=r"inline\[0\].columns: 'country' is missing; a row has amount \(float"
+    ):
+        ask(answerer, inline=[InlineNode(columns={k: v for k, v in row.items() if k != "country"})])
+    more = ask(answerer, inline=[InlineNode(columns=row | {"comment": "new"})])
+    np.testing.assert_array_equal(more, ask(answerer, inline=[InlineNode(columns=row)]))
+
+
+def test_features_by_position_and_columns_by_name_are_not_exchanged(world, tmp_path):
+    width = world.x["account"].shape[1]
+    row = as_sent(fraud.accounts(1, 5).iloc[0])
+    for node in (InlineNode([0.0] * width), InlineNode([0.0] * width, columns=row)):
+        with pytest.raises(BadRequest, match="the model has preprocessing; send `columns`"):
+            ask(world.answerer(), inline=[node])
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    plain = Graph.from_edges(edges, np.random.default_rng(0).normal(size=(3, 4)))
+    from torch_geometric.nn import GraphSAGE
+
+    report = hopline.package(
+        GraphSAGE(4, 8, 1, 2).eval(), plain, tmp_path, name="risk", fanouts=[-1], task="multiclass"
+    )
+    with pytest.raises(BadRequest, match="the model has no preprocessing; send `features`"):
+        ask(world.answerer(plain, report), inline=[InlineNode([0.0] * 4, columns=row)])
+
+
+def test_columns_are_encoded_once_for_all_processes_and_versions(world, cache, monkeypatch):
+    first = world.answerer()
+    files = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
+    assert len(files) == 2
+    inodes = {path: path.stat().st_ino for path in files}
+    second = world.answerer()
+    assert {path: path.stat().st_ino for path in cache.glob("*.npy")} == inodes
+    np.testing.assert_array_equal(ask(first, nodes=world.ids), ask(second, nodes=world.ids))
+    (path, *_) = files
+    path.write_bytes(path.read_bytes()[:-8])
+    np.testing.assert_array_equal(ask(world.answerer(), nodes=world.ids), ask(second, nodes=world.ids))
+
+
+def test_a_graph_without_a_column_or_with_another_type_is_refused_when_loaded(world, tmp_path):
+    frame = world.frame
+    for changed, message in (
+        (frame.drop(columns="country"), "its column 'country' is missing; the model was packaged for text"),
+        (
+            frame.assign(age=frame["age"] + 0.5),
+            "its column 'age' is float; the model was packaged for integer",
+        ),
+    ):
+        with pytest.raises(SchemaMismatch, match=message):
+            world.answerer(fraud.graph_of(changed, fraud.merchants(), world.ids))
+    more = fraud.graph_of(frame.assign(later=1.5), fraud.merchants(), world.ids)
+    np.testing.assert_allclose(ask(world.answerer(more), nodes=world.ids), world.pyg(), atol=1e-4)
+
+
+def test_a_value_of_a_later_graph_that_an_encoder_refuses_is_named_when_loaded(tmp_path):
+    frame = pd.DataFrame({"country": ["DE", "JP", "FR"] * 4, "amount": np.arange(12.0)})
+    edges = {("node", "to", "node"): EdgeTable((np.arange(12), np.roll(np.arange(12), 1)))}
+    graph = Graph.from_tables({"node": NodeTable(columns=frame)}, edges)
+    fitted = ColumnTransformer([("a", OneHotEncoder(), ["country"]), ("b", StandardScaler(), ["amount"])])
+    fitted.fit(frame)
+    from torch_geometric.nn import GraphSAGE
+
+    report = hopline.package(
+        GraphSAGE(4, 8, 1, 2).eval(), graph, tmp_path, name="risk", fanouts=[-1], task="multiclass",
+        preprocess={"node": fitted},
+    )  # fmt: skip
+    load_model(report.path, report.spec, graph)
+    later = Graph.from_tables({"node": NodeTable(columns=frame.replace("FR", "XX"))}, edges)
+    with pytest.raises(SchemaMismatch, match="column 'country', row 2: 'XX' is unknown to the model"):
+        load_model(report.path, report.spec, later)
+    missing = Graph.from_tables({"node": NodeTable(columns=frame.replace(3.0, math.nan))}, edges)
+    with pytest.raises(SchemaMismatch, match="column 'amount', row 3: no value"):
+        load_model(report.path, report.spec, missing)
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    with pytest.raises(BadRequest, match="'XX' is unknown to the model; known are 'DE', 'FR', 'JP'"):
+        ask(answerer, inline=[InlineNode(columns={"country": "XX", "amount": 1})])
+
+
+REFUSED = [
+    ({"node": StandardScaler()}, "not fitted"),
+    ({"node": StandardScaler().fit(np.zeros((3, 2)))}, "fitted on an array: fit it on a DataFrame"),
+    (
+        {"node": StandardScaler().fit(pd.DataFrame({"height": [1.0, 2]}))},
+        "it reads height, which the graph",
+    ),
+    ({"other": StandardScaler()}, "no such node type; it has node"),
+    ({"node": FunctionTransformer(lambda x: x + 1).fit(pd.DataFrame({"amount": [1.0]}))}, "no ONNX form"),
+    ({"node": "standard"}, "str is not a transformer"),
+    ("standard", "fitted transformer"),
+]
+
+
+@pytest.mark.parametrize(("preprocess", "message"), REFUSED, ids=[each[1][:20] for each in REFUSED])
+def test_a_transformer_that_cannot_be_packaged_is_refused_with_the_reason(tmp_path, preprocess, message):
+    frame = pd.DataFrame({"amount": np.arange(6.0)})
+    edges = {("node", "to", "node"): EdgeTable((np.arange(6), np.roll(np.arange(6), 1)))}
+    graph = Graph.from_tables({"node": NodeTable(columns=frame)}, edges)
+    from torch_geometric.nn import GraphSAGE
+
+    with pytest.raises(PackagingError, match=message):
+        hopline.package(
+            GraphSAGE(1, 8, 1, 2), graph, tmp_path, name="m", fanouts=[-1], task="multiclass",
+            preprocess=preprocess,
+        )  # fmt: skip
+
+
+def test_missing_values_without_an_imputer_are_refused_with_the_row(tmp_path):
+    frame = pd.DataFrame({"amount": [1.0, math.nan, 3.0]})
+    edges = {("node", "to", "node"): EdgeTable(([0, 1, 2], [1, 2, 0]))}
+    graph = Graph.from_tables({"node": NodeTable(columns=frame)}, edges)
+    from torch_geometric.nn import GraphSAGE
+
+    with pytest.raises(PackagingError, match=r"amount is nan for \{'amount': None\}; impute"):
+        hopline.package(
+            GraphSAGE(1, 8, 1, 2), graph, tmp_path, name="m", fanouts=[-1], task="multiclass",
+            preprocess={"node": StandardScaler().fit(frame)},
+        )  # fmt: skip
+
+
+def test_what_does_not_read_columns_yet_refuses_such_a_model(world):
+    for what in ("a run on Ray", "quantisation", "a server with a feature store"):
+        with pytest.raises(ArtifactError, match=f"has preprocessing of account, merchant.*{what}"):
+            world.report.spec.check_plain_features(what)
+    assert world.report.spec.format == 4, "a Hopline without preprocessing refuses the artifact"

@@ -1,0 +1,300 @@
+"""Preprocessing of a model: columns of nodes become features, once for a graph and in each request.
+
+The engine reads float32 features only. The features that a model's preprocessing makes of a graph's columns
+are computed when the model is loaded. The workers of a host, and versions with equal preprocessing, map the
+same file. Inline nodes are encoded in the request.
+
+The package for tabular models (`hopline[tabular]`) converts and runs preprocessing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ENCODER_FORMAT, Encoder, ModelSpec
+from hopline.doors import Door
+from hopline.engine.embeddings import AnyGraph
+from hopline.errors import (
+    ArtifactError,
+    BadRequest,
+    GraphError,
+    PackagingError,
+    ParityError,
+    SchemaMismatch,
+)
+from hopline.files import draft_of, locked, publish_file
+from hopline.graph import Graph, GraphSchema, Nodes, NodeTypeSchema, storage
+from hopline.graph.live.view import LiveView
+from hopline.types import FloatArray, Progress
+
+log = logging.getLogger(__name__)
+
+#: Brings preprocessing: the kind of models that read rows of columns.
+TABULAR = Door("hopline.model_kinds", packages={"tabular": "'hopline[tabular]'"})
+#: Rows of the graph on which the converted form is compared with the fitted object.
+_COMPARED = 10_000
+#: Rows that are encoded in one call.
+_CHUNK = 65_536
+#: Seconds after its last use until a file of features is removed.
+_KEPT_S = 7 * 86_400
+
+
+class RowEncoder(Protocol):
+    """Preprocessing, loaded.
+
+    Attributes:
+        columns: those that it reads, for the description of a model. example: a valid row.
+    """
+
+    columns: list[dict[str, Any]]
+    example: dict[str, Any]
+
+    def encode(self, columns: Mapping[str, Any], count: int) -> FloatArray:
+        """Features of rows, float32 [n, width].
+
+        Args:
+            columns: of a graph, in the form of `NodeColumns.values`.
+
+        Raises: BadRequest: a value that the preprocessing does not accept; names the column, row and value.
+        """
+
+    def rows(self, given: Sequence[Mapping[str, Any] | None]) -> FloatArray:
+        """Features of rows of a request, float32 [n, width].
+
+        Raises: BadRequest: as `encode`; a column is missing or unknown.
+        """
+
+
+def encoder_of(folder: Path, spec: ModelSpec, node_type: str) -> RowEncoder | None:
+    """The preprocessing of a node type; None if it has none.
+
+    Raises: ArtifactError: its package is not installed, or the file cannot be loaded.
+    """
+    if node_type not in spec.encoders:
+        return None
+    types: Any = spec.graph_schema["node_types"]
+    columns = {column["name"]: column["type"] for column in types[node_type]["columns"]}
+    try:
+        found: RowEncoder = TABULAR.require("tabular").encoder(
+            folder, spec.encoders[node_type].model, columns
+        )
+    except ImportError as error:
+        raise ArtifactError(f"{spec.name}/{spec.version} has preprocessing: {error}") from None
+    return found
+
+
+def with_features(schema: GraphSchema, encoders: Mapping[str, Encoder]) -> GraphSchema:
+    """The schema of a graph whose columns were encoded."""
+    types = {name: msgspec.structs.replace(node, columns=()) for name, node in schema.node_types.items()}
+    for name, encoder in encoders.items():
+        types[name] = msgspec.structs.replace(
+            types[name], feature_dim=encoder.width, feature_names=encoder.names
+        )
+    return GraphSchema(types, schema.edge_types)
+
+
+def features_of(graph: Graph, rows: Mapping[str, FloatArray], encoders: Mapping[str, Encoder]) -> Graph:
+    """A graph with encoded features, and without columns; edges and ids are shared."""
+    nodes = {name: Nodes(rows.get(name, part.features), part.ids) for name, part in graph.nodes.items()}
+    schema = with_features(graph.schema, encoders)
+    return Graph(schema, nodes, graph.edges, left_out=graph.left_out)
+
+
+def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
+    """The graph with the features that a model's preprocessing makes of its columns.
+
+    Raises:
+        SchemaMismatch: the preprocessing does not accept a value of the graph.
+        ArtifactError: the graph is live, or comes from a store without columns.
+    """
+    if not spec.encoders:
+        return graph
+    if isinstance(graph, LiveView) or any(graph.nodes[name].columns is None for name in spec.encoders):
+        what = "a live graph" if isinstance(graph, LiveView) else "a graph store"
+        raise ArtifactError(
+            f"{spec.name}/{spec.version} has preprocessing of {', '.join(spec.encoders)} (preprocess=), "
+            f"and {what} does not hold columns yet; serve a snapshot"
+        )
+    found = {name: _shared(folder, spec, name, graph) for name in spec.encoders}
+    served = features_of(graph, found, spec.encoders)
+    vars(served).update(version=graph.version, path=graph.path)  # answers name the graph as it is stored
+    return cast(AnyGraph, served)
+
+
+def encode_nodes(encoder: RowEncoder, graph: Graph, node_type: str) -> Iterator[FloatArray]:
+    """The features of all nodes of a type, some rows at a time.
+
+    Raises: SchemaMismatch: a value is not accepted; names the column, row and value.
+    """
+    columns, count = graph.nodes[node_type].columns, graph.nodes[node_type].num_nodes
+    assert columns is not None
+    for begin in range(0, count, _CHUNK):
+        end = min(begin + _CHUNK, count)
+        try:
+            yield encoder.encode(columns.values(slice(begin, end)), end - begin)
+        except BadRequest as error:
+            where = f"nodes of type {node_type!r}" + (f", counted from row {begin}" if begin else "")
+            raise SchemaMismatch(f"{where}: {error}", [str(error)]) from None
+        if count > _CHUNK:
+            log.info("encoded %d of %d nodes of type %r", end, count, node_type)
+
+
+def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> FloatArray:
+    """The features of a node type, mapped from the user's cache; in memory if that cannot be written."""
+    encoding = spec.encoders[node_type]
+    encoder = encoder_of(folder, spec, node_type)
+    assert encoder is not None
+    key = hashlib.sha256(f"{graph.version} {encoding.hash} {node_type}".encode()).hexdigest()[:32]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    path = cache / "hopline" / "encoded" / f"{key}.npy"
+    shape = graph.nodes[node_type].num_nodes, encoding.width
+    if graph.path is not None and cache.is_absolute():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with locked(path.parent / f"{key}.lock"):
+                return _mapped(path, shape, encode_nodes(encoder, graph, node_type))
+        except OSError as error:
+            log.warning("%s: features are not shared between processes: %s", path, error)
+    return np.concatenate(
+        [np.empty((0, encoding.width), np.float32), *encode_nodes(encoder, graph, node_type)]
+    )
+
+
+def _mapped(path: Path, shape: tuple[int, int], rows: Iterator[FloatArray]) -> FloatArray:
+    """Map a file of features, after writing it if it does not exist."""
+    head = storage.header("<f4", shape)
+    if path.is_file():
+        path.touch()
+    else:
+        draft = draft_of(path)
+        try:
+            with draft.open("wb") as file:
+                file.write(head)
+                file.writelines(np.ascontiguousarray(each, "<f4").tobytes() for each in rows)
+            publish_file(draft, path, durable=False)
+        finally:
+            draft.unlink(missing_ok=True)
+        for each in path.parent.iterdir():
+            if time.time() - each.stat().st_mtime > _KEPT_S:
+                each.unlink(missing_ok=True)
+    stored = storage.StoredArray("<f4", shape, len(head) + 4 * shape[0] * shape[1], "")
+    try:
+        return storage.map_array(path.parent, path.stem, stored)
+    except GraphError as error:
+        path.unlink()
+        raise OSError(str(error)) from None
+
+
+@dataclass(slots=True)
+class Preprocessed:
+    """A graph with features, as a module reads them.
+
+    Attributes:
+        graph: without columns.
+        encoders: node type -> its preprocessing.
+        node_types: node type -> its schema before, with the columns that are read.
+        files: path inside the artifact -> content.
+        notes: for the user.
+    """
+
+    graph: Graph
+    encoders: dict[str, Encoder] = field(default_factory=dict)
+    node_types: dict[str, NodeTypeSchema] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, folder: Path, spec: ModelSpec) -> ModelSpec:
+        """Write the files into an artifact; returns its model.json for a graph with columns."""
+        if not self.encoders:
+            return spec
+        for file, content in self.files.items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_bytes(content)
+        node_types: Any = spec.graph_schema["node_types"]
+        node_types = {**node_types, **msgspec.to_builtins(self.node_types)}
+        schema = {**spec.graph_schema, "node_types": node_types}
+        return msgspec.structs.replace(
+            spec, graph_schema=schema, encoders=self.encoders, format=ENCODER_FORMAT
+        )
+
+
+def preprocessed(graph: Graph, preprocess: Mapping[str, Any], progress: Progress) -> Preprocessed:
+    """Convert fitted transformers, and apply them to the columns of a graph.
+
+    Args:
+        preprocess: node type -> transformer, fitted on a DataFrame with columns of that type.
+
+    Raises:
+        PackagingError: a transformer cannot be converted, or its node type has no such columns.
+        ParityError: the converted form differs from the fitted object.
+    """
+    if not isinstance(preprocess, Mapping):
+        raise PackagingError(
+            f"preprocess: {{node type: fitted transformer}}; got {type(preprocess).__name__}"
+        )
+    found, rows = Preprocessed(graph), dict[str, FloatArray]()
+    with tempfile.TemporaryDirectory(prefix="hopline-") as place:
+        folder = Path(place)
+        (folder / "encoders").mkdir()
+        for name, transformer in preprocess.items():
+            stage = f"preprocessing of {name!r}"
+            progress(stage, 0.0)
+            try:
+                rows[name] = _converted(found, name, transformer, folder)
+            except ParityError as error:
+                raise ParityError(f"{stage}: {error}") from None
+            except (PackagingError, ImportError) as error:
+                raise PackagingError(f"{stage}: {error}") from None
+            progress(stage, 1.0)
+    if graph.nodes and (rows or any(part.columns for part in graph.nodes.values())):
+        found.graph = features_of(graph, rows, found.encoders)
+    return found
+
+
+def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -> FloatArray:
+    graph = found.graph
+    if name not in graph.nodes:
+        raise PackagingError(f"the graph has no such node type; it has {', '.join(graph.nodes)}")
+    part, schema = graph.nodes[name], graph.schema.node_types[name]
+    if part.columns is None or not part.num_nodes:
+        raise PackagingError(
+            "the graph has no columns of it: NodeTable(columns=...), NodeFile(columns=[...])"
+        )
+    if schema.feature_dim:
+        raise PackagingError(
+            f"it has {schema.feature_dim} features besides its columns; keep them as columns"
+        )
+    types = {column.name: column.type for column in schema.columns}
+    file = f"encoders/{quote(name, safe='')}.onnx"
+    chosen = np.unique(np.linspace(0, part.num_nodes - 1, _COMPARED).astype(np.int64))
+    package = TABULAR.require("tabular")
+    made = package.convert(transformer, types, part.columns.values(chosen), folder, file)
+    model = msgspec.to_builtins(made.spec)
+    content = (folder / file).read_bytes()
+    digest = hashlib.sha256(content + msgspec.json.encode(model)).hexdigest()
+    encoder = found.encoders[name] = Encoder(digest, made.spec.output_dim, model, made.names)
+    read = {column.name for column in made.spec.columns}
+    kept = tuple(column for column in schema.columns if column.name in read)
+    found.node_types[name] = msgspec.structs.replace(schema, columns=kept)
+    found.files[file] = content
+    agreement = made.agreement
+    found.notes.append(
+        f"preprocessing of {name!r}: {len(kept)} columns become {encoder.width} features; "
+        f"{agreement.num_rows} rows of the graph and {agreement.num_edge_rows} edge rows differ from the "
+        f"fitted object's by at most {max(agreement.max_abs_diff, agreement.max_abs_diff_edges):.2g}"
+    )
+    found.notes += [f"preprocessing of {name!r}: {note}" for note in made.notes if "refuses" not in note]
+    loaded = package.encoder(folder, model, types)
+    return np.concatenate(list(encode_nodes(loaded, graph, name)))

@@ -1,0 +1,112 @@
+"""Reads columns of nodes with their types, from files and frames: a missing cell stays missing."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from hopline.errors import GraphError
+from hopline.graph.arrow import arrow
+from hopline.graph.cells import (
+    FileTable,
+    Missing,
+    absent_cells,
+    all_match,
+    cast,
+    dates,
+    is_string,
+    parsed_text,
+    trimmed,
+)
+from hopline.graph.node_columns import NodeColumns, is_label, type_of
+from hopline.graph.schema import ColumnSchema, ColumnType
+from hopline.graph.tables import NodeTable
+from hopline.graph.typed_table import TypedTable
+
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
+#: A code, since a number has no leading zero.
+_CODE = r"^0[0-9]+$"
+#: (type of a column, further type that it may be read as)
+_ALSO = {("integer", "text"), ("integer", "float"), ("boolean", "integer"), ("boolean", "float")}
+
+
+def stored_columns(
+    name: str, table: NodeTable, feature_dtype: str
+) -> tuple[NodeColumns | None, tuple[ColumnSchema, ...]]:
+    """The columns of a node type, and their types.
+
+    Raises: GraphError: a column has no type, another one than `column_types` says, or the name of a label.
+    """
+    if table.columns is None:
+        return None, ()
+    if feature_dtype != "float32":
+        raise GraphError(
+            f"node type {name!r} has columns, whose features are float32; leave out feature_dtype "
+            "(--feature-dtype)"
+        )
+    source = TypedTable(table.columns, lambda done: None)
+    types = table.column_types
+    for column in [*source.names, *types]:
+        if column not in source.names:
+            raise GraphError(f"column_types names {column!r}; the table has {', '.join(source.names)}")
+        if types.get(column, "") not in ("", *get_args(ColumnType)):
+            known = ", ".join(get_args(ColumnType))
+            raise GraphError(f"column {column!r}: its type is one of {known}; got {types[column]!r}")
+        if is_label(column) and column not in types:
+            raise GraphError(
+                f"node type {name!r}: column {column!r} is by name what a model predicts; leave it out, or "
+                f'keep it as an input: column_types={{"{column}": ""}}'
+            )
+    if not source.names:
+        raise GraphError(f"node type {name!r}: columns is a table without columns; leave it out")
+    source.load(source.names)
+    read = {column: typed(source, column, Missing(), types.get(column, "")) for column in source.names}
+    stored = NodeColumns.of(arrow("pyarrow").table(read))
+    return stored, tuple(ColumnSchema(column, type_of(values.type)) for column, values in read.items())
+
+
+def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> Any:
+    """Convert a column to float64, int64, bool, string or timestamp[us, UTC]; missing cells are null.
+
+    Args:
+        wanted: one of `ColumnType`; "" means the type of the column, which is detected in text files.
+    Raises: GraphError: the column has another type, or holds integers that float64 cannot.
+    """
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    column = table.column(name)
+    if is_text := is_string(column.type):
+        column = trimmed(table, name, column)
+    absent = absent_cells(table, column, missing)
+    column = pc.if_else(absent, pa.scalar(None, column.type), column)
+    if (
+        is_text
+        and (table.is_text or wanted == "timestamp")
+        and wanted != "text"
+        and column.null_count < len(column)
+    ):
+        if wanted == "timestamp" or (not wanted and all_match(column.drop_null(), _DATE)):
+            column = pa.chunked_array([pa.array(dates(table, name, column), from_pandas=True)])
+        elif wanted or not pc.any(pc.match_substring_regex(column, _CODE)).as_py():
+            found = parsed_text(table, name, column, absent, named=bool(wanted))
+            column = column if isinstance(found, str) else found
+    kind = type_of(column.type)
+    if wanted and kind != wanted and (kind, wanted) not in _ALSO and column.null_count < len(column):
+        raise GraphError(
+            f"{table.what}: column {name!r} holds {column.type}, which is not read as {wanted}"
+        )
+    if not (wanted or kind):
+        raise GraphError(f"{table.what}: column {name!r} holds {column.type}; leave it out, or convert it")
+    wanted = wanted or kind
+    if wanted == "timestamp" and arrow("pyarrow.types").is_date(column.type):
+        column = column.cast(pa.timestamp("s"))
+    stored = {"float": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_(), "text": pa.string()}
+    stored["timestamp"] = pa.timestamp("us", "UTC")
+    if (found := cast(column, stored[wanted])) is None:
+        raise GraphError(
+            f"{table.what}: column {name!r}: a {column.type} does not fit into {stored[wanted]}"
+        )
+    if wanted == "integer" and (pc.max(pc.abs(found)).as_py() or 0) > 2**53:
+        raise GraphError(
+            f"{table.what}: column {name!r} has integers beyond 2^53, which preprocessing would round; "
+            f"codes can be text ({name}:text)"
+        )
+    return found
