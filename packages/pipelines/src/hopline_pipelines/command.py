@@ -14,8 +14,7 @@ from hopline.commands.screen import Screen, whole
 from hopline.errors import ConfigError, ModelNotFound, PipelineInvalid
 from hopline.models.kinds import Describe
 from hopline.types import ModelInfo
-from hopline_pipelines.expression import parse
-from hopline_pipelines.order import Reading, choices, expressions
+from hopline_pipelines.order import Reading, choices
 from hopline_pipelines.spec import (
     AnyStep,
     EnsembleStepSpec,
@@ -32,13 +31,9 @@ File = Annotated[Path, typer.Argument(help="A pipeline.toml, or the folder of it
 
 
 @app.command()
-def show(
-    file: File,
-    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flow chart.")] = False,
-) -> None:
+def show(file: File) -> None:
     """Draw the steps from the outputs to the inputs."""
-    spec = read_pipeline(file)
-    typer.echo(mermaid(spec) if as_mermaid else "\n".join(tree(spec)), nl=not as_mermaid)
+    typer.echo("\n".join(tree(read_pipeline(file))))
 
 
 @app.command()
@@ -127,27 +122,6 @@ def tree(spec: PipelineSpec) -> list[str]:
     return lines
 
 
-def mermaid(spec: PipelineSpec) -> str:
-    """A flow chart: steps are boxes, routes diamonds, candidates are reached by dotted lines."""
-    reading = Reading(spec)
-    lines = ["flowchart LR"]
-    lines.append(f'    input(["input: {", ".join(_inputs(spec))}"])')
-    for step in reading.steps.values():
-        left, right = ("{{", "}}") if isinstance(step, RouteStepSpec) else ("[", "]")
-        lines.append(f'    s_{step.id}{left}"{_label(step).replace(chr(34), "#quot;")}"{right}')
-    for step in reading.steps.values():
-        chosen = choices(step) if isinstance(step, RouteStepSpec) else ()
-        if _reads_input(step):
-            lines.append(f"    input --> s_{step.id}")
-        for source in reading.reads[step.id]:
-            arrow = "-.->" if source in chosen else "-->"
-            lines.append(f"    s_{source} {arrow} s_{step.id}")
-    for at, (name, _) in enumerate(spec.outputs.items()):
-        lines.append(f'    out{at}(["{name}"])')
-        lines += [f"    s_{source} --> out{at}" for source in reading.reads_of_outputs[name]]
-    return "\n".join(lines) + "\n"
-
-
 def _branch(
     label: str, steps: tuple[str, ...], reading: Reading, drawn: set[str], indent: str, is_last: bool
 ) -> Iterator[str]:
@@ -175,21 +149,3 @@ def _label(step: AnyStep) -> str:
     else:
         what = f"transform: {', '.join(step.columns)}"
     return f"{step.id}: {what}"
-
-
-def _inputs(spec: PipelineSpec) -> list[str]:
-    inputs = spec.inputs
-    found = ["nodes"] * inputs.nodes + ["pairs"] * inputs.pairs + list(inputs.columns)
-    return found + [f"attributes.{name}" for name in inputs.attributes]
-
-
-def _reads_input(step: AnyStep) -> bool:
-    if isinstance(step, ModelStepSpec):
-        stars = step.columns.get("*", [])
-        if step.nodes == "input.nodes" or step.pairs == "input.pairs" or "input.columns" in stars:
-            return True
-    return any(
-        owner in ("input", "attributes")
-        for _, text in expressions(step)
-        for owner, _ in parse(text).references
-    )
