@@ -341,9 +341,8 @@ def test_no_file_is_a_drawer():
     assert [path for path in SOURCE.rglob("*") if path.stem in drawers] == []
 
 
-#: Renames that publish no content: a log's id is bound to its draft's inode; a damaged file or a removed
-#: snapshot steps aside.
-RENAMES = {"files.py", "records/names.py", "records/drift/version.py", "snapshots/cache.py"}
+#: Renames that publish no content: a log's id is bound to its draft's inode; a removed snapshot steps aside.
+RENAMES = {"files.py", "records/names.py", "snapshots/cache.py"}
 
 
 def test_files_are_written_atomically_in_one_place():

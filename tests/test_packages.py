@@ -18,6 +18,7 @@ from hopline.graph_store.base import DOOR as GRAPH_STORES
 from hopline.ingress.gatekeeper import VERIFIERS
 from hopline.jobs.batch.registry import ENGINES, SINKS
 from hopline.models.kinds import MODEL_KINDS
+from hopline.records.recorders import DOOR as RECORDERS
 from hopline.rollout.store.fleet import DOOR as STATE_STORES
 from scripts import distributions, house
 
@@ -34,6 +35,7 @@ DOORS = {
         BROKERS,
         ENGINES,
         NAMES,
+        RECORDERS,
         FEATURE_STORES,
         GRAPH_STORES,
         SINKS,

@@ -17,8 +17,8 @@ import pandas as pd
 import hopline
 from examples.fraud.payments import PaymentService
 from examples.fraud.trees import MODEL
-from hopline.records.drift.reference import write_reference
 from hopline.types import FloatArray
+from hopline_drift.reference import write_reference
 from hopline_drift.training import Choice, from_table
 
 COLUMN = "merchant_category"

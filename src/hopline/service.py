@@ -34,7 +34,7 @@ from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
-from hopline.records.recorders import Recorders
+from hopline.records.recorders import DriftRecorder, Recorders
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.scheduling.work import Work
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from hopline.answering.sources import Sources
     from hopline.live.updates import LiveUpdates
     from hopline.live.version_wait import VersionWait
-    from hopline.records.drift.monitor import DriftMonitor
     from hopline.scheduling.token_rate import TokenRates
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class Service:
         return self._loader.tools.token_rates
 
     @property
-    def drift(self) -> DriftMonitor | None:
+    def drift(self) -> DriftRecorder | None:
         """Compares requests and answers with a reference; None where that is off."""
         return self._records.drift
 

@@ -17,7 +17,7 @@ from hopline.transports.http import HttpApp
 from hopline_drift.command import app as command
 from hopline_drift.command import bar, overview, sparkline, version_screen
 from tests.fake_service import FakeService
-from tests.records.drift.streams import SLICE_S, Clock, FakeServed, Traffic, monitor
+from packages.drift.tests.streams import SLICE_S, Clock, FakeServed, Traffic, monitor
 from turnserve.http1.messages import Request
 
 

@@ -10,22 +10,23 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 import msgspec
 
 from hopline.answering.served import Ran, Recorder
 from hopline.config.schema import Config
-from hopline.errors import HoplineError
+from hopline.doors import Door
+from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.records.background import BackgroundQueue
 from hopline.records.pace import Pace
 
 if TYPE_CHECKING:
-    from hopline.records.drift.monitor import DriftMonitor
     from hopline.records.log import PredictionLog
-    from hopline.records.tracing import TraceRecorder
 
+#: "drift": a `DriftRecorder` that is called with the settings and the metrics.
+DOOR = Door("hopline.recorders", packages={"drift": "'hopline[drift]'"})
 #: Most requests that wait to be written: one second of a fast worker.
 _ROOM = 20_000
 _encode = msgspec.json.Encoder().encode
@@ -105,6 +106,26 @@ def access_lines(
         yield line
 
 
+class _Owned(Recorder, Protocol):
+    """A recorder that ends with the server."""
+
+    async def close(self) -> None:
+        """Write what is pending; called after the last answer."""
+        ...
+
+
+class DriftRecorder(_Owned, Protocol):
+    """Compares requests and answers with a reference. A package has it."""
+
+    def start(self) -> None:
+        """Begin to work."""
+        ...
+
+    def report(self, model: str | None = None) -> dict[str, Any]:
+        """The response of `/v1/drift`, of all models or in detail of one; reads files: call on a thread."""
+        ...
+
+
 class Recorders:
     """The recorders that the settings enable.
 
@@ -116,15 +137,13 @@ class Recorders:
         all: the enabled recorders.
         drift: for its reports; None if it is off.
 
-    Raises: ConfigError: a setting of a recorder is invalid.
+    Raises: ConfigError: a setting of a recorder is invalid, or its package is not installed.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
-        self.all: list[Recorder] = []
-        self.drift: DriftMonitor | None = None
+        self.all: list[_Owned] = []
+        self.drift: DriftRecorder | None = None
         self._log: PredictionLog | None = None
-        self._traces: TraceRecorder | None = None
-        self._access: AccessLog | None = None
         if config.worker.isolated:
             return  # the parent process records its answers
         if config.prediction_log.path is not None:
@@ -133,18 +152,18 @@ class Recorders:
             self._log = PredictionLog(config, metrics)
             self.all.append(self._log)
         if config.drift.enabled:
-            from hopline.records.drift.monitor import DriftMonitor
-
-            self.drift = DriftMonitor(config, metrics)
+            try:
+                monitor = DOOR.require("drift")
+            except ModuleNotFoundError as error:
+                raise ConfigError(f"drift.enabled: {error}") from error
+            self.drift = cast(DriftRecorder, monitor(config, metrics))
             self.all.append(self.drift)
         if config.tracing.endpoint:
             from hopline.records.tracing import TraceRecorder
 
-            self._traces = TraceRecorder(config, metrics)
-            self.all.append(self._traces)
+            self.all.append(TraceRecorder(config, metrics))
         if config.log.access:
-            self._access = AccessLog(metrics)
-            self.all.append(self._access)
+            self.all.append(AccessLog(metrics))
 
     @property
     def log_id(self) -> str:
@@ -153,13 +172,11 @@ class Recorders:
 
     def start(self) -> None:
         """Start to write and to evaluate drift."""
-        if self._log is not None:
-            self._log.start()
-        if self.drift is not None:
-            self.drift.start()
+        for recorder in (self._log, self.drift):
+            if recorder is not None:
+                recorder.start()
 
     async def close(self) -> None:
         """Write pending records; call this after the last answer."""
-        for recorder in (self._log, self.drift, self._traces, self._access):
-            if recorder is not None:
-                await recorder.close()
+        for recorder in self.all:
+            await recorder.close()

@@ -150,7 +150,7 @@ def reference(
     from hopline.engine.encoders import encoder_of
     from hopline.engine.schema import fitted
     from hopline.graph import Graph
-    from hopline.records.drift.reference import write_reference
+    from hopline_drift.reference import write_reference
     from hopline_drift import training
 
     if (graph is None) != (artifact is None):

@@ -14,11 +14,11 @@ from hopline.artifact import ModelSpec
 from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
-from hopline.records.drift.observed import LABEL, SCORE, Observed, Quantity
-from hopline.records.drift.reader import SampleReader
-from hopline.records.drift.reference import Reference
-from hopline.records.drift.reservoir import Sampled
-from hopline.records.drift.structure import GraphModel
+from hopline_drift.observed import LABEL, SCORE, Observed, Quantity
+from hopline_drift.reader import SampleReader
+from hopline_drift.reference import Reference
+from hopline_drift.reservoir import Sampled
+from hopline_drift.structure import GraphModel
 from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
 from hopline.types import ScoreRequest, ScoreResult

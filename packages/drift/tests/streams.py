@@ -12,7 +12,7 @@ from hopline.answering.served import Ran
 from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
-from hopline.records.drift.monitor import DriftMonitor
+from hopline_drift.monitor import DriftMonitor
 from hopline.types import ScoreRequest, ScoreResult
 
 SHOPS = np.array(["food", "travel", "games", "jewels"], object)

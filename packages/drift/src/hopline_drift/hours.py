@@ -10,9 +10,9 @@ import msgspec
 
 from hopline.errors import ArtifactCorrupted
 from hopline.observe.psi import PROBABILITY_BINS, Bins, Sketch, as_numbers
-from hopline.records.drift.files import read_sealed, write_sealed
-from hopline.records.drift.observed import SCORE, VALUE, Observed, Quantity
-from hopline.records.drift.reference import Reference
+from hopline_drift.files import read_sealed, write_sealed
+from hopline_drift.observed import SCORE, VALUE, Observed, Quantity
+from hopline_drift.reference import Reference
 
 KEPT_HOURS = 7 * 24
 _HOUR_S = 3600

@@ -8,8 +8,8 @@ import msgspec
 
 from hopline.errors import ArtifactError
 from hopline.observe.psi import Bins, Sketch
-from hopline.records.drift.files import read_sealed, write_sealed
-from hopline.records.drift.observed import Kind, Observed, Quantity
+from hopline_drift.files import read_sealed, write_sealed
+from hopline_drift.observed import Kind, Observed, Quantity
 
 FORMAT = 1
 FILE = "reference.json"

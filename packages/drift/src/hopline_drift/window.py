@@ -13,9 +13,9 @@ import msgspec
 
 from hopline.errors import ArtifactCorrupted
 from hopline.observe.psi import Sketch
-from hopline.records.drift.files import read_sealed, write_sealed
-from hopline.records.drift.observed import Observed
-from hopline.records.drift.reference import ReferenceEntry
+from hopline_drift.files import read_sealed, write_sealed
+from hopline_drift.observed import Observed
+from hopline_drift.reference import ReferenceEntry
 
 #: Slices per window: how often the window moves within its length.
 NUM_SLICES = 6

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.records.drift.observed import LABEL, SCORE, VALUE, Observed, Quantity
+from hopline_drift.observed import LABEL, SCORE, VALUE, Observed, Quantity
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
 #: Most rows that are examined of one request, so that a large request does not dominate.

@@ -10,12 +10,12 @@ import msgspec
 
 from hopline.errors import ArtifactCorrupted, ArtifactError
 from hopline.observe.psi import Comparison, Sketch, compare
-from hopline.records.drift.alarms import LEVELS, Alarm, Level
-from hopline.records.drift.files import read_sealed
-from hopline.records.drift.hours import Hour, read_hours
-from hopline.records.drift.observed import Quantity
-from hopline.records.drift.reference import FILE, Reference, ReferenceEntry, read_reference
-from hopline.records.drift.window import NUM_SLICES, WindowFile, merged, read_windows
+from hopline_drift.alarms import LEVELS, Alarm, Level
+from hopline_drift.files import read_sealed
+from hopline_drift.hours import Hour, read_hours
+from hopline_drift.observed import Quantity
+from hopline_drift.reference import FILE, Reference, ReferenceEntry, read_reference
+from hopline_drift.window import NUM_SLICES, WindowFile, merged, read_windows
 
 ALARMS = "alarms.json"
 

@@ -11,8 +11,8 @@ import pytest
 from hopline.artifact import Head
 from hopline.errors import NodeNotFound
 from hopline.graph import Graph
-from hopline.records.drift.observed import Observed, Quantity
-from hopline.records.drift.structure import MAX_NEIGHBORS, Structure
+from hopline_drift.observed import Observed, Quantity
+from hopline_drift.structure import MAX_NEIGHBORS, Structure
 from hopline.types import InlineNode, ScoreRequest
 from tests.graphs import drawn, hetero_graph, power_law_graph
 

@@ -14,15 +14,15 @@ from hopline.artifact import ModelSpec
 from hopline.config.schema import DriftConfig
 from hopline.errors import ArtifactError
 from hopline.graph.live.view import LiveView
-from hopline.records.drift.hours import Hours
-from hopline.records.drift.observed import Observed
-from hopline.records.drift.reader import SampleReader
-from hopline.records.drift.reference import FILE, Reference, read_reference, write_reference
-from hopline.records.drift.reservoir import Sampled
-from hopline.records.drift.structure import GraphModel
-from hopline.records.drift.window import NUM_SLICES, Window, window_path
+from hopline_drift.hours import Hours
+from hopline_drift.observed import Observed
+from hopline_drift.reader import SampleReader
+from hopline_drift.reference import FILE, Reference, read_reference, write_reference
+from hopline_drift.reservoir import Sampled
+from hopline_drift.structure import GraphModel
+from hopline_drift.window import NUM_SLICES, Window, window_path
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.drift")
 
 
 class WatchedVersion:

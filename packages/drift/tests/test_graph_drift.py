@@ -19,7 +19,7 @@ from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine.zoo import SAGEConv
 from tests.graphs import power_law_edges, power_law_graph
-from tests.records.drift.streams import SLICE_S, Clock, FakeServed, answer, monitor, quantities, ran
+from packages.drift.tests.streams import SLICE_S, Clock, FakeServed, answer, monitor, quantities, ran
 
 NODES, EDGES, DIM = 3000, 24_000, 4
 

@@ -25,9 +25,9 @@ from hopline.answering.served import Ran, Version
 from hopline.config.schema import Config, DriftConfig
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.observe.metrics import Metrics
-from hopline.records.drift.alarms import LEVELS, AlarmRule, Level
-from hopline.records.drift.files import known_versions, version_folder, write_sealed
-from hopline.records.drift.report import (
+from hopline_drift.alarms import LEVELS, AlarmRule, Level
+from hopline_drift.files import known_versions, version_folder, write_sealed
+from hopline_drift.report import (
     ALARMS,
     Compared,
     ending_with,
@@ -36,12 +36,12 @@ from hopline.records.drift.report import (
     version_report,
     view,
 )
-from hopline.records.drift.reservoir import Reservoir
-from hopline.records.drift.version import WatchedVersion
-from hopline.records.drift.window import NUM_SLICES
+from hopline_drift.reservoir import Reservoir
+from hopline_drift.version import WatchedVersion
+from hopline_drift.window import NUM_SLICES
 from hopline.records.pace import Pace
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.drift")
 
 _PER_QUANTITY = ("model", "version", "kind", "name")
 

@@ -9,9 +9,9 @@ import pytest
 
 from hopline.errors import ConfigError, ModelNotFound, NodeNotFound, Overloaded
 from hopline.observe.metrics import Metrics
-from hopline.records.drift.monitor import DriftMonitor
+from hopline_drift.monitor import DriftMonitor
 from hopline.types import ScoreRequest
-from tests.records.drift.streams import (
+from packages.drift.tests.streams import (
     SLICE_S,
     Clock,
     FakeServed,
@@ -289,7 +289,7 @@ def test_a_full_disk_is_reported_once_and_costs_nothing_else(started, tmp_path, 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hopline.records.drift.window.write_sealed", full)
+    monkeypatch.setattr("hopline_drift.window.write_sealed", full)
     for _ in range(3):
         watched.record(traffic.batch(served, 10))
         clock.now += 60

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hopline.errors import NodeNotFound
-from hopline.records.drift.answers import chosen_rows, num_rows, read_columns, read_result
-from hopline.records.drift.observed import Observed
-from hopline.records.drift.reservoir import Sampled
-from hopline.records.drift.structure import GraphModel, Structure
+from hopline_drift.answers import chosen_rows, num_rows, read_columns, read_result
+from hopline_drift.observed import Observed
+from hopline_drift.reservoir import Sampled
+from hopline_drift.structure import GraphModel, Structure
 from hopline.types import ScoreResult
 
 

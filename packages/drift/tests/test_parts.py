@@ -9,14 +9,14 @@ import pytest
 
 from hopline.errors import ArtifactCorrupted, ArtifactError
 from hopline.observe.psi import PROBABILITY_BINS, CategoryBins, Comparison
-from hopline.records.drift.alarms import Alarm, AlarmRule
-from hopline.records.drift.files import known_versions, read_sealed, version_folder, write_sealed
-from hopline.records.drift.hours import KEPT_HOURS, Hours, read_hours
-from hopline.records.drift.observed import SCORE, VALUE, Observed, Quantity
-from hopline.records.drift.reference import Reference, read_reference, write_reference
-from hopline.records.drift.reservoir import Reservoir
+from hopline_drift.alarms import Alarm, AlarmRule
+from hopline_drift.files import known_versions, read_sealed, version_folder, write_sealed
+from hopline_drift.hours import KEPT_HOURS, Hours, read_hours
+from hopline_drift.observed import SCORE, VALUE, Observed, Quantity
+from hopline_drift.reference import Reference, read_reference, write_reference
+from hopline_drift.reservoir import Reservoir
 from hopline.types import ScoreRequest, ScoreResult
-from tests.records.drift.streams import FakeServed, ran
+from packages.drift.tests.streams import FakeServed, ran
 
 # The sample
 
