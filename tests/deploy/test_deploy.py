@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hopline.slo import promql
-from hopline.slo.objectives import NOT_VALID, REFUSALS
+from hopline_slo import promql
+from hopline_slo.objectives import NOT_VALID, REFUSALS
 from tests.prometheus_server import prometheus, promtool
 from tests.servers import running
 

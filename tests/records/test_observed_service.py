@@ -15,12 +15,12 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from hopline.config.reader import load_config
-from hopline.observe.scrape import Scrape
 from hopline.records.recorders import AccessLog
 from hopline.records.tracing import TraceRecorder
 from hopline.service import Service
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message
+from hopline_slo.scrape import Scrape
 from tests.engine import zoo
 from tests.records.test_tracing import receiver
 from turnserve.http1.messages import Request

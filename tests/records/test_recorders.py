@@ -6,11 +6,13 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from hopline.answering.served import Ran
-from hopline.errors import Overloaded
+from hopline.config.schema import Config, DriftConfig
+from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
-from hopline.records.recorders import AccessLog, access_lines
+from hopline.records.recorders import AccessLog, Recorders, access_lines
 from hopline.types import ScoreRequest, ScoreResult
 
 SERVED = SimpleNamespace(name="risk", version="7", graph_version="g")
@@ -86,3 +88,10 @@ async def test_what_a_slow_disk_cannot_take_is_dropped_and_counted():
     assert dropped >= 5000
     # one of each five thousand is withdrawn
     assert lines + dropped == 50000 - (50000 - dropped) / 5000
+
+
+def test_drift_without_its_package_says_what_installs_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    config = Config(drift=DriftConfig(enabled=True, path=tmp_path))
+    with pytest.raises(ConfigError, match=r"^drift\.enabled: drift needs .*pip install 'hopline\[drift\]'"):
+        Recorders(config, Metrics())

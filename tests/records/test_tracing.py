@@ -18,9 +18,9 @@ from hopline.answering.served import Ran
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
-from hopline.observe.scrape import Scrape
 from hopline.records.tracing import TraceRecorder, open_exporter
 from hopline.types import ScoreRequest, ScoreResult
+from hopline_slo.scrape import Scrape
 
 SERVED = SimpleNamespace(name="risk", version="7", graph_version="g1")
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

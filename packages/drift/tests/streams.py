@@ -12,8 +12,8 @@ from hopline.answering.served import Ran
 from hopline.config.reader import load_config
 from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
-from hopline_drift.monitor import DriftMonitor
 from hopline.types import ScoreRequest, ScoreResult
+from hopline_drift.monitor import DriftMonitor
 
 SHOPS = np.array(["food", "travel", "games", "jewels"], object)
 USUAL = (0.5, 0.3, 0.15, 0.05)

@@ -17,9 +17,9 @@ from hopline.graph import Graph
 from hopline.packaging import package
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from packages.drift.tests.streams import SLICE_S, Clock, FakeServed, answer, monitor, quantities, ran
 from tests.engine.zoo import SAGEConv
 from tests.graphs import power_law_edges, power_law_graph
-from packages.drift.tests.streams import SLICE_S, Clock, FakeServed, answer, monitor, quantities, ran
 
 NODES, EDGES, DIM = 3000, 24_000, 4
 

@@ -9,8 +9,8 @@ import pytest
 
 from hopline.errors import ConfigError, ModelNotFound, NodeNotFound, Overloaded
 from hopline.observe.metrics import Metrics
-from hopline_drift.monitor import DriftMonitor
 from hopline.types import ScoreRequest
+from hopline_drift.monitor import DriftMonitor
 from packages.drift.tests.streams import (
     SLICE_S,
     Clock,

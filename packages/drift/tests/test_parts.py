@@ -9,13 +9,13 @@ import pytest
 
 from hopline.errors import ArtifactCorrupted, ArtifactError
 from hopline.observe.psi import PROBABILITY_BINS, CategoryBins, Comparison
+from hopline.types import ScoreRequest, ScoreResult
 from hopline_drift.alarms import Alarm, AlarmRule
 from hopline_drift.files import known_versions, read_sealed, version_folder, write_sealed
 from hopline_drift.hours import KEPT_HOURS, Hours, read_hours
 from hopline_drift.observed import SCORE, VALUE, Observed, Quantity
 from hopline_drift.reference import Reference, read_reference, write_reference
 from hopline_drift.reservoir import Reservoir
-from hopline.types import ScoreRequest, ScoreResult
 from packages.drift.tests.streams import FakeServed, ran
 
 # The sample

@@ -16,8 +16,8 @@ from hopline.config.schema import Config
 from hopline.transports.http import HttpApp
 from hopline_drift.command import app as command
 from hopline_drift.command import bar, overview, sparkline, version_screen
-from tests.fake_service import FakeService
 from packages.drift.tests.streams import SLICE_S, Clock, FakeServed, Traffic, monitor
+from tests.fake_service import FakeService
 from turnserve.http1.messages import Request
 
 

@@ -11,9 +11,9 @@ import pytest
 from hopline.artifact import Head
 from hopline.errors import NodeNotFound
 from hopline.graph import Graph
+from hopline.types import InlineNode, ScoreRequest
 from hopline_drift.observed import Observed, Quantity
 from hopline_drift.structure import MAX_NEIGHBORS, Structure
-from hopline.types import InlineNode, ScoreRequest
 from tests.graphs import drawn, hetero_graph, power_law_graph
 
 EDGE = "node__to__node"

@@ -15,14 +15,14 @@ from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.observe.metrics import Metrics
 from hopline.observe.psi import CategoryBins
-from hopline_drift.observed import LABEL, SCORE, Quantity
-from hopline_drift.reference import Reference, read_reference, write_reference
 from hopline.records.log import PredictionLog
 from hopline.types import ScoreRequest
 from hopline_drift.command import app
+from hopline_drift.observed import LABEL, SCORE, Quantity
+from hopline_drift.reference import Reference, read_reference, write_reference
 from hopline_drift.training import Choice, Packaged, from_graph, from_log, from_table
-from tests.graphs import hetero_graph, power_law_graph
 from packages.drift.tests.streams import Clock, FakeServed, Traffic, answer, monitor, quantities, ran
+from tests.graphs import hetero_graph, power_law_graph
 
 EDGE = "node__to__node"
 

@@ -1,7 +1,4 @@
-"""Connection of commands to a running server: `--url`, `--api-key`, `--token`, and the environment.
-
-Commands that read the metrics of a server fetch `/metrics` here.
-"""
+"""Connection of commands to a running server: `--url`, `--api-key`, `--token`, and the environment."""
 
 from __future__ import annotations
 
@@ -10,35 +7,11 @@ import os
 from collections.abc import Iterator
 from typing import Annotated
 
-import httpx2
 import typer
 
-from hopline.client import wire
 from hopline.client.admin import Admin
 from hopline.client.sync import Client
-from hopline.errors import BadRequest, Unavailable
-from hopline.observe.scrape import Scrape
-
-
-def read_metrics(
-    url: str | None, api_key: str | None, token: str | None, timeout_s: float = 10.0
-) -> Scrape:
-    """The current metrics of a server.
-
-    Args:
-        url, api_key, token: flags; None reads the environment.
-
-    Raises: Unavailable: the server does not answer, or answers without metrics.
-    """
-    page = f"{server_url(url).rstrip('/').removesuffix('/metrics')}/metrics"
-    try:
-        answer = httpx2.get(page, timeout=timeout_s, headers=wire.credentials(*credentials(api_key, token)))
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Unavailable(f"{page}: {error}") from None
-    if answer.status_code != 200:
-        raise Unavailable(f"{page}: answered {answer.status_code}: {answer.text[:200]}")
-    return Scrape(answer.text)
-
+from hopline.errors import BadRequest
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 

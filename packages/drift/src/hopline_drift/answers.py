@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hopline_drift.observed import LABEL, SCORE, VALUE, Observed, Quantity
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
+from hopline_drift.observed import LABEL, SCORE, VALUE, Observed, Quantity
 
 #: Most rows that are examined of one request, so that a large request does not dominate.
 MAX_ROWS = 64

@@ -150,8 +150,8 @@ def reference(
     from hopline.engine.encoders import encoder_of
     from hopline.engine.schema import fitted
     from hopline.graph import Graph
-    from hopline_drift.reference import write_reference
     from hopline_drift import training
+    from hopline_drift.reference import write_reference
 
     if (graph is None) != (artifact is None):
         raise BadRequest("--graph and --artifact go together: the model names what it reads of the graph")

@@ -25,6 +25,7 @@ from hopline.answering.served import Ran, Version
 from hopline.config.schema import Config, DriftConfig
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.observe.metrics import Metrics
+from hopline.records.pace import Pace
 from hopline_drift.alarms import LEVELS, AlarmRule, Level
 from hopline_drift.files import known_versions, version_folder, write_sealed
 from hopline_drift.report import (
@@ -39,7 +40,6 @@ from hopline_drift.report import (
 from hopline_drift.reservoir import Reservoir
 from hopline_drift.version import WatchedVersion
 from hopline_drift.window import NUM_SLICES
-from hopline.records.pace import Pace
 
 log = logging.getLogger("hopline.drift")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hopline.errors import NodeNotFound
+from hopline.types import ScoreResult
 from hopline_drift.answers import chosen_rows, num_rows, read_columns, read_result
 from hopline_drift.observed import Observed
 from hopline_drift.reservoir import Sampled
 from hopline_drift.structure import GraphModel, Structure
-from hopline.types import ScoreResult
 
 
 class SampleReader:

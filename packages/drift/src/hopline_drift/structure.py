@@ -18,9 +18,9 @@ from hopline.engine.encoders import RowEncoder
 from hopline.errors import NodeNotFound
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveView
+from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
 from hopline_drift.answers import chosen_rows
 from hopline_drift.observed import DEGREE, Kind, Observed, Quantity
-from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
 
 #: Most in-neighbours of a node whose features are read.
 MAX_NEIGHBORS = 8

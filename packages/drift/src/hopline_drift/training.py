@@ -14,14 +14,14 @@ from hopline.artifact import ModelSpec
 from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
+from hopline.records.entry import Entry
+from hopline.records.reader import LogReader
+from hopline.types import ScoreRequest, ScoreResult
 from hopline_drift.observed import LABEL, SCORE, Observed, Quantity
 from hopline_drift.reader import SampleReader
 from hopline_drift.reference import Reference
 from hopline_drift.reservoir import Sampled
 from hopline_drift.structure import GraphModel
-from hopline.records.entry import Entry
-from hopline.records.reader import LogReader
-from hopline.types import ScoreRequest, ScoreResult
 
 #: Requests or nodes per read.
 _PIECE = 512

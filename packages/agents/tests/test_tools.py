@@ -14,7 +14,7 @@ from mcp import Client, StdioServerParameters
 
 from hopline import Graph
 from hopline.client import AsyncClient
-from hopline.client.agents import AgentTools
+from hopline_agents.tools import AgentTools
 from packages.generate.tests.models import naive_version
 from tests.servers import RunningServer, running
 

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from hopline.cli import build_app
 from hopline.observe.metrics import LATENCY_BUCKETS, Metrics
-from hopline.observe.scrape import Scrape
-from hopline.slo import promql
-from hopline.slo.burn import count, latency_buckets, over_window, quantile, since_start, within
-from hopline.slo.objectives import Objective, read_objectives
-from hopline.slo.prometheus import Prometheus
-from hopline.slo.promql import PACES, write_rules
 from hopline_brokers.stream.meters import StreamMetrics
+from hopline_slo import promql
+from hopline_slo.burn import count, latency_buckets, over_window, quantile, since_start, within
+from hopline_slo.objectives import Objective, read_objectives
+from hopline_slo.prometheus import Prometheus
+from hopline_slo.promql import PACES, write_rules
+from hopline_slo.scrape import Scrape
 from tests.prometheus_server import prometheus, promtool
 
 SLO = """

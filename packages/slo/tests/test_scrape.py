@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hopline.errors import BadRequest
 from hopline.observe.metrics import Metrics
-from hopline.observe.scrape import Scrape
+from hopline_slo.scrape import Scrape
 
 LABEL = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=8)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from hopline.observe.scrape import MetricReading, Scrape
-from hopline.slo import promql
-from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
-from hopline.slo.prometheus import Prometheus
+from hopline_slo import promql
+from hopline_slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
+from hopline_slo.prometheus import Prometheus
+from hopline_slo.scrape import MetricReading, Scrape
 
 
 class _Count(NamedTuple):

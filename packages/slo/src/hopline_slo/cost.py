@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 import typer
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey, Token, Url, read_metrics
+from hopline.commands.connection import ApiKey, Token, Url
 from hopline.commands.options import AsJson
 from hopline.commands.screen import Screen, whole
-from hopline.observe.scrape import Scrape
+from hopline_slo.scrape import Scrape, read_metrics
 
 _CAPTION = (
     "CPU time of computing, measured on one batch in eight on the event loop and on every batch on a "

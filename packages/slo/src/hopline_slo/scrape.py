@@ -1,4 +1,4 @@
-"""Parses `/metrics`, which is in the Prometheus text format."""
+"""Fetches and parses `/metrics` of a server, which is in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from hopline.errors import BadRequest
+import httpx2
+
+from hopline.client import wire
+from hopline.commands.connection import credentials, server_url
+from hopline.errors import BadRequest, Unavailable
 
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
 _ESCAPES = re.compile(r"\\(.)")
@@ -78,3 +82,23 @@ def _read(line: str, number: int) -> tuple[str, MetricReading]:
         return name, MetricReading(labels, float(rest.split()[0]))  # a timestamp may follow
     except (ValueError, IndexError):
         raise BadRequest(f"line {number} of the metrics has no number: {line[:80]!r}") from None
+
+
+def read_metrics(
+    url: str | None, api_key: str | None, token: str | None, timeout_s: float = 10.0
+) -> Scrape:
+    """The current metrics of a server.
+
+    Args:
+        url, api_key, token: flags; None reads the environment.
+
+    Raises: Unavailable: the server does not answer, or answers without metrics.
+    """
+    page = f"{server_url(url).rstrip('/').removesuffix('/metrics')}/metrics"
+    try:
+        answer = httpx2.get(page, timeout=timeout_s, headers=wire.credentials(*credentials(api_key, token)))
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise Unavailable(f"{page}: {error}") from None
+    if answer.status_code != 200:
+        raise Unavailable(f"{page}: answered {answer.status_code}: {answer.text[:200]}")
+    return Scrape(answer.text)

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hopline.cli import build_app
-from hopline.commands.cost import attributed_share, costs
 from hopline.config.reader import load_config
 from hopline.observe.metrics import Metrics
-from hopline.observe.scrape import Scrape
+from hopline_slo.cost import attributed_share, costs
+from hopline_slo.scrape import Scrape
 
 
 def served(**prices):

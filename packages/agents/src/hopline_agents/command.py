@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from hopline.commands.connection import ApiKey, Token, Url, credentials, server_url
-from hopline.errors import ConfigError
 
 
 def mcp(
@@ -21,14 +20,10 @@ def mcp(
     token: Token = None,
 ) -> None:
     """Offer a server's models to an agent, on stdin and stdout."""
-    try:
-        from hopline.client.agents import AgentTools
-    except ImportError as error:
-        raise ConfigError(
-            f"the package mcp is not installed ({error}): pip install 'hopline[mcp]'"
-        ) from None
+    # imported here because they take a second
     from hopline.client import AsyncClient
     from hopline.graph import Graph
+    from hopline_agents.tools import AgentTools
 
     key, jwt = credentials(api_key, token)
     client = AsyncClient(server_url(url), api_key=key, token=jwt)

@@ -4,7 +4,7 @@ import pytest
 
 from hopline import errors
 from hopline.errors import ConfigError, HoplineError
-from hopline.slo.objectives import NOT_VALID, REFUSALS, codes, read_objectives
+from hopline_slo.objectives import NOT_VALID, REFUSALS, codes, read_objectives
 
 
 def read(tmp_path, text):

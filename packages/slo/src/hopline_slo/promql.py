@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hopline.observe.metrics import FRESHNESS_BUCKETS, LATENCY_BUCKETS
-from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
+from hopline_slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
 
 
 class _Pace(NamedTuple):

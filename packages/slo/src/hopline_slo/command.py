@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey, Token, Url, read_metrics
+from hopline.commands.connection import ApiKey, Token, Url
 from hopline.commands.options import AsJson
 from hopline.commands.screen import Screen, whole
 from hopline.errors import BadRequest
-from hopline.slo.burn import BURN_WINDOWS, Standing, over_window, since_start
-from hopline.slo.objectives import LATENCIES, read_objectives
-from hopline.slo.prometheus import Prometheus
-from hopline.slo.promql import write_rules
+from hopline_slo.burn import BURN_WINDOWS, Standing, over_window, since_start
+from hopline_slo.objectives import LATENCIES, read_objectives
+from hopline_slo.prometheus import Prometheus
+from hopline_slo.promql import write_rules
+from hopline_slo.scrape import read_metrics
 
 
 def slo(

@@ -1,1 +1,0 @@
-"""Service-level objectives, error budgets and burn rates."""
