@@ -421,8 +421,8 @@ class Disk:
         monkeypatch.setattr(type(file), "are_near", lambda _, *asked: self.are_near(*asked))
         monkeypatch.setattr(Cold, "read_ahead", lambda _: self.read_ahead())
 
-    def are_near(self, ids, num_rows, slots, seen):
-        return not self.is_cold or (len(slots) > 0 and (slots[ids] >= 0).all())
+    def are_near(self, ids, num_rows, seen):
+        return not self.is_cold
 
     def read_ahead(self):
         assert threading.current_thread() is not threading.main_thread()
@@ -513,34 +513,3 @@ async def test_requests_whose_rows_are_read_outlive_a_close(places, tmp_path, mo
         disk.may_read.set()
         await served.join()
         assert [outcome.version for outcome in found] == ["1", "1"]
-
-
-async def test_rows_that_are_pinned_are_never_cold(places, tmp_path, monkeypatch):
-    file = table(places, tmp_path)
-    hot = tmp_path / "hot.txt"
-    hot.write_text("n3\nn1\ngone\nn3\n")
-    settings = {"precomputed.pin_bytes": 6000, "precomputed.pin_file": hot}
-    async with Running(config(places)) as plain, Running(config(places, file, **settings)) as service:
-        disk = Disk(service, monkeypatch)
-        for nodes in (["n1"], ["n3", "n1"]):
-            request = ScoreRequest("sage", nodes=nodes, outputs=("embedding", "label"))
-            (found,) = at_once(service, request)
-            same(found, await plain.score(request))
-        assert at_once(service, ScoreRequest("sage", nodes=["n2"])) == []
-        assert at_once(service, ScoreRequest("sage", nodes=["n1", "n2"])) == []
-        disk.may_read.set()
-        both = ScoreRequest("sage", nodes=["n2", "n3"])
-        same(await service.score(both), await plain.score(both))
-
-
-async def test_a_whole_table_is_pinned_where_there_is_room(places, tmp_path):
-    async with Running(
-        config(places, table(places, tmp_path), **{"precomputed.pin_bytes": "1 MiB"})
-    ) as service:
-        assert len(at_once(service, REQUESTS[0])) == 1
-
-
-async def test_what_to_pin_must_be_said_where_not_all_can_be(places, tmp_path):
-    with pytest.raises(ConfigError, match=r"precomputed.pin_bytes = 5000 is less than"):
-        async with Running(config(places, table(places, tmp_path), **{"precomputed.pin_bytes": 5000})):
-            pass

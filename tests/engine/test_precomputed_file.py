@@ -487,11 +487,3 @@ _SPEC = ModelSpec(
     name="states", version="1", task="embedding", num_layers=0, graph_schema={}, fanouts={},
     head=Head("node", D),
 )  # fmt: skip
-
-
-def test_what_is_locked_is_near_and_the_kernel_is_not_called(tmp_path, monkeypatch):
-    rows = FinalRows(PrecomputedFile.open(write(tmp_path / "a.precomputed")), _SPEC)
-    monkeypatch.setattr(type(rows._of_all[0]), "are_near", lambda *_: False)
-    assert rows.cold(("embedding",), np.arange(5)) is not None
-    if rows.pin(10**6, None):
-        assert rows.cold(("embedding",), np.arange(5)) is None

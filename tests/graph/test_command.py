@@ -65,13 +65,13 @@ def test_both_directions_of_files(tables):
 
 
 def test_build_of_several_types(tmp_path):
-    np.save(tmp_path / "u.npy", np.ones((3, 2)))
-    np.save(tmp_path / "i.npy", np.ones((2, 1)))
-    np.save(tmp_path / "b.npy", [[0, 1], [1, 0]])
+    (tmp_path / "u.csv").write_text("f,g\n1,1\n1,1\n1,1\n")
+    (tmp_path / "i.csv").write_text("f\n1\n1\n")
+    (tmp_path / "b.csv").write_text("src,dst\n0,1\n1,0\n")
     built = run(
-        *("build", f"user:buys:item={tmp_path / 'b.npy'}", f"item:rev:user={tmp_path / 'b.npy'}"),
-        *("--features", f"user={tmp_path / 'u.npy'}", "--features", f"item={tmp_path / 'i.npy'}"),
-        *("--out", tmp_path / "g", "--dtype", "float16"),
+        *("build", f"user:buys:item={tmp_path / 'b.csv'}", f"item:rev:user={tmp_path / 'b.csv'}"),
+        *("--features", f"user={tmp_path / 'u.csv'}", "--features", f"item={tmp_path / 'i.csv'}"),
+        *("--ids-are-rows", "--out", tmp_path / "g", "--dtype", "float16"),
     )
     assert built.exit_code == 0, built.output
     assert sorted(Graph.open(tmp_path / "g").edges) == ["item__rev__user", "user__buys__item"]
@@ -88,7 +88,7 @@ def test_info_of_a_heterogeneous_graph_names_every_type(tmp_path):
     [
         (("absent.csv", "--out", "g"), "no such file"),
         (("a:b=absent.csv", "--out", "g"), "an edge type is SRC:RELATION:DST; got 'a:b'"),
-        (("x.npy", "y.npy", "--out", "g"), "two files have the same type"),
+        (("x.csv", "y.csv", "--out", "g"), "two files have the same type"),
     ],
 )
 def test_errors_go_to_stderr_with_a_failing_exit(arguments, message):
@@ -99,8 +99,8 @@ def test_errors_go_to_stderr_with_a_failing_exit(arguments, message):
 
 
 def test_build_replaces_a_graph_only_on_request(tables):
-    arguments = ("build", tables / "e.npy", "--out", tables / "g")
-    np.save(tables / "e.npy", [[0], [1]])
+    arguments = ("build", tables / "e.csv", "--out", tables / "g")
+    (tables / "e.csv").write_text("src,dst\n0,1\n")
     assert run(*arguments).exit_code == 0
     refused = run(*arguments)
     assert refused.exit_code == 1

@@ -124,32 +124,15 @@ def test_parquet_strings_that_are_not_utf_8_are_refused_by_column(tmp_path, is_e
 
 
 def test_types_each_have_their_file(tmp_path):
-    users, items, buys = tmp_path / "u.csv", tmp_path / "i.npy", tmp_path / "b.parquet"
+    users, items, buys = tmp_path / "u.csv", tmp_path / "i.csv", tmp_path / "b.parquet"
     write_csv(users, {"id": ["a", "b"], "f": [1, 2]})
-    np.save(items, np.ones((3, 4)))
+    write_csv(items, {"g": [1, 1, 1]})
     write_parquet(buys, {"src": ["b"], "dst": [2]})
     graph = Graph.from_parquet(
         {"user": NodeFile(users, id="id"), "item": NodeFile(items)},
         {("user", "buys", "item"): EdgeFile(buys)},
     )
     assert graph.edge("user__buys__item").neighbors(2).tolist() == [1]
-
-
-@pytest.mark.parametrize("shape", [(2, 5), (5, 2)])
-def test_numpy_edges_either_way_up(tmp_path, shape):
-    edges = np.arange(10).reshape(2, 5) % 4
-    np.save(tmp_path / "e.npy", edges if shape[0] == 2 else edges.T)
-    np.save(tmp_path / "f.npy", np.ones((4, 2), np.float32))
-    graph = Graph.from_parquet(NodeFile(tmp_path / "f.npy"), EdgeFile(tmp_path / "e.npy"))
-    assert graph.version == Graph.from_edges(edges, np.ones((4, 2))).version
-
-
-def test_npz_holds_all_columns(tmp_path):
-    np.savez(tmp_path / "e.npz", edge_index=[[5], [6]], edge_weight=[2.0], edge_time=[3], edge_attr=[[1.0]])
-    np.savez(tmp_path / "n.npz", x=np.ones((2, 1)), ids=[5, 6])
-    graph = Graph.from_parquet(NodeFile(tmp_path / "n.npz"), EdgeFile(tmp_path / "e.npz"))
-    edge = graph.schema.edge_types["node__to__node"]
-    assert (edge.has_time, edge.has_weight, edge.attr_dim) == (True, True, 1)
 
 
 def test_edges_alone_are_a_graph(tmp_path):
@@ -167,16 +150,12 @@ def refused(match, nodes, edges):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    refused("no such file", None, EdgeFile(tmp_path / "absent.npy"))
-    refused(r"may end in .csv, .*.parquet, .*.npz, .*; not in '.xls'", None, EdgeFile(tmp_path / "e.xls"))
-    for ending, match in ((".npy", "as a .npy"), (".npz", "as .npz"), (".parquet", "as Parquet")):
-        path = tmp_path / f"broken{ending}"
-        path.write_bytes(b"not at all")
-        refused(match, None, EdgeFile(path))
-    np.save(tmp_path / "objects.npy", np.array([{}], object))
-    refused("cannot be read as a .npy", None, EdgeFile(tmp_path / "objects.npy"))
-    np.savez(tmp_path / "e.npz", other=[1])
-    refused("no array `edges` or `edge_index`; it holds other", None, EdgeFile(tmp_path / "e.npz"))
+    refused("no such file", None, EdgeFile(tmp_path / "absent.csv"))
+    refused(r"may end in .csv, .*.parquet, .*; not in '.xls'", None, EdgeFile(tmp_path / "e.xls"))
+    (tmp_path / "broken.parquet").write_bytes(b"not at all")
+    refused("as Parquet", None, EdgeFile(tmp_path / "broken.parquet"))
+    for ending in ("npy", "npz"):
+        refused(rf"np.load\('e.{ending}'\) to Graph.from_", None, EdgeFile(tmp_path / f"e.{ending}"))
 
 
 @pytest.mark.parametrize(
@@ -218,14 +197,14 @@ def test_missing_values_are_refused(tmp_path):
         EdgeFile(tmp_path / "e.parquet"),
     )
     (tmp_path / "n.csv").write_text("f,g\n1,2\n,3\n")
-    np.save(tmp_path / "e.npy", np.zeros((2, 1), int))
+    write_csv(tmp_path / "e.csv", {"src": [0], "dst": [0]})
     refused(
         "n.csv, line 3, column 'f': a value is missing.*--fill 0.*--exclude f",
         NodeFile(tmp_path / "n.csv"),
-        EdgeFile(tmp_path / "e.npy"),
+        EdgeFile(tmp_path / "e.csv"),
     )
     pq.write_table(pa.table({"e": [[1.0], [2.0, 3.0]]}), tmp_path / "n.parquet")
-    refused("lists of different lengths", NodeFile(tmp_path / "n.parquet"), EdgeFile(tmp_path / "e.npy"))
+    refused("lists of different lengths", NodeFile(tmp_path / "n.parquet"), EdgeFile(tmp_path / "e.csv"))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
@@ -312,33 +291,6 @@ def test_features_that_are_named_twice_or_excluded_are_refused():
     refused("feature 'x' is repeated", NodeFile(nodes, id="id", features=["x", "x"]), edges)
     excluded = NodeFile(nodes, id="id", features=["x"], exclude=["x"])
     refused("'x' is named as a feature, and excluded", excluded, edges)
-
-
-def test_columns_that_are_named_are_taken_from_arrays_or_refused(tmp_path):
-    np.savez(tmp_path / "e.npz", edges=[[5], [6]], w=[2.5], at=[3], a=[1.0], b=[4.0])
-    np.savez(tmp_path / "n.npz", features=[[1.0], [2.0]], key=[6, 5])
-    np.save(tmp_path / "e.npy", [[0], [1]])
-    np.save(tmp_path / "n.npy", [[1.0], [2.0]])
-    nodes = NodeFile(tmp_path / "n.npz", id="key")
-    edges = EdgeFile(tmp_path / "e.npz", weight="w", time="at", attr=["b", "a"])
-    edge = Graph.from_parquet(nodes, edges).edge()
-    assert (edge.weight.tolist(), edge.time.tolist(), edge.attr.tolist()) == ([2.5], [3], [[4.0, 1.0]])
-    refused("no array 'v'; it holds edges, w", nodes, EdgeFile(tmp_path / "e.npz", weight="v"))
-    refused("no array 'w'; it holds edges", None, EdgeFile(tmp_path / "e.npy", weight="w"))
-    refused("src and dst name columns", None, EdgeFile(tmp_path / "e.npy", src="a"))
-    refused("no column 'id' of ids", NodeFile(tmp_path / "n.npy", id="id"), EdgeFile(tmp_path / "e.npy"))
-    refused(
-        "features names columns", NodeFile(tmp_path / "n.npy", features=["f"]), EdgeFile(tmp_path / "e.npy")
-    )
-
-
-def test_arrays_of_strings_are_ids_and_other_types_are_refused(tmp_path):
-    np.save(tmp_path / "e.npy", [["b", "c"], ["a", "b"]])
-    graph = Graph.from_parquet(None, EdgeFile(tmp_path / "e.npy"))
-    assert graph.node().ids.external(np.arange(3)) == ["a", "b", "c"]
-    for values in ([[0.5, 1.0], [1.0, 2.0]], [[b"a", b"b"], [b"b", b"c"]]):
-        np.save(tmp_path / "e.npy", values)
-        refused("an id is an integer or a string", None, EdgeFile(tmp_path / "e.npy"))
 
 
 @pytest.mark.parametrize(

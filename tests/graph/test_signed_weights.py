@@ -68,8 +68,8 @@ def test_a_graph_may_be_said_to_have_signed_weights_before_it_has_one(tmp_path):
     )
     assert graph.save(tmp_path / "g").edges[EDGE].signed_weight
     assert not graph.edges["node__plain__node"].signed_weight
-    np.savez(tmp_path / "e.npz", edges=[[0], [1]], edge_weight=[1.0])
-    file = EdgeFile(tmp_path / "e.npz", signed_weight=True)
+    (tmp_path / "e.csv").write_text("src,dst,w\n0,1,1\n")
+    file = EdgeFile(tmp_path / "e.csv", weight="w", signed_weight=True)
     read = Graph.from_parquet(None, file, ids_are_rows=True)
     assert read.edge().signed_weight
     assert Graph.from_edges([[0], [1]], edge_weight=[1], signed_weight=True).version == read.version

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.answering.listed_nodes import listed_nodes
 from hopline.artifact import ModelSpec
 from hopline.config.schema import PrecomputedConfig
 from hopline.engine.final_rows import FinalRows
@@ -89,7 +88,9 @@ def precomputed_rows(
         check_fits(file, spec, own_hash)
         rows, misfit = _fitted(path, file, spec, graph, settings, from_store)
         if rows is not None:
-            _pin(path, rows, graph, settings)
+            if rows.file.pages.shape[0] <= _PREFAULTED * available_bytes():
+                rows.populate()  # the first touch of a page costs more than its row
+                rows.file.verify()
             found[plan.node_type] = rows
         else:
             misfits.append(misfit)
@@ -133,27 +134,6 @@ def _fitted(
         )
     log.warning("%s: %d of its rows are served, labelled stale_row", differ, num_known)
     return FinalRows(file, spec, ttl_s=ttl_s, is_stale=True, rows_known=known), ""
-
-
-def _pin(path: Path, rows: FinalRows, graph: Any, settings: PrecomputedConfig) -> None:
-    """Keep in memory what the settings say."""
-    num_bytes = rows.file.pages.shape[0]
-    if not settings.pin_bytes:
-        if num_bytes <= _PREFAULTED * available_bytes():
-            rows.populate()  # the first touch of a page costs more than its row
-            rows.file.verify()
-        return
-    hot: IdArray | None = None
-    if num_bytes > settings.pin_bytes:
-        if settings.pin_file is None:
-            raise ConfigError(
-                f"precomputed.pin_bytes = {settings.pin_bytes} is less than {path} has ({num_bytes}): "
-                "list the nodes to pin in precomputed.pin_file"
-            )
-        hot = listed_nodes(settings.pin_file, graph.nodes[rows.node_type].ids, "precomputed.pin_file")
-        hot = hot[hot < rows.num_rows]
-    if not rows.pin(settings.pin_bytes, hot):
-        log.warning("%s cannot be locked in memory (RLIMIT_MEMLOCK); it was read, and may be evicted", path)
 
 
 def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unchanged | None]:

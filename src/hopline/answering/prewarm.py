@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from hopline.answering.graph_computer import GraphComputer
-from hopline.answering.listed_nodes import listed_nodes
 from hopline.config.schema import Config
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, FetchedRows, RowsAbsent
 from hopline.errors import ConfigError, HoplineError
 from hopline.features.answer import Reason
+from hopline.graph.id_values import integer_id
 from hopline.graph.store_columns import FetchedEdges
 from hopline.types import IdArray
 
@@ -140,7 +140,24 @@ def most_read(model: Model, count: int) -> IdArray:
 
 
 def _listed(model: Model, config: Config) -> IdArray:
-    settings = config.features
-    assert settings.prewarm_file is not None
+    """Global ids of listed nodes, distinct, in the order of their first line: int64 [n].
+
+    Ids that the graph does not have are left out: an old list is no reason not to start.
+    """
+    file, limit = config.features.prewarm_file, config.features.prewarm_nodes
+    assert file is not None
     index = model.graph.nodes[model.spec.head.node_type].ids
-    return listed_nodes(settings.prewarm_file, index, "features.prewarm_file", settings.prewarm_nodes)
+    try:
+        lines = file.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"features.prewarm_file: cannot read {file}: {error}") from None
+    try:
+        wanted: list[int] | list[str] = (
+            lines if index.kind == "string" else [integer_id(line) for line in lines]
+        )
+    except ValueError as error:
+        raise ConfigError(f"features.prewarm_file: {file}: node ids are integers here: {error}") from None
+    ids = index.lookup(wanted[: limit or len(wanted)]) if wanted else np.empty(0, np.int64)
+    _, first = np.unique(ids, return_index=True)
+    ids = ids[np.sort(first)]
+    return ids[ids >= 0]

@@ -41,7 +41,7 @@ def build(
         list[str],
         typer.Argument(
             help="Edge files: one FILE, or SRC:RELATION:DST=FILE each (.csv, .tsv, .txt, also compressed "
-            "as .gz, .bz2, .xz or .zst; .parquet, .feather, .arrow, .npy, .npz)."
+            "as .gz, .bz2, .xz or .zst; .parquet, .feather, .arrow)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the graph to.")],

@@ -43,7 +43,7 @@ class FileOptions:
         found = {}
         for name, path in paths.items():
             id_of = _only(_for(ids, name, paths), "--id", name)
-            if id_of is None and not ids_are_rows and path.suffix.lower() not in (".npy", ".npz"):
+            if id_of is None and not ids_are_rows:
                 raise GraphError(
                     f"{path}: say which column holds the ids of node type {name!r}: --id COLUMN (for one "
                     f"of several files --id {name}=COLUMN), or --ids-are-rows if row numbers are the ids"

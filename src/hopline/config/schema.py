@@ -139,10 +139,6 @@ class PrecomputedConfig:
         "serve its rows and report `stale_row` in responses",
     )
     ttl_s: float = setting(0.0, "rows older than this are computed instead; 0: any age", minimum=0)
-    pin_bytes: int = setting(0, "RAM of each worker for rows that must never be read from disk", minimum=0)
-    pin_file: Path | None = setting(
-        None, "external ids of the rows to pin, one a line; required where a file is larger than pin_bytes"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +415,7 @@ class PredictionLogConfig:
     """The prediction log: files that record every answer."""
 
     path: Path | None = setting(None, "folder of the prediction log of all workers; empty: no log")
-    format: Literal["jsonl", "jsonl.gz", "parquet"] = setting(
+    format: Literal["jsonl", "parquet"] = setting(
         "jsonl", "format of finished files; the file that is being written is always JSON Lines"
     )
     rotate_bytes: int = setting(64 * 2**20, "size of a worker's file at which it is finished", minimum=4096)

@@ -27,7 +27,6 @@ from hopline.kernels.jit import njit
 from hopline.memory.file_reads import NOWAIT, EntryFile, preadv2
 from hopline.types import AnyArray, IdArray
 
-_NO_SLOT = -1
 _PAGE = mmap.PAGESIZE
 
 
@@ -42,31 +41,26 @@ class _RowFile(EntryFile):
         except OSError as error:
             return error.errno == errno.EAGAIN
 
-    def are_near(
-        self, rows: IdArray, num_rows: int, slots: NDArray[np.int32], seen: NDArray[np.uint16]
-    ) -> bool:
+    def are_near(self, rows: IdArray, num_rows: int, seen: NDArray[np.uint16]) -> bool:
         """True if rows can be read without waiting.
 
         Args:
             rows: int64 [n], contiguous; those outside of [0, num_rows) count as near.
-            slots: int32 [num_rows], at least 0 for rows that need not be read; or empty.
             seen: uint16 by page of the file, the second in which the page was in memory. It is believed for
                 that second: pages that were read recently are the last that the kernel evicts.
         """
         second = int(time.monotonic()) % 65535 + 1
         place = self.fd, self.begin, self.entry_bytes
-        return bool(NOWAIT and _are_near(*place, rows, num_rows, slots, seen, second))
+        return bool(NOWAIT and _are_near(*place, rows, num_rows, seen, second))
 
 
 @njit(cache=True, nogil=True)
-def _are_near(
-    fd: Any, begin: Any, row_bytes: Any, rows: Any, num_rows: Any, slots: Any, seen: Any, second: Any
-) -> Any:
+def _are_near(fd: Any, begin: Any, row_bytes: Any, rows: Any, num_rows: Any, seen: Any, second: Any) -> Any:
     """Read a byte of each page of each row that is not known to be in memory."""
     byte, vector = np.empty(1, np.uint8), np.empty(2, np.int64)
     vector[0], vector[1] = byte.ctypes.data, 1
     for row in rows:
-        if row < 0 or row >= num_rows or (slots.shape[0] and slots[row] >= 0):
+        if row < 0 or row >= num_rows:
             continue
         first = begin + row * row_bytes
         for page in range(first // _PAGE, (first + row_bytes - 1) // _PAGE + 1):
@@ -89,59 +83,8 @@ class Cold(NamedTuple):
             file.read(self.ids)
 
 
-class HotRows:
-    """Copies of the most requested rows of a precomputed file, in memory of this process.
-
-    Such rows are scattered over the file: locking their pages would need a page for each row.
-
-    Args:
-        file: whose rows these are.
-        rows: int64 [n], distinct, most requested first.
-        num_bytes: for the copies; rows that do not fit stay in the file.
-
-    Attributes:
-        slots: int32 [N], place of each row's copy, or -1.
-    """
-
-    def __init__(self, file: PrecomputedFile, rows: IdArray, num_bytes: int) -> None:
-        arrays = [array for array in (file.state, file.logits, file.computed_at) if array is not None]
-        row_bytes = sum(array.strides[0] for array in arrays)
-        left = num_bytes - 4 * file.header.plan.num_nodes
-        rows = rows[: max(0, left // row_bytes)]
-        self.slots: NDArray[np.int32] = np.full(file.header.plan.num_nodes, _NO_SLOT, np.int32)
-        self.slots[rows] = np.arange(rows.shape[0], dtype=np.int32)
-        self._copies: dict[int, AnyArray] = {id(array): array[rows] for array in arrays}
-
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self.slots >= 0))
-
-    def take(self, array: AnyArray, ids: IdArray) -> AnyArray:
-        """Rows of an array of the file: `array[ids]`, from copies where they exist."""
-        slots = self.slots[ids]
-        hot = slots >= 0
-        copies = self._copies[id(array)]
-        if hot.all():
-            found: AnyArray = copies[slots]
-            return found
-        out = np.empty((ids.shape[0], *array.shape[1:]), array.dtype)
-        out[hot] = copies[slots[hot]]
-        out[~hot] = array[ids[~hot]]
-        return out
-
-    def row(self, array: AnyArray, row: int) -> AnyArray:
-        """One row [1, …] of an array of the file, a view."""
-        slot = int(self.slots[row])
-        found: AnyArray = array[row : row + 1] if slot < 0 else self._copies[id(array)][slot : slot + 1]
-        return found
-
-    def cold(self, ids: IdArray) -> IdArray:
-        """The ids that have no copy."""
-        left: IdArray = ids[self.slots[ids] < 0]
-        return left
-
-
 class FinalRows(PrecomputedRows):
-    """The precomputed rows of one node type in a server: pinned in memory, or read on a thread.
+    """The precomputed rows of one node type in a server: read at once, or on a thread.
 
     Reading a row of the map that is not in memory is a page fault, and the reader waits (0.1 ms, sometimes
     5 ms). On an event loop all other requests wait too. So the kernel is asked first (`_RowFile`).
@@ -152,12 +95,10 @@ class FinalRows(PrecomputedRows):
 
     def __init__(self, file: PrecomputedFile, spec: ModelSpec, **options: Any) -> None:
         super().__init__(file, spec, **options)
-        self._hot: HotRows | None = None
         self._offers = outputs_of(spec)
         self._has_head = spec.head.kind == "node"
         #: All rows are in memory, and need not be asked for.
         self._is_held = False
-        self._slots: NDArray[np.int32] = np.empty(0, np.int32)
         self._seen = np.zeros(-(-file.pages.shape[0] // _PAGE), np.uint16)
         parts = {
             name: _RowFile(file.path, section.offset, section.dtype, math.prod(section.shape[1:]))
@@ -168,25 +109,6 @@ class FinalRows(PrecomputedRows):
         self._of_logits: tuple[_RowFile, ...] = (parts["computed_at"], logits)
         self._of_states: tuple[_RowFile, ...] = (parts["computed_at"], state)
         self._of_all: tuple[_RowFile, ...] = tuple(parts.values())
-
-    def pin(self, num_bytes: int, hot: IdArray | None) -> bool:
-        """Keep rows in memory, so that reading them never waits for a disk.
-
-        Args:
-            num_bytes: memory for the rows.
-            hot: the rows to copy, most requested first; None locks the whole file.
-
-        Returns: True if the rows are pinned; the kernel may forbid locking.
-        """
-        if hot is not None:
-            self._hot = HotRows(self.file, hot, num_bytes)
-            self._slots = self._hot.slots
-            return True
-        if self.file.lock():
-            self._is_held = True
-        else:
-            self.populate()
-        return self._is_held
 
     def populate(self) -> None:
         """Read the whole file into memory as far as it fits; the kernel may evict it again."""
@@ -203,9 +125,8 @@ class FinalRows(PrecomputedRows):
             return None
         files = self._files(names)
         for file in files:
-            if not file.are_near(ids, self.num_rows, self._slots, self._seen):
-                held = ids[(ids >= 0) & (ids < self.num_rows)]
-                return Cold(files, held if self._hot is None else self._hot.cold(held))
+            if not file.are_near(ids, self.num_rows, self._seen):
+                return Cold(files, ids[(ids >= 0) & (ids < self.num_rows)])
         return None
 
     def _files(self, names: Sequence[str]) -> tuple[_RowFile, ...]:
@@ -223,12 +144,3 @@ class FinalRows(PrecomputedRows):
         assert self._has_head
         states = self.embeddings(ids) if "embedding" in names else self._state[:0]
         return out_of.named_outputs(names, self._offers, states, lambda: self.logits(ids))
-
-    def _take(self, array: AnyArray, ids: IdArray | slice) -> AnyArray:
-        if self._hot is None:
-            found: AnyArray = array[ids]
-            return found
-        return self._hot.row(array, ids.start) if isinstance(ids, slice) else self._hot.take(array, ids)
-
-    def _take_one(self, array: AnyArray, row: int) -> AnyArray:
-        return array[row : row + 1] if self._hot is None else self._hot.row(array, row)

@@ -17,7 +17,7 @@ from hopline.artifact import ModelSpec
 from hopline.engine.precomputed_file.header import PrecomputedPlan
 from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.errors import PrecomputedFileError
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import FloatArray, IdArray
 
 #: Global ids -> which rows still equal the rows that would be computed now: int64 [n] -> bool [n].
 Unchanged = Callable[[IdArray], NDArray[np.bool_]]
@@ -74,7 +74,7 @@ class PrecomputedRows:
         """True if one row, at least 0, is valid; if not, `good` counts the reason."""
         if row >= self.num_rows:
             return False
-        computed_at = self._take_one(self._computed_at, row)[0]
+        computed_at = self._computed_at[row]
         if computed_at == 0 or (self._ttl_ms and computed_at < self._clock_ms() - self._ttl_ms):
             return False
         if self._rows_known is not None and not self._rows_known[row]:
@@ -92,9 +92,7 @@ class PrecomputedRows:
         n = ids.shape[0]
         inside = ids < self.num_rows
         computed_at = (
-            self._take(self._computed_at, np.where(inside, ids, 0))
-            if self.num_rows
-            else np.zeros(n, np.int64)
+            self._computed_at[np.where(inside, ids, 0)] if self.num_rows else np.zeros(n, np.int64)
         )
         good: NDArray[np.bool_] = inside & (computed_at != 0)
         if self._rows_known is not None:
@@ -116,34 +114,24 @@ class PrecomputedRows:
 
     def states(self, ids: IdArray) -> FloatArray:
         """Final states float32 [n, d] of valid rows."""
-        found: FloatArray = self._take(self._state, ids)
+        found: FloatArray = self._state[ids]
         return found
 
     def logits(self, ids: IdArray | slice) -> FloatArray:
         """Logits float32 [n, c] of valid rows; for node heads."""
-        found: FloatArray = self._take(self._logits, ids)
+        found: FloatArray = self._logits[ids]
         return found
 
     def embeddings(self, ids: IdArray | slice) -> FloatArray:
         """Embeddings float32 [n, e] of valid rows."""
         a, b = self.embedding
-        found: FloatArray = self._take(self._state, ids)[:, a:b]
+        found: FloatArray = self._state[ids][:, a:b]
         return found
 
     @property
     def num_logits(self) -> int:
         """Columns of logits."""
         return int(self._logits.shape[1])
-
-    def _take(self, array: AnyArray, ids: IdArray | slice) -> AnyArray:
-        """Rows of one of the file's arrays."""
-        found: AnyArray = array[ids]
-        return found
-
-    def _take_one(self, array: AnyArray, row: int) -> AnyArray:
-        """One row, as an array of length 1."""
-        found: AnyArray = array[row : row + 1]
-        return found
 
 
 def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:

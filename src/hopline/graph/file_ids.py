@@ -44,7 +44,7 @@ def unify_ids(
     Raises: GraphError: integers and strings are mixed.
     """
     ends = {
-        (edge_type, place): _end(table, place)
+        (edge_type, place): table.edges[place]
         for edge_type, table in edges.items()
         for place in (0, 1)
         if edge_type[2 * place] == name
@@ -97,27 +97,12 @@ def _check_written_as_ids(end: Any) -> None:
         )
 
 
-def _end(table: EdgeTable, place: int) -> Any:
-    """One end of all edges: integers, or `Encoded` strings."""
-    end = table.edges[place]
-    if isinstance(end, Encoded):
-        return end
-    array = as_array(end, "edges")
-    if array.dtype.kind == "U":
-        return _as_strings(array, "an array")
-    if array.dtype.kind not in "iu" and len(array):
-        raise GraphError(f"an edge file holds ids of dtype {array.dtype}; an id is an integer or a string")
-    return array
-
-
 def _is_strings(ids: Any) -> bool:
-    if isinstance(ids, Encoded):
-        return len(ids.distinct) > 0
-    return getattr(ids, "dtype", np.dtype(int)).kind not in "iu"
+    return isinstance(ids, Encoded) and len(ids.distinct) > 0
 
 
 def _is_text(path: Any) -> bool:
-    return isinstance(path, str | Path) and not str(path).lower().endswith((*TYPED, ".npy", ".npz"))
+    return isinstance(path, str | Path) and not str(path).lower().endswith(TYPED)
 
 
 def _mixed(name: str, end: Any, path: Any) -> GraphError:

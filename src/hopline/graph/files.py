@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from hopline.errors import GraphError
 from hopline.graph import cells, file_ids
 from hopline.graph.arrow import arrow
 from hopline.graph.cells import FileTable, Missing
-from hopline.graph.columns import matrix, positions
+from hopline.graph.columns import matrix
 from hopline.graph.node_columns import is_label
 from hopline.graph.schema import ColumnType
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
@@ -40,10 +39,9 @@ class NodeFile:
     """The source of one node type's table.
 
     Attributes:
-        path: text (.csv, .tsv, .txt, also packed: .gz, .bz2, .xz, .zst), .parquet, .feather or .arrow; .npy
-            is the feature matrix; .npz may hold `features` (or `x`) and `ids`. Or a pandas or polars
-            DataFrame or a `pyarrow.Table`.
-        id: column of the ids (of .npz the array); None means that row numbers are the ids.
+        path: text (.csv, .tsv, .txt, also packed: .gz, .bz2, .xz, .zst), .parquet, .feather or .arrow. Or a
+            pandas or polars DataFrame or a `pyarrow.Table`.
+        id: column of the ids; None means that row numbers are the ids.
         features: columns of the features, in order; None means every numeric column but `id`, or, with
             `columns`, none. A single column of lists is the whole matrix.
         exclude: columns that are neither features nor `columns`.
@@ -72,9 +70,7 @@ class EdgeFile:
     """The source of one edge type's table.
 
     Attributes:
-        path: as in `NodeFile`, but .npy is [2, E] or [E, 2], and .npz holds `edges` (or `edge_index`) and
-            may hold `edge_attr`, `edge_time`, `edge_weight`, or arrays of the names of `attr`, `time`,
-            `weight`.
+        path: as in `NodeFile`.
         src, dst: columns of the ends; in a text file without a header these are also names of the first
             two columns.
         attr, time, weight: columns of the attributes, the time and the weight.
@@ -203,8 +199,6 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
     Raises: GraphError: it cannot be read, or a column is missing.
     """
     path = _checked(file.path)
-    if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
-        return _nodes_of_arrays(path, file), []
     id_of = [file.id] if file.id else []
     table = _open(path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
     id_of = _found(table, *id_of)
@@ -279,8 +273,6 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
     Raises: GraphError: it cannot be read, or a column is missing.
     """
     path = _checked(file.path)
-    if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
-        return _edges_of_arrays(path, file), [name for name in (*file.attr, file.weight) if name]
     optional = [name for name in (file.time, file.weight) if name]
     table = _open(path, file.text, [file.src, file.dst, *file.attr, *optional], progress)
     src, dst, *found = _found(table, file.src, file.dst, *file.attr, *optional)
@@ -316,45 +308,6 @@ def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[s
             raise GraphError(f"{table.what}: column {name!r} is named as a feature, and excluded")
 
 
-def _nodes_of_arrays(path: Path, file: NodeFile) -> NodeTable:
-    for what, names in (("features", file.features), ("exclude", file.exclude), ("columns", file.columns)):
-        if names:
-            raise GraphError(f"{path}: {what} names columns, but an array has none; {_OF_ONE_FILE}")
-    if path.suffix.lower() == ".npy":
-        if file.id:
-            raise GraphError(f"{path}: a .npy array has no column {file.id!r} of ids; {_OF_ONE_FILE}")
-        return NodeTable(_npy(path))
-    arrays = _npz(path)
-    ids = _named(path, arrays, file.id) if file.id else arrays.get("ids")
-    return NodeTable(_one_of(arrays, "features", "x"), ids=ids)
-
-
-def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
-    if (file.src, file.dst) != ("src", "dst"):
-        raise GraphError(
-            f"{path}: src and dst name columns, but an array of edges has none; {_OF_ONE_FILE}"
-        )
-    arrays = {"edges": _npy(path)} if path.suffix.lower() == ".npy" else _npz(path)
-    edges = _one_of(arrays, "edges", "edge_index")
-    if edges is None:
-        raise GraphError(f"{path}: no array `edges` or `edge_index`; it holds {', '.join(arrays)}")
-    attr = [_named(path, arrays, name) for name in file.attr]
-    rounded = positions(
-        [name for name in file.attr if name in file.rounded], file.attr, len(attr), str(path)
-    )
-    return EdgeTable(
-        _two_rows(edges),
-        attr=np.column_stack(attr) if attr else arrays.get("edge_attr"),
-        time=_named(path, arrays, file.time) if file.time else arrays.get("edge_time"),
-        weight=_named(path, arrays, file.weight) if file.weight else arrays.get("edge_weight"),
-        undirected=file.undirected,
-        time_unit=file.time_unit,
-        signed_weight=file.signed_weight,
-        rounded=rounded,
-        rounded_weight=file.weight in file.rounded,
-    )
-
-
 def _checked(path: Any) -> Any:
     """The checked path, or the frame unchanged."""
     if not isinstance(path, str | Path):
@@ -363,10 +316,12 @@ def _checked(path: Any) -> Any:
     if path.is_dir():
         raise GraphError(f"{path} is a folder; pass one file (join the files of the folder)")
     ending = _ending(path)
-    if ending not in (*_TEXT, *TYPED, *_ARRAYS):
+    if ending in _ARRAYS:
+        raise GraphError(f"{path} holds arrays: pass np.load({path.name!r}) to Graph.from_edges")
+    if ending not in (*_TEXT, *TYPED):
         raise GraphError(
-            f"{path}: files may end in {', '.join((*_TEXT, *TYPED, *_ARRAYS))}, text also in "
-            f"{', '.join(PACKED)}; not in {path.suffix!r}"
+            f"{path}: files may end in {', '.join((*_TEXT, *TYPED))}, text also in {', '.join(PACKED)}; "
+            f"not in {path.suffix!r}"
         )
     if not path.is_file():
         raise GraphError(f"{path}: no such file")
@@ -428,33 +383,3 @@ def _side_by_side(
         result[:, at] = column[:, 0]
         accepted += [at] if may_round else []
     return result, accepted
-
-
-def _npy(path: Path) -> AnyArray:
-    try:
-        array: AnyArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise GraphError(f"{path} cannot be read as a .npy array: {error}") from None
-    return array
-
-
-def _npz(path: Path) -> dict[str, AnyArray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise GraphError(f"{path} cannot be read as .npz arrays: {error}") from None
-
-
-def _named(path: Path, arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
-    if name not in arrays:
-        raise GraphError(f"{path}: no array {name!r}; it holds {', '.join(arrays)}; {_OF_ONE_FILE}")
-    return arrays[name]
-
-
-def _one_of(arrays: Mapping[str, AnyArray], *names: str) -> AnyArray | None:
-    return next((arrays[name] for name in names if name in arrays), None)
-
-
-def _two_rows(edges: AnyArray) -> AnyArray:
-    return edges.T if edges.ndim == 2 and edges.shape[1] == 2 and edges.shape[0] != 2 else edges

@@ -1,22 +1,18 @@
-"""A process that converts one finished file to another format, and then deletes it.
+"""A process that converts one finished file to Parquet, and then deletes it.
 
 The writer's finisher starts it and is the only one that waits for it. It runs with a low priority.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
 import sys
 from pathlib import Path
 
 from hopline.files import lock, publish_file
 from hopline.process.time_slice import lower_priority
 from hopline.records.names import DRAFT
-
-#: zlib's fastest level: a tenth larger, in a third of the time.
-_GZIP_LEVEL = 1
+from hopline.records.parquet import write_parquet
 
 
 def main() -> None:
@@ -50,13 +46,7 @@ def convert(source: Path, target: Path) -> bool:
             # Entries are about people: like the source, only its user may read it.
             os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
             draft.chmod(0o600)
-            if target.name.endswith(".gz"):
-                with gzip.open(draft, "wb", compresslevel=_GZIP_LEVEL) as out:
-                    shutil.copyfileobj(file, out, 2**20)
-            else:
-                from hopline.records.parquet import write_parquet
-
-                write_parquet(source, draft)
+            write_parquet(source, draft)
             publish_file(draft, target, durable=True)
         except BaseException:
             draft.unlink(missing_ok=True)

@@ -1,13 +1,9 @@
-"""Reads entries of one JSON Lines file, plain or compressed, and counts invalid lines."""
+"""Reads entries of one JSON Lines file, and counts invalid lines."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from hopline.records.entry import Entry, read_entry
 
@@ -27,12 +23,9 @@ class Lines:
 
     def __iter__(self) -> Iterator[Entry]:
         """Read the entries. Raises: OSError: the file cannot be read."""
-        with self._path.open("rb") as raw:
-            file = raw
-            if self._path.name.endswith(".gz"):
-                file = cast(io.BufferedReader, gzip.GzipFile(fileobj=raw))
-            for line in self._lines(file):
-                self.num_bytes = raw.tell()
+        with self._path.open("rb") as file:
+            for line in file:
+                self.num_bytes += len(line)
                 if not line.endswith(b"\n"):
                     self.num_torn += 1
                     break
@@ -40,9 +33,3 @@ class Lines:
                     yield read_entry(line)
                 except ValueError:
                     self.num_bad += 1
-
-    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        try:
-            yield from file
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            self.num_torn += 1

@@ -51,10 +51,10 @@ def id_of(path: Path) -> str:
 PART, DRAFT = ".part", ".draft"
 JOURNAL = ".jsonl"
 #: Formats of finished files, best to read first: a crash may leave two formats of one file.
-FORMS = (".parquet", ".jsonl.gz", JOURNAL, JOURNAL + PART)
+FORMS = (".parquet", JOURNAL, JOURNAL + PART)
 
 _NAME = re.compile(
-    r"(predictions-(\d{8}T\d{6}\.\d{6})Z-w\d+-\d+(?:-\d+)?)(\.jsonl|\.jsonl\.gz|\.parquet|\.jsonl\.part)"
+    r"(predictions-(\d{8}T\d{6}\.\d{6})Z-w\d+-\d+(?:-\d+)?)(\.jsonl|\.parquet|\.jsonl\.part)"
 )
 _TIME = "%Y%m%dT%H%M%S.%f"
 

@@ -31,7 +31,7 @@ from hopline.files import lock
 from hopline.process.child import Child, exit_reason
 from hopline.process.keeper import Keeper
 from hopline.process.silence import Silence
-from hopline.process.wire import Refusal, WireError, pack_error
+from hopline.process.wire import Refusal, WireError, pack_error, unpack_error
 from hopline_generate import wire
 from hopline_generate.engine import EngineInfo
 from hopline_generate.process import Orders
@@ -40,6 +40,7 @@ from hopline_generate.request import Prompt
 _READY_S = 600.0
 #: Until a process must have greeted a worker: it may be in a long step.
 _WELCOME_S = 60.0
+_TRY_S = 120.0
 #: For the process to end after its last worker has gone.
 _END_S = 15.0
 #: Longest path of a Unix socket on Linux.
@@ -81,6 +82,20 @@ class Generator(Protocol):
     async def close(self) -> None:
         """Release what it holds."""
         ...
+
+
+async def try_once(generator: Generator, prompt: Prompt) -> None:
+    """Generate one text. Raises: HoplineError: it cannot be generated."""
+    ended: asyncio.Future[wire.Part] = asyncio.get_running_loop().create_future()
+
+    def on_part(part: wire.Part) -> None:
+        if (part.finish or part.error) and not ended.done():
+            ended.set_result(part)
+
+    generator.begin(prompt, 0, _TRY_S, on_part)
+    part = await ended
+    if part.error is not None:
+        raise unpack_error(part.error)
 
 
 class _Text(NamedTuple):

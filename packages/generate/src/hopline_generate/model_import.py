@@ -21,15 +21,12 @@ import orjson
 from hopline import __version__
 from hopline.artifact import write_spec
 from hopline.config.schema import Config
-from hopline.errors import ArtifactError, ConfigError
+from hopline.errors import ArtifactError, ConfigError, HoplineError
 from hopline.packaging.folder import check_place, new_version
-from hopline.process.wire import unpack_error
 from hopline.remote_address import is_address, open_address
-from hopline.scheduling.policy import NORMAL
-from hopline_generate import wire
 from hopline_generate.engine import EngineSettings
 from hopline_generate.gguf import quantisation, read_gguf
-from hopline_generate.link import ProcessLink
+from hopline_generate.link import ProcessLink, try_once
 from hopline_generate.process import Orders
 from hopline_generate.request import Prompt, Sampling
 from hopline_generate.runner import RunnerSettings
@@ -40,7 +37,6 @@ _MODEL_FILE = "openvino_model.xml"
 #: The text that is generated to try a model.
 _TRIED = '[{"role": "user", "content": "Hello"}]'
 _SAMPLING = Sampling(max_tokens=4, temperature=0.0)
-_TRIED_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +209,11 @@ async def _try(source: Path, spec: GenerativeSpec) -> None:
     link = ProcessLink(orders, Config())
     await link.start()
     try:
-        ended: asyncio.Future[wire.Part] = asyncio.get_running_loop().create_future()
-
-        def on_part(part: wire.Part) -> None:
-            if (part.finish or part.error) and not ended.done():
-                ended.set_result(part)
-
-        link.begin(prompt, NORMAL, _TRIED_S, on_part)
-        part = await ended
+        await try_once(link, prompt)
+    except HoplineError as error:
+        raise ArtifactError(f"{source}: generates no text: {error}") from None
     finally:
         await link.close()
-    if part.error is not None:
-        raise ArtifactError(f"{source}: generates no text: {unpack_error(part.error)}")
 
 
 def _bring(source: Path, folder: Path, spec: GenerativeSpec, *, links: bool) -> None:

@@ -32,7 +32,7 @@ from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 from hopline_generate import wire
 from hopline_generate.engine import EngineSettings
-from hopline_generate.link import Generator, ProcessLink
+from hopline_generate.link import Generator, ProcessLink, try_once
 from hopline_generate.metrics import GenerativeMetrics
 from hopline_generate.process import Orders
 from hopline_generate.request import Prompt, Sampling, completed, read_rows
@@ -43,7 +43,6 @@ from hopline_generate.spec import DEFAULT_OUTPUTS, OUTPUTS, GenerativeSpec, desc
 _MAX_OPEN = 4096
 _OUTPUTS = frozenset(tensor.name for tensor in OUTPUTS)
 _WARM_UP = Prompt("Hello", "", Sampling(max_tokens=2, temperature=0.0))
-_WARM_UP_S = 120.0
 
 
 class GenerativeVersion(CountedVersion):
@@ -80,18 +79,8 @@ class GenerativeVersion(CountedVersion):
 
     async def warm_up_once(self) -> None:
         """Generate a text: the first one may need seconds, in which the engine compiles."""
-        if self.spec.engine == "openai":
-            return
-        ended: asyncio.Future[wire.Part] = asyncio.get_running_loop().create_future()
-
-        def on_part(part: wire.Part) -> None:
-            if (part.finish or part.error) and not ended.done():
-                ended.set_result(part)
-
-        self.generator.begin(_WARM_UP, 0, _WARM_UP_S, on_part)
-        part = await ended
-        if part.error is not None:
-            raise unpack_error(part.error)
+        if self.spec.engine != "openai":
+            await try_once(self.generator, _WARM_UP)
 
     # Version
 

@@ -82,14 +82,8 @@ class PrecomputedFile:
 
     def populate(self) -> None:
         """Read the whole map into memory as far as it fits."""
-        _libc.madvise(*self._extent(), _POPULATE_READ)
-
-    def lock(self) -> bool:
-        """Read and lock the whole map in memory; returns True if the kernel allows it (RLIMIT_MEMLOCK)."""
-        return bool(_libc.mlock(*self._extent()) == 0)
-
-    def _extent(self) -> tuple[Any, Any]:
-        return ctypes.c_void_p(self.pages.ctypes.data), ctypes.c_size_t(self.pages.shape[0])
+        begin, num_bytes = self.pages.ctypes.data, self.pages.shape[0]
+        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), _POPULATE_READ)
 
     def is_replaced(self) -> bool:
         """True if the path has another file now."""
