@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hopline.artifact import Head, ModelSpec
-from hopline.engine.final_rows import Cold, FinalRows, HotRows
+from hopline.engine.final_rows import Cold, FinalRows
 from hopline.engine.precomputed import no_counts
 from hopline.engine.precomputed_file import PrecomputedFile, PrecomputedWriter
 from hopline.engine.precomputed_file.header import MAGIC, PAGE, packed
@@ -393,26 +393,6 @@ def test_rows_are_good_where_they_are_there_young_and_unchanged(cases, tmp_path_
 
 
 # Memory and disk
-
-
-@given(hot=st.lists(st.integers(0, N - 1), unique=True), ids=st.lists(st.integers(0, N - 1), min_size=1))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_copies_are_the_rows(tmp_path, hot, ids):
-    file = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
-    copies = HotRows(file, np.array(hot, np.int64), 10**6)
-    assert len(copies) == len(hot)
-    for array in (file.state, file.logits, file.computed_at):
-        np.testing.assert_array_equal(copies.take(array, np.array(ids)), array[ids])
-        np.testing.assert_array_equal(copies.row(array, ids[0]), array[ids[0] : ids[0] + 1])
-    assert copies.cold(np.array(ids)).tolist() == [row for row in ids if row not in hot]
-
-
-def test_copies_stay_within_their_bytes(tmp_path):
-    file = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
-    row_bytes = 4 * (D + C) + 8
-    copies = HotRows(file, np.arange(N), 4 * N + 7 * row_bytes + 1)
-    assert np.flatnonzero(copies.slots >= 0).tolist() == list(range(7))
-    assert len(HotRows(file, np.arange(N), 0)) == 0
 
 
 def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
