@@ -7,11 +7,11 @@ import pytest
 from rich.console import Group
 from rich.table import Table
 
-from hopline.commands import cost
 from hopline.commands.score import result_table
 from hopline.commands.screen import Screen, whole
 from hopline.config.reader import config_table
 from hopline.types import ScoreResult
+from hopline_slo import cost
 from tests.commands.typed import typed
 
 MODEL = "fraud-detection-graphsage-europe"
