@@ -84,7 +84,7 @@ class Cold(NamedTuple):
 
 
 class FinalRows(PrecomputedRows):
-    """The precomputed rows of one node type in a server: read at once, or on a thread.
+    """The precomputed rows of one node type in a server: read immediately, or on a thread.
 
     Reading a row of the map that is not in memory is a page fault, and the reader waits (0.1 ms, sometimes
     5 ms). On an event loop all other requests wait too. So the kernel is asked first (`_RowFile`).

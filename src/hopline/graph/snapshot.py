@@ -169,7 +169,7 @@ class Graph:
         both_directions: bool = False,
         progress: Progress = silent,
     ) -> Graph:
-        """Build from files (Parquet, Arrow, CSV and other text, .npy, .npz) or data frames.
+        """Build from files (Parquet, Arrow, CSV and other text) or data frames.
 
         Omitted columns, and nodes that no file lists, are logged by the logger "hopline.graph".
 
