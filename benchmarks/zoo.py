@@ -16,6 +16,7 @@ Fanouts are one a layer at first; where a refusal says how many hops the model l
 Where packaging asks a question that only the owner of a model can answer (was it trained with the weights
 of edges? does it answer logits? is this a table with a row for each node?), the entry declares the answer,
 as the message says: `Entry.options`. So does the graph where a model reads edges against their direction.
+In a `frozen` entry, statistics of all rows are constants, those of the graph (`freeze=True`).
 
     python -m benchmarks.zoo [--quick] [--only NAME]
 

@@ -12,10 +12,12 @@ A generated table stands between `<!-- name:start -->` and `<!-- name:end -->`. 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import re
 import sys
 import tomllib
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -143,12 +145,15 @@ def mesh_settings_table() -> str:
 
 def limits_table() -> str:
     """Every key of a model's serving.toml."""
-    from hopline.answering.limits import limits_table as rows
+    from hopline.answering.limits import DEFAULTS, ModelLimits
+    from hopline.config.setting import bounds_text, type_name
 
+    hints = typing.get_type_hints(ModelLimits)
     lines = ["| key | type | default | what it does |", "|---|---|---|---|"]
-    for row in rows():
-        kind = _kind(row.type, row.bounds)
-        lines.append(f"| `{row.name}` | {kind} | {_shown(row.name, row.default)} | {row.help} |")
+    for item in dataclasses.fields(ModelLimits):
+        kind = _kind(type_name(hints[item.name]), bounds_text(item))
+        default = _shown(item.name, DEFAULTS.get(item.name, item.default))
+        lines.append(f"| `{item.name}` | {kind} | {default} | {item.metadata['help']} |")
     return "\n".join(lines)
 
 

@@ -24,10 +24,10 @@ from hopline.errors import (
     SnapshotNotFound,
     Unavailable,
 )
-from hopline.memory.arena import create_shared
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo
+from tests.shared_memory import create_shared
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from benchmarks.stream_phases.place import Live, Place
 from benchmarks.stream_phases.producers import Producer, ToBroker, ToServer, times_there
 from benchmarks.stream_phases.served import BROKERS, TOPIC, Process, consumer_words, is_writer
 from hopline_brokers.stream.links import writer_listens
-from hopline_brokers.testing.servers import BrokerServer, broker_server
+from hopline_brokers.testing.servers import BrokerServer
+from packages.brokers.tests.servers import broker_server
 
 KINDS = ("consumer", "server", "writer", "worker", "broker")
 #: Between two kills, seconds at random.

@@ -31,7 +31,7 @@ from benchmarks.stream_phases.served import (
     writer_of,
 )
 from benchmarks.workload import draw_ends
-from hopline_brokers.testing.servers import broker_server
+from packages.brokers.tests.servers import broker_server
 
 UPDATES, REQUESTS = 10_000, 300.0
 MODEL = "sampled"

@@ -197,7 +197,10 @@ TABLE: Table = {
         _hetero(lambda: pyg.CGConv(_PAIR)),
         _hetero_attr(lambda: pyg.CGConv(_PAIR, ATTR_DIM)),
     ],
-    "ChebConv": [_both(lambda: pyg.ChebConv(_W, _W, 3)), _weight(lambda: pyg.ChebConv(_W, _W, 2))],
+    "ChebConv": [
+        _both(lambda: pyg.ChebConv(_W, _W, 3)),
+        Entry(_two(lambda: pyg.ChebConv(_W, _W, 2), Weight), "both_weight"),
+    ],
     "ClusterGCNConv": [_plain(lambda: pyg.ClusterGCNConv(_W, _W, diag_lambda=0.1))],
     "DNAConv": [Entry(_two(lambda: pyg.DNAConv(_W, 4, 4), History))],
     "DirGNNConv": [
@@ -288,7 +291,12 @@ TABLE: Table = {
         _hetero(lambda: pyg.GraphConv(_PAIR, _W)),
     ],
     "HANConv": [
-        Entry(lambda: Native(lambda meta: pyg.HANConv(_W, _W, meta, heads=2)), "hetero", target="paper")
+        Entry(
+            lambda: Native(lambda meta: pyg.HANConv(_W, _W, meta, heads=2)),
+            "hetero",
+            target="paper",
+            options={"freeze": True},
+        )
     ],
     "HEATConv": [
         Entry(

@@ -16,6 +16,7 @@ X_DIM, WIDTH, CLASSES, ATTR_DIM = 8, 16, 3, 4
 GraphName = Literal[
     "plain",
     "both",
+    "both_weight",
     "sorted",
     "attr",
     "weight",
@@ -34,7 +35,7 @@ class Entry:
     Attributes:
         make: builds it; seeded by the caller.
         graph: what it is served on; `both`, `sorted`, `attr` and `weight` are of one node type, as `plain`
-            is, and `both` has the reverse of its edges too.
+            is, and `both` and `both_weight` have the reverse of their edges too.
         variant: tells the entries of a class apart.
         layers: fanouts of the first try, one a layer.
         target: node type that is asked about.
@@ -151,6 +152,7 @@ def draw_weights(module: nn.Module, seed: int) -> nn.Module:
 def describe(class_name: str, entry: Entry) -> str:
     """The entry's name in tables."""
     parts = [class_name, entry.variant, entry.graph if entry.graph != "plain" else ""]
+    parts += ["frozen"] if "freeze" in entry.options else []
     return " ".join(part for part in dict.fromkeys(parts) if part)
 
 

@@ -100,7 +100,7 @@ def homogeneous(kind: str) -> Data:
     data = Data(x=_rows(rng, NUM_NODES, X_DIM), edge_index=edge_index)
     if kind == "attr":
         data.edge_attr = torch.rand(edge_index.shape[1], ATTR_DIM)
-    if kind == "weight":
+    if kind.endswith("weight"):
         data.edge_weight = torch.rand(edge_index.shape[1]) + 0.5
     return data.sort(sort_by_row=False) if kind == "sorted" else data
 
@@ -137,7 +137,7 @@ def zoo_graph(name: GraphName, folder: Path) -> ZooGraph:
     """Make a graph, write it and open it from the disk."""
     torch.manual_seed(0)
     data: Any
-    if name in ("plain", "both", "sorted", "attr", "weight"):
+    if name in ("plain", "both", "both_weight", "sorted", "attr", "weight"):
         data = homogeneous(name)
         num_nodes = {"node": NUM_NODES}
         popular = {"node": _popular(NUM_NODES, data.edge_index)}
@@ -155,5 +155,5 @@ def zoo_graph(name: GraphName, folder: Path) -> ZooGraph:
             )
             for kind in data.node_types
         }
-    hopline.Graph.from_pyg(data, both_directions=name == "both").save(folder / name)
+    hopline.Graph.from_pyg(data, both_directions=name.startswith("both")).save(folder / name)
     return ZooGraph(data, Graph.open(folder / name), num_nodes, popular)

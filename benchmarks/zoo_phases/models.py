@@ -91,7 +91,7 @@ def _basic(make: Any, *, attr: bool = False, weight: bool = False, **options: An
 
     entries = [
         Entry(build(norm="BatchNorm", jk="cat"), variant="norm and jk"),
-        Entry(build(act="elu", norm="LayerNorm"), variant="LayerNorm"),
+        Entry(build(act="elu", norm="LayerNorm"), variant="LayerNorm", options={"freeze": True}),
         Entry(build()),
     ]
     if attr:

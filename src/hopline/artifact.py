@@ -247,8 +247,6 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 ANY_TYPE = "*"
 #: Kinds of edges in `ModelSpec.edges_without`.
 REPEATED, LOOPS, ONE_WAY, NEGATIVE = "repeated edges", "self-loops", "one-way edges", "negative weights"
-
-
 #: Row of a node that a table has none of: its graph is refused, or it gets zeros.
 Later = Literal["refuse", "zero"]
 
@@ -311,6 +309,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         types_nonempty: keys of edge types without whose edges the module takes another branch.
         embeddings: node type -> learned rows of its nodes.
         encoders: node type -> the preprocessing of its columns.
+        frozen: name of a statistic of all rows -> its numbers, those of the graph of packaging.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.
         producer: library -> version of it that wrote the artifact.
@@ -339,6 +338,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     types_nonempty: tuple[str, ...] = ()
     embeddings: dict[str, LearnedRows] = {}
     encoders: dict[str, Encoder] = {}
+    frozen: dict[str, object] = {}
     files: dict[str, str] = {}
     parity: dict[str, object] = {}
     producer: dict[str, str] = {}

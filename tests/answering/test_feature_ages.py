@@ -31,7 +31,6 @@ from hopline.errors import FeatureStoreUnavailable, PrecomputedFileError
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
-from hopline.memory.arena import create_shared
 from hopline.packaging import package
 from hopline.service import Service
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
@@ -39,6 +38,7 @@ from hopline_compress.distill.export import write_fallback
 from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import Student
 from tests.precomputed_files import write_table
+from tests.shared_memory import create_shared
 
 N, TTL_S = 10, 100.0
 GROUP = FeatureGroup("node", N)

@@ -16,9 +16,10 @@ from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
-from hopline.memory.arena import Arena, create_shared
+from hopline.memory.arena import Arena
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import ScoreRequest
+from tests.shared_memory import create_shared
 
 NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "link"]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hopline.artifact import read_spec
 from hopline.engine.model import StateCachePlan
 from hopline.engine.state_cache import StateCache
-from hopline.memory.arena import Arena, create_shared
+from hopline.memory.arena import Arena
+from tests.shared_memory import create_shared
 
 N, DIM = 200, 6
 TRUTH = np.random.default_rng(0).standard_normal((N, DIM)).astype(np.float32)

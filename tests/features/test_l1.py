@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hopline.errors import ConfigError
 from hopline.features.l1 import COUNTS, CachePlan, L1FeatureCache
-from hopline.memory.arena import Arena, create_shared
+from hopline.memory.arena import Arena
+from tests.shared_memory import create_shared
 
 N, DIM, TTL = 60, 5, 10.0
 

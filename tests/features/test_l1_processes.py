@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from hopline.features.l1 import CachePlan, L1FeatureCache
-from hopline.memory.arena import Arena, create_shared
+from hopline.memory.arena import Arena
+from tests.shared_memory import create_shared
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Few slots for many ids: writers evict all the time, and every second write moves the index.

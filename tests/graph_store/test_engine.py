@@ -6,10 +6,10 @@ import pytest
 from hopline.artifact import read_spec
 from hopline.engine.source import Absent, FetchedInputs
 from hopline.errors import ArtifactError, GraphStoreUnavailable
-from hopline.graph_store.memory import MemoryStore
 from hopline.sampling import Sampler, layer_key
 from hopline.types import ScoreRequest
 from tests.graph_store.answers import answer, answerer_on, request_of, same
+from tests.graph_store.memory_store import MemoryStore
 
 NAMES = ("sage", "plain", "gat", "mixed", "aggregated", "hetero", "link")
 

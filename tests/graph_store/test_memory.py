@@ -1,6 +1,6 @@
 import pytest
 
-from hopline.graph_store.memory import MemoryStore
+from tests.graph_store.memory_store import MemoryStore
 from tests.graph_store.suite import GraphStoreSuite
 
 

@@ -21,11 +21,11 @@ from hopline.errors import (
 )
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
-from hopline.memory.arena import create_shared
 from hopline.service import Service
 from hopline.testing.faulty_store import FaultyStore
 from hopline.types import ScoreRequest
 from tests.engine import zoo
+from tests.shared_memory import create_shared
 
 N = zoo.N
 GROUP = FeatureGroup("node", 6)

@@ -18,13 +18,13 @@ from hopline.errors import (
     RepositoryUnavailable,
     RuntimeFailure,
 )
-from hopline.memory.arena import create_shared
 from hopline.models.graph_kind import GraphKind
 from hopline.models.model_inputs import SharedInputs
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests import loaded_units_rig as rig
 from tests.servers import running
+from tests.shared_memory import create_shared
 
 
 @pytest.fixture(scope="module")

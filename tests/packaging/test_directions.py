@@ -106,8 +106,13 @@ def test_attributes_of_reverse_edges_equal_pygs(make):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: pyg.GraphConv(6, 6, **AGAINST), lambda: pyg.GCNConv(6, 6, **AGAINST)],
-    ids=["sum", "gcn"],
+    [
+        lambda: pyg.GraphConv(6, 6, **AGAINST),
+        lambda: pyg.GCNConv(6, 6, **AGAINST),
+        lambda: pyg.ChebConv(6, 6, 3),
+        lambda: pyg.ChebConv(6, 6, 2, normalization="rw"),
+    ],
+    ids=["sum", "gcn", "cheb", "cheb rw"],
 )
 def test_weights_of_reverse_edges_equal_pygs(make):
     assert_equals_pyg(

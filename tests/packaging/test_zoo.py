@@ -63,6 +63,9 @@ def _half(value):
         ("DirGNNConv GCNConv", "split", 2),
         ("ChebConv both", "split", 5),
         ("LINKX", "split", 1),
+        ("HANConv", "split", 2),
+        ("ChebConv both_weight", "split", 3),
+        ("EdgeCNN LayerNorm", "split", 2),
     ],
 )
 def test_an_entry_is_served_with_the_fanouts_and_options_that_its_refusal_names(

@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 
-from hopline.memory.arena import create_shared
 from hopline.service import Service
 from tests import loaded_units_rig as rig
+from tests.shared_memory import create_shared
 
 
 @pytest.fixture(scope="session")

@@ -433,7 +433,7 @@ def test_gates_that_are_not_named_keep_their_defaults():
 
 
 async def test_two_workers_of_a_host_fetch_a_snapshot_once_and_switch_together(daily, tmp_path):
-    from hopline.memory.arena import create_shared
+    from tests.shared_memory import create_shared
 
     daily.publish(1)
     (tmp_path / "shared").mkdir()

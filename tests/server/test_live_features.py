@@ -13,8 +13,7 @@ import pytest
 
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
-from hopline_brokers.testing.servers import broker_server
-from packages.brokers.tests.servers import RedisServer
+from packages.brokers.tests.servers import RedisServer, broker_server
 from tests.server.live_rig import World, row, same, serving
 
 GROUP = FeatureGroup("node", 6)

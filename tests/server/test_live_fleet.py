@@ -13,8 +13,8 @@ import pytest
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
-from hopline_brokers.testing.servers import BrokerServer, broker_server
-from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer
+from hopline_brokers.testing.servers import BrokerServer
+from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer, broker_server
 from tests.server.live_rig import OUTPUTS, World, same, serving, until
 
 SCORE = "/v1/models/plain/score"

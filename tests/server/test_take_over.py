@@ -16,8 +16,7 @@ from hopline.brokers.registry import open_sink
 from hopline.config.schema import Config
 from hopline.graph.live.lock import read_owner
 from hopline_brokers.stream.links import OwnWriter, SocketWriter, writer_listens
-from hopline_brokers.testing.servers import broker_server
-from packages.brokers.tests.servers import RedisServer
+from packages.brokers.tests.servers import RedisServer, broker_server
 from packages.brokers.tests.stream.test_process import BAD, Process, edges, payload
 from tests.graph.live.keepers import numbered
 from tests.server.start_rig import Started, until

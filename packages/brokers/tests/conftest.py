@@ -4,8 +4,13 @@ import pytest
 
 pytest.register_assert_rewrite("hopline_brokers.testing.suite")
 
-from hopline_brokers.testing.servers import BrokerServer, broker_server  # noqa: E402
-from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer  # noqa: E402
+from hopline_brokers.testing.servers import BrokerServer  # noqa: E402
+from packages.brokers.tests.servers import (  # noqa: E402
+    KafkaServer,
+    NatsServer,
+    RedisServer,
+    broker_server,
+)
 
 
 @pytest.fixture(scope="module", params=[RedisServer, NatsServer, KafkaServer], ids=lambda kind: kind.scheme)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hopline_brokers.testing.servers import BrokerServer
+
+
+@contextlib.contextmanager
+def broker_server(kind: type[BrokerServer]) -> Iterator[BrokerServer]:
+    """A running server, closed at the end."""
+    folder = Path(tempfile.mkdtemp())
+    server = kind(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class KafkaServer(BrokerServer):

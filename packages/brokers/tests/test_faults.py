@@ -15,9 +15,8 @@ from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError, BrokerUnavailable
 from hopline_brokers import kafka, nats_stream
 from hopline_brokers.kafka_source import KafkaSource
-from hopline_brokers.testing.servers import broker_server
 from hopline_brokers.testing.suite import check_order, collect, numbers, outgoing, positions, until
-from packages.brokers.tests.servers import NatsServer, RedisServer
+from packages.brokers.tests.servers import NatsServer, RedisServer, broker_server
 
 
 async def opened(make, address, *at):

@@ -10,9 +10,8 @@ from typing import Any
 
 from hopline.brokers.base import Message, Outgoing
 from hopline.brokers.registry import open_sink, open_source
-from hopline_brokers.testing.servers import broker_server
 from hopline_brokers.testing.suite import collect
-from packages.brokers.tests.servers import RedisServer
+from packages.brokers.tests.servers import RedisServer, broker_server
 from tests.server.live_rig import World, serving
 
 SEEDS = ["n0", "n7"]

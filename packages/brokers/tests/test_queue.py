@@ -18,9 +18,8 @@ from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline_brokers.queue_answers import ERROR, ORIGIN, REASON, REQUEST_ID
 from hopline_brokers.queue_server import QueueServer
-from hopline_brokers.testing.servers import broker_server
 from hopline_brokers.testing.suite import collect, until
-from packages.brokers.tests.servers import NatsServer, RedisServer
+from packages.brokers.tests.servers import NatsServer, RedisServer, broker_server
 from tests.fake_service import FakeService
 from tests.servers import running
 

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 from hopline.server import DEFAULT_SERVICE
-from hopline_brokers.testing.servers import broker_server
-from packages.brokers.tests.servers import RedisServer
+from packages.brokers.tests.servers import RedisServer, broker_server
 from packages.brokers.tests.test_live_queue import answers, put
 from tests.server.test_several_outputs import NAMES, Place, assert_right
 from tests.servers import running

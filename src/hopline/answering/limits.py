@@ -19,12 +19,12 @@ from typing import Any
 
 from hopline.config.reader import read_toml
 from hopline.config.schema import Config
-from hopline.config.setting import bounds_text, did_you_mean, read_value, setting, type_name
+from hopline.config.setting import did_you_mean, read_value, setting
 from hopline.errors import ConfigError
 from hopline.types import Priority
 
 #: Where a key's default stands in hopline.toml.
-_DEFAULTS = {
+DEFAULTS = {
     "max_queue_ms": "batching.max_queue_ms",
     "max_queue_rows": "batching.max_queue_rows",
     "max_batch_rows": "batching.max_rows",
@@ -71,7 +71,7 @@ class ModelLimits:
     def of(config: Config) -> ModelLimits:
         """The limits of a model that says nothing."""
         values = {}
-        for name, path in _DEFAULTS.items():
+        for name, path in DEFAULTS.items():
             section, _, key = path.partition(".")
             values[name] = getattr(getattr(config, section), key)
         return ModelLimits(**values)
@@ -79,36 +79,6 @@ class ModelLimits:
     def inside(self) -> ModelLimits:
         """The limits for the queue inside a model's own process: its parent has counted already."""
         return dataclasses.replace(self, max_concurrency=0, rate_per_s=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class LimitRow:
-    """One line of the table in the documentation.
-
-    Attributes:
-        default: as written, or the setting that it is taken from.
-    """
-
-    name: str
-    type: str
-    default: Any
-    help: str
-    bounds: str
-
-
-def limits_table() -> list[LimitRow]:
-    """Every key of serving.toml, in order."""
-    hints = typing.get_type_hints(ModelLimits)
-    return [
-        LimitRow(
-            item.name,
-            type_name(hints[item.name]),
-            _DEFAULTS.get(item.name, item.default),
-            item.metadata["help"],
-            bounds_text(item),
-        )
-        for item in dataclasses.fields(ModelLimits)
-    ]
 
 
 def read_limits(file: Path | None, config: Config) -> ModelLimits:

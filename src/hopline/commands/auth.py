@@ -27,10 +27,7 @@ def new(
     client: Annotated[str, typer.Argument(help="Client that gets the key: new, or in the file already.")],
     file: File = _FILE,
     score: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="New client: models that it may score, as a glob; repeatable.", show_default=False
-        ),
+        list[str] | None, typer.Option(help="New client: models that it may score, as a glob; repeatable.")
     ] = None,
     read: Annotated[
         bool, typer.Option(help="New client: permission to read metadata and metrics.")
@@ -38,25 +35,19 @@ def new(
     admin: Annotated[
         bool, typer.Option(help="New client: permission to change what the server serves.")
     ] = False,
-    rate: Annotated[
-        float | None, typer.Option(help="New client: requests per second.", show_default=False)
-    ] = None,
-    burst: Annotated[
-        int | None, typer.Option(help="New client: most requests in one burst.", show_default=False)
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="New client: requests per second.")] = None,
+    burst: Annotated[int | None, typer.Option(help="New client: most requests in one burst.")] = None,
     tokens_per_minute: Annotated[
         int | None,
         typer.Option(
-            help="New client: tokens of generative models per minute, of prompts and answers together.",
-            show_default=False,
+            help="New client: tokens of generative models per minute, of prompts and answers together."
         ),
     ] = None,
     priority: Annotated[
         str, typer.Option(help="New client: highest priority of its requests: high, normal or low.")
     ] = "normal",
     days: Annotated[
-        int | None,
-        typer.Option(help="Days until the key expires. Default: never.", show_default=False, min=1),
+        int | None, typer.Option(help="Days until the key expires. Default: never.", min=1)
     ] = None,
 ) -> None:
     """Create a key, print it once, and write its digest to the clients file."""

@@ -37,38 +37,26 @@ def batch(
     to: Annotated[
         str, typer.Option(help="Destination of the results; the batch guide lists the addresses.")
     ],
-    version: Annotated[
-        str | None, typer.Option(help="Version of the model. Default: the newest.", show_default=False)
-    ] = None,
+    version: Annotated[str | None, typer.Option(help="Version of the model. Default: the newest.")] = None,
     graph: GraphFolder = None,
     repository: Repository = None,
     outputs: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated, of probabilities, label, embedding, logits, state.", show_default=False
-        ),
+        str | None, typer.Option(help="Comma-separated, of probabilities, label, embedding, logits, state.")
     ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Read all neighbours instead of a sample of the fanouts.")
     ] = False,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory limit, such as 8GiB.", show_default=False)
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory limit, such as 8GiB.")] = None,
     threads: Annotated[int, typer.Option(help="Threads; 0: one for each CPU.", min=0)] = 0,
     nodes: Annotated[
-        Path | None,
-        typer.Option(help="Score only these ids: one a line, or a .npy file.", show_default=False),
+        Path | None, typer.Option(help="Score only these ids: one a line, or a .npy file.")
     ] = None,
     since: Annotated[
-        Path | None,
-        typer.Option(
-            help="Work folder of an earlier run: compute only what changed since.", show_default=False
-        ),
+        Path | None, typer.Option(help="Work folder of an earlier run: compute only what changed since.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the work folder for a later --since.")] = False,
     work: Annotated[
-        Path | None,
-        typer.Option(help="Work folder. Default: the address with .run added.", show_default=False),
+        Path | None, typer.Option(help="Work folder. Default: the address with .run added.")
     ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Discard the work of an unfinished run.")
@@ -85,8 +73,7 @@ def batch(
     ray_address: Annotated[
         str | None,
         typer.Option(
-            help="Ray cluster for --engine ray. Default: RAY_ADDRESS, else a cluster started here.",
-            show_default=False,
+            help="Ray cluster for --engine ray. Default: RAY_ADDRESS, else a cluster started here."
         ),
     ] = None,
     as_json: AsJson = False,

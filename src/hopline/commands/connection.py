@@ -20,8 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 Url = Annotated[
     str | None,
     typer.Option(
-        help=f"Address of the server. Default: HOPLINE_URL in the environment, else {DEFAULT_URL}.",
-        show_default=False,
+        help=f"Address of the server. Default: HOPLINE_URL in the environment, else {DEFAULT_URL}."
     ),
 ]
 #: For commands that also work without a server.
@@ -29,23 +28,18 @@ UrlOrNone = Annotated[
     str | None,
     typer.Option(
         help="Address of a server. Default: HOPLINE_URL in the environment, if no flag names models "
-        "to load here.",
-        show_default=False,
+        "to load here."
     ),
 ]
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="API key, if the server requires authentication. Default: HOPLINE_API_KEY in the environment.",
-        show_default=False,
+        help="API key, if the server requires authentication. Default: HOPLINE_API_KEY in the environment."
     ),
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
-        help="JSON Web Token instead of an API key. Default: HOPLINE_TOKEN in the environment.",
-        show_default=False,
-    ),
+    typer.Option(help="JSON Web Token instead of an API key. Default: HOPLINE_TOKEN in the environment."),
 ]
 
 #: Seconds; loading a large model can take minutes.

@@ -29,9 +29,7 @@ def show(
     count: Annotated[
         int, typer.Option("--count", "-n", help="Number of last entries to show.", min=1)
     ] = 20,
-    model: Annotated[
-        str | None, typer.Option(help="Only entries of this model.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only entries of this model.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Show the last entries of a prediction log."""

@@ -17,14 +17,10 @@ def import_model(
         str, typer.Argument(metavar="MLFLOW", help="mlflow:/NAME/VERSION or mlflow:/NAME@ALIAS.")
     ],
     repository: Annotated[Path, typer.Option(metavar="DIR", help="Repository folder to write to.")],
-    name: Annotated[
-        str | None, typer.Option(help="Model name here. Default: as in MLflow.", show_default=False)
-    ] = None,
-    version: Annotated[
-        str | None, typer.Option(help="Version here. Default: as in MLflow.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Model name here. Default: as in MLflow.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version here. Default: as in MLflow.")] = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.", show_default=False)
+        str | None, typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:
@@ -82,9 +78,7 @@ def list_models(url: Url = None, api_key: ApiKey = None, token: Token = None) ->
 @app.command()
 def load(
     model: Model,
-    version: Annotated[
-        str | None, typer.Option(help="Version to load. Default: the newest.", show_default=False)
-    ] = None,
+    version: Annotated[str | None, typer.Option(help="Version to load. Default: the newest.")] = None,
     graph: Annotated[
         str,
         typer.Option(
@@ -112,9 +106,7 @@ def load(
 @app.command()
 def unload(
     model: Model,
-    version: Annotated[
-        str | None, typer.Option(help="Version to unload. Default: all.", show_default=False)
-    ] = None,
+    version: Annotated[str | None, typer.Option(help="Version to unload. Default: all.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,

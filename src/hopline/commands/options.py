@@ -10,20 +10,16 @@ import typer
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
 
-GraphFolder = Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)]
+GraphFolder = Annotated[Path | None, typer.Option(help="Graph folder.")]
 Repository = Annotated[
-    str | None,
-    typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
+    str | None, typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.")
 ]
-Models = Annotated[
-    list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
-]
+Models = Annotated[list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.")]
 ConfigFile = Annotated[
     Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
 ]
 AnySetting = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    list[str] | None, typer.Option("--set", help="Any setting: --set section.key=value; repeatable.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

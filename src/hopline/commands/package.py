@@ -36,45 +36,36 @@ def package(
     model: Annotated[
         str | None,
         typer.Option(
-            help="FILE.py:NAME or MODULE:NAME of a module, or of a function or class that returns one.",
-            show_default=False,
+            help="FILE.py:NAME or MODULE:NAME of a module, or of a function or class that returns one."
         ),
     ] = None,
     graph: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the graph that the model is served on.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Folder of the graph that the model is served on.")
     ] = None,
     fanouts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Neighbours per layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeatable).",
-            show_default=False,
+            help="Neighbours per layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeatable)."
         ),
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
             help=f"One of {', '.join(_TASKS)}; optional with --sklearn. Of several outputs: NAME=TASK "
-            "(repeatable).",
-            show_default=False,
+            "(repeatable)."
         ),
     ] = None,
     sklearn: Annotated[
         str | None,
         typer.Option(
             help="Instead of --model: a fitted scikit-learn or XGBoost estimator, as FILE.py:NAME, "
-            "MODULE:NAME or a .joblib file (loading it runs code in it).",
-            show_default=False,
+            "MODULE:NAME or a .joblib file (loading it runs code in it)."
         ),
     ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="For --sklearn: rows as CSV or Parquet, on which answers are compared.",
-            show_default=False,
+            metavar="FILE", help="For --sklearn: rows as CSV or Parquet, on which answers are compared."
         ),
     ] = None,
     version: Annotated[str, typer.Option(help="Model version.")] = "1",
@@ -86,10 +77,7 @@ def package(
         ),
     ] = None,
     state_dict_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Weights to load if several in a checkpoint fit: KEY, or KEY/PREFIX.", show_default=False
-        ),
+        str | None, typer.Option(help="Weights to load if several in a checkpoint fit: KEY, or KEY/PREFIX.")
     ] = None,
     unsafe_pickle: Annotated[
         bool,
@@ -104,26 +92,19 @@ def package(
         typer.Option(
             metavar="NAME=VALUE",
             help="Argument of the class or function of --model (repeatable): JSON, Python value or text.",
-            show_default=False,
         ),
     ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="'dot', or a head in the form of --model.", show_default=False)
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="'dot', or a head in the form of --model.")] = None,
     target: Annotated[
-        str | None,
-        typer.Option(help="Node type of the ids in requests; SRC,DST for links.", show_default=False),
+        str | None, typer.Option(help="Node type of the ids in requests; SRC,DST for links.")
     ] = None,
     sampling: Annotated[
         str, typer.Option(help="Neighbour sampling: uniform, recent or weighted.")
     ] = "uniform",
-    max_degree: Annotated[
-        int | None, typer.Option(help="Most neighbours of a node.", show_default=False)
-    ] = None,
+    max_degree: Annotated[int | None, typer.Option(help="Most neighbours of a node.")] = None,
     salt: Annotated[int, typer.Option(help="Salt of the sampler's hash.")] = 0,
     classes: Annotated[
-        list[str] | None,
-        typer.Option(help="Names of the output columns: a,b,c; or OUTPUT=a,b,c.", show_default=False),
+        list[str] | None, typer.Option(help="Names of the output columns: a,b,c; or OUTPUT=a,b,c.")
     ] = None,
     relation: Annotated[
         list[str] | None,
@@ -133,15 +114,13 @@ def package(
         list[str] | None,
         typer.Option(
             help="NAME=ROLE: input of an argument of forward (repeatable), one of "
-            f"{', '.join(NAMED_ROLES)}, the name of a tensor of nodes, or none to leave it out.",
-            show_default=False,
+            f"{', '.join(NAMED_ROLES)}, the name of a tensor of nodes, or none to leave it out."
         ),
     ] = None,
     embedding: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=TYPE: a table of the module that has a row for each node of a type (repeatable).",
-            show_default=False,
+            help="NAME=TYPE: a table of the module that has a row for each node of a type (repeatable)."
         ),
     ] = None,
     later_nodes: Annotated[
@@ -150,6 +129,9 @@ def package(
     output: Annotated[
         str, typer.Option(help="Kind of the model's output: logits, probabilities, or auto to detect it.")
     ] = "auto",
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Statistics of all rows are constants: those of this graph.")
+    ] = False,
     runtime: Annotated[
         str,
         typer.Option(
@@ -215,7 +197,7 @@ def package(
             classes=_class_names(classes or ()), arguments=parse_arguments(argument or ()),
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
             later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
-            runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes,
+            freeze=freeze, runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
     for note in notes:

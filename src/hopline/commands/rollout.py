@@ -40,14 +40,12 @@ def start(
     version: Annotated[
         str | None,
         typer.Argument(
-            help="The candidate: a version of the repository. Default, with --graph: the one that serves.",
-            show_default=False,
+            help="The candidate: a version of the repository. Default, with --graph: the one that serves."
         ),
     ] = None,
     kind: Annotated[str, typer.Option(help="Kind: canary, blue_green, shadow or ab.")] = "canary",
     steps: Annotated[
-        str | None,
-        typer.Option(help="Percent of requests for each step, such as 5,25,50,100.", show_default=False),
+        str | None, typer.Option(help="Percent of requests for each step, such as 5,25,50,100.")
     ] = None,
     min_step_s: Annotated[float, typer.Option(help="Shortest duration of each step, in seconds.")] = 60.0,
     share: Annotated[float, typer.Option(help="Percent of requests that are copied to a shadow.")] = 100.0,
@@ -55,8 +53,7 @@ def start(
         str, typer.Option(help="Graph snapshot of the candidate: a folder on the server, or an address.")
     ] = "",
     gate: Annotated[
-        list[str] | None,
-        typer.Option(help="Gate, such as max_p99_ratio=1.2; repeatable.", show_default=False),
+        list[str] | None, typer.Option(help="Gate, such as max_p99_ratio=1.2; repeatable.")
     ] = None,
     preflight: Annotated[
         int,
@@ -98,9 +95,7 @@ def start(
 
 @app.command()
 def status(
-    model: Annotated[
-        str | None, typer.Argument(help="Model name. Default: all.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Model name. Default: all.")] = None,
     watch: Annotated[bool, typer.Option(help="Show progress until the rollout ends.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -214,16 +209,9 @@ def _running(rollout: dict[str, Any]) -> list[Any]:
         for side in ("current", "candidate"):
             seen = rollout["seen"][side]
             p99 = "–" if seen["p99_ms"] is None else f"{seen['p99_ms']:.2f}"
-            table.add_row(
-                f"{side} {rollout[side]}",
-                f"{seen['requests']:,}",
-                f"{seen['errors']:,}",
-                p99,
-                f"{seen['compared']:,}",
-                f"{seen['refused']:,}",
-                f"{seen['differing']:,}",
-                f"{seen['rows']:,}",
-            )
+            names = ("requests", "errors", "compared", "refused", "differing", "rows")
+            counts = [f"{seen[name]:,}" for name in names]
+            table.add_row(f"{side} {rollout[side]}", *counts[:2], p99, *counts[2:])
         until = rollout["waits_until"]
         ends = "" if until is None else f"; rolled back at {_time(until)} without them"
         parts += [table, Text(f"  {rollout['verdict']}: {rollout['why']}{ends}")]

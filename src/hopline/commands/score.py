@@ -20,15 +20,12 @@ def score(
     model: Annotated[str, typer.Argument(help="Model name.")],
     nodes: Annotated[list[str], typer.Argument(help="Node ids; with --pairs, source,destination pairs.")],
     pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
-    output: Annotated[
-        list[str] | None, typer.Option(help="Output to show; repeatable.", show_default=False)
-    ] = None,
-    version: Annotated[str | None, typer.Option(help="Model version.", show_default=False)] = None,
+    output: Annotated[list[str] | None, typer.Option(help="Output to show; repeatable.")] = None,
+    version: Annotated[str | None, typer.Option(help="Model version.")] = None,
     as_of: Annotated[
         str | None,
         typer.Option(
-            help="Use only edges up to this time: a number in the graph's time unit, or ISO 8601.",
-            show_default=False,
+            help="Use only edges up to this time: a number in the graph's time unit, or ISO 8601."
         ),
     ] = None,
     on_missing: Annotated[str, typer.Option(help="Result for unknown ids: 'error' or 'null'.")] = "error",

@@ -12,42 +12,29 @@ from hopline.commands.serve_flags import resolve_config
 
 
 def serve(
-    graph: Annotated[
-        str | None, typer.Option(help="Graph folder, or the address of snapshots.", show_default=False)
-    ] = None,
+    graph: Annotated[str | None, typer.Option(help="Graph folder, or the address of snapshots.")] = None,
     repository: Repository = None,
     model: Models = None,
     precomputed: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Precomputed answers: a file of `hopline batch`; repeatable, one for each model.",
-            show_default=False,
+            help="Precomputed answers: a file of `hopline batch`; repeatable, one for each model."
         ),
     ] = None,
     live: Annotated[
-        bool | None,
-        typer.Option("--live", help="Accept changes to the graph while serving.", show_default=False),
+        bool | None, typer.Option("--live", help="Accept changes to the graph while serving.")
     ] = None,
     queue: Annotated[
         str | None,
-        typer.Option(
-            help="Message broker with score requests, such as kafka://host:9092/score?group=g.",
-            show_default=False,
-        ),
+        typer.Option(help="Message broker with score requests, such as kafka://host:9092/score?group=g."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
-    port: Annotated[
-        int | None, typer.Option(help="HTTP port; 0 picks a free one.", show_default=False)
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port; 0 picks a free one.")] = None,
     grpc_port: Annotated[
-        int | None,
-        typer.Option(help="gRPC port; 0 picks a free one, -1 turns gRPC off.", show_default=False),
+        int | None, typer.Option(help="gRPC port; 0 picks a free one, -1 turns gRPC off.")
     ] = None,
     workers: Annotated[
-        str | None,
-        typer.Option(
-            help="Worker processes, which share the ports; auto: one for each CPU.", show_default=False
-        ),
+        str | None, typer.Option(help="Worker processes, which share the ports; auto: one for each CPU.")
     ] = None,
     config: ConfigFile = None,
     settings: AnySetting = None,

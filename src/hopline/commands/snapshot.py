@@ -29,19 +29,16 @@ def publish(
     graph: Annotated[Path, typer.Argument(help="Folder of a graph.")],
     address: Address,
     precomputed: Annotated[
-        list[Path] | None,
-        typer.Option(help="Precomputed answers of `hopline batch`; repeatable.", show_default=False),
+        list[Path] | None, typer.Option(help="Precomputed answers of `hopline batch`; repeatable.")
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Version to roll out with it, as MODEL=VERSION; repeatable. Default: the one that serves.",
-            show_default=False,
+            help="Version to roll out with it, as MODEL=VERSION; repeatable. Default: the one that serves."
         ),
     ] = None,
     group: Annotated[
-        list[str] | None,
-        typer.Option(help="Feature group to serve with it, as TYPE=GROUP; repeatable.", show_default=False),
+        list[str] | None, typer.Option(help="Feature group to serve with it, as TYPE=GROUP; repeatable.")
     ] = None,
     name: Annotated[str, typer.Option(help="Name for people, such as a date.")] = "",
     move: Annotated[bool, typer.Option(help="Move the pointer to it, so that servers take it up.")] = True,

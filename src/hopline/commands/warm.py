@@ -25,8 +25,7 @@ def warm(
         list[str] | None,
         typer.Option(
             help="Compile for a CPU level, such as x86-64-v3, into the installed package; repeatable. "
-            "`all`: every level.",
-            show_default=False,
+            "`all`: every level."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -64,10 +64,3 @@ def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     """Bytes that `Arena.take` uses for an array."""
     size: int = int(np.prod(shape, dtype=np.int64)) * int(np.dtype(dtype).itemsize)
     return -(-size // _ALIGN) * _ALIGN
-
-
-def create_shared(num_bytes: int = 0) -> int:
-    """A new memfd of `num_bytes`, inheritable by child processes; returns its descriptor."""
-    fd = os.memfd_create("hopline-shared", 0)
-    os.ftruncate(fd, -(-num_bytes // _ALIGN) * _ALIGN)
-    return fd

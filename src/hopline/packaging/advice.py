@@ -12,6 +12,10 @@ BOTH_DIRECTIONS = (
     "build the graph with both directions, Graph.from_pyg(data, both_directions=True) or `hopline graph "
     "build --both-directions`"
 )
+FREEZE = (
+    "pass freeze=True: statistics of all nodes or edges are then computed once, over the graph of "
+    "packaging, and a later graph is answered with those of that graph"
+)
 NUMBER = (
     "a model without features has a table with a row for each node: declare it, "
     "embeddings={'emb': node type}"
@@ -115,7 +119,8 @@ def instead_of(lines: str) -> str:
         )
     return (
         "decide for each row (torch.where), write loops with a fixed number of steps, give sizes "
-        "(num_nodes, dim_size), and decide what depends on a parameter in __init__"
+        "(num_nodes, dim_size), and decide what depends on a parameter in __init__. If a mean, sum or "
+        f"extreme decides, {FREEZE}"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from inspect import Parameter, getsource, signature, unwrap
 from itertools import takewhile
@@ -27,6 +28,7 @@ from hopline.graph import ColumnGroup, Graph, csc
 from hopline.graph.schema import reverse_key
 from hopline.packaging.advice import TYPED, lost
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.frozen import Frozen
 from hopline.packaging.learned import place
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
@@ -100,6 +102,7 @@ class Binding:
         columns: argument with the role "columns" -> the name of its group.
         tables: path of a learned table in the module -> the node type of its rows.
         reversed: edge types of which the graph has the reverse lists too.
+        frozen: statistics of all rows that are constants; None for none.
     """
 
     roles: dict[str, Role]
@@ -117,6 +120,7 @@ class Binding:
     columns: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
     reversed: tuple[str, ...] = ()
+    frozen: Frozen | None = None
 
     @property
     def relational(self) -> bool:
@@ -155,7 +159,8 @@ class Binding:
             place(owner, path, self._tensors(slots, node_type)[path])
         values = {name: self._value(name, role, slots, sparse) for name, role in self.roles.items()}
         first = [values.pop(name) for name in list(values)[: self.positional]]
-        return module(*first, **values)
+        with nullcontext() if self.frozen is None else self.frozen.over(module):
+            return module(*first, **values)
 
     def _value(self, name: str, role: Role, slots: Any, sparse: bool) -> Any:
         if role == "data":

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, degree, remove_self_loops
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter
 
 
 def chosen(rows: Any, numbers: Any) -> Any:
@@ -66,25 +66,27 @@ def by_stacks(conv: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> An
     return sum(parts) / conv.num_stacks
 
 
-def inverse_degree(index: Any, number: Any, power: float = 1.0) -> Any:
-    """One over a power of the number of edges of each node; 0 where there are none."""
-    found = degree(index, number).pow(-power)
+def inverse_degree(index: Any, number: Any, power: float = 1.0, weight: Any = None) -> Any:
+    """One over a power of the number of edges of each node, or of their weight; 0 where that is 0."""
+    found = degree(index, number) if weight is None else scatter(weight, index, 0, number, reduce="sum")
+    found = found.pow(-power)
     return torch.where(found == torch.inf, 0.0, found)
 
 
 def by_terms(
     conv: Any, x: Any, edge_index: Any, edge_weight: Any = None, batch: Any = None, lambda_max: Any = None
 ) -> Any:
-    """The forward of a `ChebConv` over a normalised Laplacian without weights.
+    """The forward of a `ChebConv` over a normalised Laplacian.
 
-    The largest entry of such a Laplacian is 1, those of the self-loops, so that PyG subtracts all of these.
+    Unless weights are negative, its largest entries are 1, of the self-loops: PyG subtracts these.
     """
-    if conv.normalization is None or edge_weight is not None or lambda_max is not None:
+    if conv.normalization is None or lambda_max is not None:
         return type(conv).forward(conv, x, edge_index, edge_weight, batch, lambda_max)
-    edges, _ = remove_self_loops(edge_index)
+    edges, weight = remove_self_loops(edge_index, edge_weight)
     is_symmetric = conv.normalization == "sym"
-    scale = inverse_degree(edges[0], x.size(0), 0.5 if is_symmetric else 1.0)
+    scale = inverse_degree(edges[0], x.size(0), 0.5 if is_symmetric else 1.0, weight)
     norm = -scale[edges[0]] * (scale[edges[1]] if is_symmetric else 1.0)
+    norm = norm if weight is None else norm * weight
     terms = [x]
     for k in range(1, len(conv.lins)):
         term = conv.propagate(edges, x=terms[-1], norm=norm)
@@ -135,10 +137,30 @@ def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any,
     return found
 
 
+def by_semantics(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, Any]) -> dict[str, Any]:
+    """The forward of a `HANConv`, with a node's rows by all edge types side by side."""
+    rows = {name: conv.proj[name](x).view(x.size(0), conv.heads, -1) for name, x in x_dict.items()}
+    found: dict[str, Any] = {name: [] for name in rows}
+    for key, edges in edge_index_dict.items():
+        name, src, dst = "__".join(key), rows[key[0]], rows[key[-1]]
+        alpha_j = (src * conv.lin_src[name]).sum(-1).index_select(0, edges[0])
+        alpha_i = (dst * conv.lin_dst[name]).sum(-1).index_select(0, edges[1])
+        ends = edges[1], None, dst.size(0)
+        sent = conv.message(src.index_select(0, edges[0]), alpha_i, alpha_j, *ends)
+        found[key[-1]].append(conv.aggregate(sent, *ends).relu())
+    for name, each in found.items():
+        found[name] = out = torch.stack(each, dim=1) if each else None
+        if each:
+            score = (conv.q * torch.tanh(conv.k_lin(out)).mean(0)).sum(-1)
+            found[name] = (score.softmax(0).view(1, -1, 1) * out).sum(1)
+    return found
+
+
 #: Class -> its forward here; exact classes only.
 FORWARDS: dict[type, Callable[..., Any]] = {
     pyg.ARMAConv: by_stacks, pyg.ChebConv: by_terms, pyg.ClusterGCNConv: with_diagonal,
-    pyg.HGTConv: by_destination, pyg.HypergraphConv: by_hyperedges, pyg.MFConv: by_degree,
+    pyg.HANConv: by_semantics, pyg.HGTConv: by_destination, pyg.HypergraphConv: by_hyperedges,
+    pyg.MFConv: by_degree,
     pyg.HeteroDictLinear: lambda m, x_dict: {k: lin(x_dict[k]) for k, lin in m.lins.items() if k in x_dict},
     pyg.HeteroLinear: by_type,
 }  # fmt: skip

@@ -48,6 +48,7 @@ log = logging.getLogger("hopline.packaging")
 MODULE = "running the model on a part of the graph"
 TRACE = "tracing the model"
 WHOLE = "exporting the whole model"
+FREEZE = "computing statistics on the whole graph"
 COMPARE = "comparing served answers with the model"
 
 #: Real nodes from which the nodes that requests describe are chosen.
@@ -209,9 +210,9 @@ class Job:
 
     def _answered(
         self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,
-        embedding: Rows | None = None, unseen: Unseen | None = None,
+        embedding: Rows | None = None, unseen: Unseen | None = None, of: Reference | None = None,
     ) -> gate.Answered:  # fmt: skip
-        rounding, inner = self.reference.rounding(check, pairs, rows), None
+        rounding, inner = (of or self.reference).rounding(check, pairs, rows), None
         if pairs is None:
             rows, rounding = rows[sides[0]], rounding[sides[0]]
         if embedding is not None:
@@ -239,15 +240,20 @@ class Job:
         sides = gate.sides_of(probe, self.targets, spec.runtime, self.is_link, real=False)
         try:
             if self.pooled:
-                answered = self._of_components(probe, sides[0])
+                gate.judge(folder, spec, self._of_components(probe, sides[0]))
             else:
-                pairs = (sides[0], sides[1]) if self.is_link else None
-                rows = self.reference.answers(probe.check, pairs)
-                answered = self._answered(probe, sides, probe.check, pairs, rows)
-            gate.judge(folder, spec, answered)
+                self.compare(folder, spec, probe, sides, self.reference)
         except PackagingError:
             return False
         return True
+
+    def compare(
+        self, folder: Path, spec: ModelSpec, probe: Probe, sides: tuple[IdArray, ...], of: Reference
+    ) -> dict[str, float]:
+        """Compare what is served on a graph with a module there; as `gate.judge`."""
+        pairs = (sides[0], sides[1]) if self.is_link else None
+        rows = of.answers(probe.check, pairs)
+        return gate.judge(folder, spec, self._answered(probe, sides, probe.check, pairs, rows, of=of))
 
     def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
         """The module's answers for nodes that requests describe, if the artifact accepts such nodes."""
@@ -347,7 +353,8 @@ class Job:
         example = self.check if min(sizes) > 1 else self.probe.check
         try:
             inverse = self._to_logits()
-            whole = Program(self.model, self.binding, self.targets[0], self.node_head, self.pooled, inverse)
+            head = self.head if isinstance(self.head, nn.Module) else None
+            whole = Program(self.model, self.binding, self.targets[0], head, self.pooled, inverse)
             spec = write_whole(folder, spec, whole, example, reason)
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             # the number of fanouts of a whole model is that of the hops of its ego-graph
@@ -372,11 +379,6 @@ class Job:
     def is_link(self) -> bool:
         """True if the head scores pairs."""
         return heads.is_link(self.head)
-
-    @property
-    def node_head(self) -> nn.Module | None:
-        """The user's head over one node's state."""
-        return self.head if isinstance(self.head, nn.Module) and not self.is_link else None
 
     def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Write the stages and the head, and check them.

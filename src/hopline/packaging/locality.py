@@ -7,9 +7,11 @@ Each check changes one thing of a graph and tests answers for nodes whose neighb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,9 @@ from numpy.typing import NDArray
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
 from hopline.packaging import probe as probes
-from hopline.packaging.advice import BOTH_DIRECTIONS, instead_of
+from hopline.packaging.advice import BOTH_DIRECTIONS, FREEZE, instead_of
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.frozen import Frozen, Place
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Pairs, Reference, Rows, as_rows
 from hopline.packaging.watch import watched
@@ -120,6 +123,31 @@ def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
     return reduce(probes.beside, [graph] * copies)
 
 
+def with_statistics(reference: Reference, small: CheckGraph, whole: CheckGraph) -> tuple[Reference, Frozen]:
+    """The module with its statistics of all rows as constants, those of a graph.
+
+    Args:
+        small: a part of the graph, by which they are found.
+    """
+    other = copy.copy(reference)
+
+    def followed(graph: CheckGraph, watched: Collection[Place] | None) -> dict[Place, Any]:
+        frozen = Frozen({}, watched)
+        other.binding = replace(reference.binding, frozen=frozen)
+        other.states(graph)
+        return frozen.seen
+
+    one, two = followed(small, None), followed(repeated(small, 2), None)
+    places = [
+        place
+        for place, (rows, found) in one.items()
+        if place in two and rows != two[place][0] and found.shape == two[place][1].shape
+    ]
+    frozen = Frozen({place: value for place, (_, value) in followed(whole, places).items()})
+    other.binding = replace(reference.binding, frozen=frozen)
+    return other, frozen
+
+
 def works_on_all(reference: Reference, graph: Graph, check: CheckGraph) -> bool:
     """True if a module that failed on a sample of a graph works on the whole graph."""
     num_nodes, num_edges = graph.num_nodes, graph.num_edges
@@ -164,6 +192,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     """Fault if the module's answers change with nodes that no edge joins to the requested ones, else ""."""
     real = probe.real
     rng = np.random.default_rng(1)
+    reference = reference.without_head() if reference.is_link else reference
     before = reference.answers(real)
     many = probes.strangers(real, probe.hops + 3, rng)
     changed = []
@@ -190,21 +219,22 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
             "it takes a sum, mean or extreme over the attributes or weights of all edges (as edge_attr / "
             "edge_attr.max() does): the answer for a node changes with edges elsewhere in the graph. "
             "Normalise the columns before the graph is built, or keep the numbers of the training graph as "
-            "buffers"
+            f"buffers, or {FREEZE}"
         )
     if "copies" in changed or not changed:
         return decided + (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
             "sum or softmax over all nodes, h @ h.T): the answer for a node changes when nodes that no "
             "edge joins to it are added or change places. Declare a table with a row for each node, "
-            "embeddings={'emb': node type}; replace sums over all nodes by a function of the node alone"
+            "embeddings={'emb': node type}; replace sums over all nodes by a function of the node alone, "
+            f"or {FREEZE}"
         )
     return decided + (
         "it attends to or normalises over all nodes: the answer for a node changes with nodes that no edge "
         "joins to it. For attention (MultiheadAttention, GPSConv, a softmax of h @ h.T) use attention over "
         "neighbours, such as TransformerConv; for a mean, variance, quantile or maximum over rows "
         "(GraphNorm, PairNorm, x - x.mean(0)) use BatchNorm, whose statistics are fixed after training, or "
-        "LayerNorm(mode='node')"
+        f"LayerNorm(mode='node'), or {FREEZE}"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
@@ -21,14 +22,17 @@ from hopline.engine.embeddings import joined, write_tables
 from hopline.engine.encoders import preprocessed
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
-from hopline.packaging import settings
+from hopline.packaging import gate, settings
 from hopline.packaging.activation import Output
 from hopline.packaging.arguments import Binding
+from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import head_call, is_link
-from hopline.packaging.job import Job
+from hopline.packaging.job import FREEZE, Job
 from hopline.packaging.later_types import with_edge_types
 from hopline.packaging.learned import Tables, take_out
+from hopline.packaging.locality import with_statistics
+from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
 from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
@@ -126,9 +130,9 @@ def package(
     target: str | tuple[str, str] | None = None, classes: Sequence[str] | Mapping[str, Sequence[str]] = (),
     arguments: Mapping[str, Role | None] | None = None, embeddings: Mapping[str, str] | None = None,
     later_nodes: Later = "refuse", relations: Sequence[str] | None = None,
-    output: Output | Mapping[str, Output] = "auto", runtime: Runtime = "auto", device: Device = "cpu",
-    check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
-    preprocess: Mapping[str, Any] | None = None,
+    output: Output | Mapping[str, Output] = "auto", freeze: bool = False, runtime: Runtime = "auto",
+    device: Device = "cpu", check_nodes: int = 512, overwrite: bool = False,
+    progress: Progress | bool | None = None, preprocess: Mapping[str, Any] | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -162,6 +166,8 @@ def package(
             type that a homogeneous model reads.
         output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
             applies the task's sigmoid or softmax to logits only. Of several outputs, by name.
+        freeze: statistics of all rows, such as the mean of all nodes in PyG's `LayerNorm(mode="graph")`,
+            are computed once, on this graph, and are constants: a later graph is answered with them.
         runtime: "onnx" fails if the model cannot be split, "torch" never splits, "auto" tries.
         device: where stages are computed: "cuda" keeps attention in the stages, so that a GPU computes it.
             On a CPU such a package answers the same, several times slower.
@@ -254,6 +260,7 @@ def package(
         torch.no_grad(),
         originals_in_eval(given, head),
     ):
+        untouched = _freeze(job, check_nodes) if freeze else None
         job.ask_module(check_nodes, outputs, class_names)
         if not tables:
             check_original(job.reference, module, served, job.probe.check, job.pairs, job.rows)
@@ -269,10 +276,12 @@ def package(
             if job.pooled:
                 raise NotSplittable("the model answers one row for a graph, not one for each node")
             written = job.judge(place.folder, job.write_stages(place.folder, spec))
+            if untouched is not None:
+                written = _compared(place.folder, written, job, untouched)
         except (NotSplittable, ParityError) as reason:
-            if runtime == "onnx" or job.is_link:
-                if isinstance(reason, ParityError):
-                    job.refuse(reason, of_stages=True)
+            if runtime == "onnx" or job.is_link or untouched is not None:
+                if isinstance(reason, ParityError) or runtime == "auto":
+                    job.refuse(reason, of_stages=isinstance(reason, ParityError))
                 raise
             place.clear()
             written = job.write_whole(place.folder, spec, reason)
@@ -283,6 +292,27 @@ def package(
         spec = write_spec(place.folder, made.write(place.folder, written))
         stages = stage_figures(place.folder, spec)
     return PackageReport(place.path, spec, stages, (*job.notes, *later), time.perf_counter() - started)
+
+
+def _freeze(job: Job, check_nodes: int) -> Reference:
+    """Make statistics of all rows constants, those of the whole graph; returns the module without them."""
+    job.progress(FREEZE, 0.0)
+    untouched, small, whole = job.reference, CheckGraph.of(job.graph, check_nodes), CheckGraph.of(job.graph)
+    job.reference, frozen = with_statistics(untouched, small, whole)
+    job.binding = job.reference.binding
+    job.notes += frozen.notes
+    job.progress(FREEZE, 1.0)
+    return untouched
+
+
+def _compared(folder: Path, spec: ModelSpec, job: Job, untouched: Reference) -> ModelSpec:
+    """Compare with the module as it was passed, on the whole graph. Raises: ParityError: they differ."""
+    whole, frozen, untouched.parts = CheckGraph.of(job.graph), job.binding.frozen, job.reference.parts
+    probe = Probe(job.graph, whole, whole, 0, np.zeros(0, np.int64))
+    sides = gate.sides_of(probe, job.targets, "torch", job.is_link)
+    parity = {**spec.parity, "whole_graph": job.compare(folder, spec, probe, sides, untouched)}
+    named = {} if frozen is None else {name: value.tolist() for name, value in frozen.named.items()}
+    return msgspec.structs.replace(spec, frozen=named, parity=parity)
 
 
 def _targets(target: str | tuple[str, str] | None, binding: Binding, head: object) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, TraceError
+from torch_geometric.utils import scatter
 
+from hopline.packaging.frozen import Frozen
 from hopline.packaging.user_source import user_line
 
 #: Keys of node.meta: what the value was, and the earlier values that computing it changed in place.
@@ -113,12 +115,14 @@ class RunningTracer(fx.Tracer):
 
     Attributes:
         slots: of the check graph.
+        frozen: statistics that become constants.
         decisions: values that a Python branch or number used, with the outcome.
     """
 
     def __init__(self, slots: dict[str, Tensor]) -> None:
         super().__init__()
         self.record_stack_traces = True
+        self.frozen: Frozen | None = None
         self.decisions: list[tuple[fx.Node, str]] = []
         self.slots = slots
         self._is_running = False
@@ -147,8 +151,14 @@ class RunningTracer(fx.Tracer):
         made = super().create_proxy(kind, target, args, kwargs, *more, **options)
         node = made.node
         before = [(n, versions(n.meta.get(VALUE))) for n in self._reached(node)]
+        num_given = len(self.frozen.given) if self.frozen else 0
         node.meta[VALUE] = value = self._run(node)
         node.meta[CHANGED] = [n for n, was in before if was and versions(n.meta[VALUE]) != was]
+        given = self.frozen.given[num_given:] if self.frozen else []
+        # all that PyG's `scatter` computes are statistics, if any is
+        if given and (value is given[-1] or target is scatter) and not node.meta[CHANGED]:
+            self.graph.erase_node(node)
+            return self.proxy(self.create_arg(value))
         self._changed.update(node.meta[CHANGED])
         for storage in storages(value):
             self._sharing.setdefault(storage, []).append(node)

@@ -120,6 +120,12 @@ class Reference:
             )
         return out
 
+    def without_head(self) -> Reference:
+        """The same, whose answers are the states of nodes."""
+        plain = copy.copy(self)
+        plain.head, plain.is_link, plain.parts = None, False, (slice(None),)
+        return plain
+
     def in_float64(self) -> Reference:
         """The same with weights and inputs in float64; not every module runs so."""
         exact = copy.copy(self)

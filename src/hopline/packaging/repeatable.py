@@ -275,9 +275,7 @@ class _Check:
 
     def forms(self) -> None:
         """Refuse a module that answers otherwise for the same numbers in another dtype or shape."""
-        plain = copy.copy(self._reference)
-        plain.head, plain.is_link = None, False
-        real = self._probe.real
+        plain, real = self._reference.without_head(), self._probe.real
         for name, rows in plain.binding.slots(real).items():
             role, _, of = name.partition(":")
             if rows.dtype != torch.float32 or not rows.numel():
@@ -306,15 +304,17 @@ class _Check:
         """Refuse a module that reads the order of the types of a graph, or whether it is trained."""
         turned, trained = copy.copy(self._reference), copy.copy(self._reference)
         # edge types have the order of an HGTConv's metadata
+        plain = copy.copy(turned)
+        plain.binding = dataclasses.replace(plain.binding, frozen=None)  # statistics are in their order
         is_ordered = any(isinstance(part, HGTConv) for part in self._reference.module.modules())
         names = ["node_types", "relations", "attributed", "weighted"][: 1 if is_ordered else 4]
-        given = turned.binding
+        given = plain.binding
         turned.binding = dataclasses.replace(given, **{name: getattr(given, name)[::-1] for name in names})
         trained.module = copy.deepcopy(self._reference.module)
         for parameter in trained.module.parameters():
             if parameter.is_floating_point() and not parameter.is_inference():
                 parameter.requires_grad_()
-        if given.hetero and not self._same(turned):
+        if given.hetero and not self._same(turned, rows=plain.answers(self._probe.check, self._pairs)):
             raise NotServable(
                 "the model's answers depend on the order of the types in x_dict or edge_index_dict, and a "
                 "graph gives them sorted by name. Read each by its name, x_dict['user'], or loop over "
@@ -334,14 +334,15 @@ class _Check:
                 f"a package would freeze what it read. {_REMEDIES[kind].capitalize()}; {_SAME}"
             )
 
-    def _same(self, reference: Reference, seed: int = 0) -> bool:
-        """True if the answers on the probe are the first ones; False also if it fails."""
+    def _same(self, reference: Reference, seed: int = 0, rows: Rows | None = None) -> bool:
+        """True if the answers on the probe are the first ones, or `rows`; False also if it fails."""
+        rows = self._rows if rows is None else rows
         try:
             with seeded(seed):
                 again = reference.answers(self._probe.check, self._pairs)
         except PackagingError:
             return False
-        return not self._reference.differ(self._rows, again, self._tolerance).any()
+        return not self._reference.differ(rows, again, self._tolerance).any()
 
     def _same_drawn(self, reference: Reference) -> bool:
         """True if answers with other weights are the same with another seed."""

@@ -196,6 +196,8 @@ class _Tracer(RunningTracer):
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
         if isinstance(m, MessagePassing):
             return type(m) in BUILDERS and module_qualified_name not in self.opened
+        if self.frozen is not None and self.frozen.opens(module_qualified_name.removeprefix("model.")):
+            return False
         if isinstance(m, Aggregation):
             return True
         of = self.root.model
@@ -264,6 +266,7 @@ def trace(
     """
     root = _Root(shared_copy(model), binding)
     tracer = _Tracer({name: value.clone() for name, value in slots.items()}, opened)
+    tracer.frozen = binding.frozen
     try:
         opens_norm = lambda: norm_in(tracer.module_stack) in opened  # noqa: E731
         values = grouped_as_values(root.model, tracer.create_proxy, opens_norm)

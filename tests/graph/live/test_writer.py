@@ -13,8 +13,8 @@ from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import LivePlan, make_plan
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
-from hopline.memory.arena import create_shared
 from tests.graph.live.drawn import BUYS, KNOWS, USER, Oracle
+from tests.shared_memory import create_shared
 
 
 def plan_of(graph: Graph, spare: int = 2_000, **more: object) -> LivePlan:

@@ -12,8 +12,7 @@ from hopline.commands.connection import ApiKey, Token, Url, credentials, server_
 
 def mcp(
     graph: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a graph whose neighbourhoods agents may read.", show_default=False),
+        Path | None, typer.Option(help="Folder of a graph whose neighbourhoods agents may read.")
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,

@@ -50,7 +50,6 @@ def stream(
             metavar="ADDRESS",
             help="Destination of events that cannot be applied: a broker's address, a file, or `discard`. "
             "Without it the stream stops at the first one.",
-            show_default=False,
         ),
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Most messages in one batch.", min=1)] = 10_000,
@@ -73,19 +72,13 @@ def stream(
         typer.Option(help="Action for events with other features, attributes or columns than the graph."),
     ] = SchemaChange.dead_letter,
     rescore: Annotated[
-        str,
-        typer.Option(help="When changed nodes are scored: request, immediate or schedule:SECONDS."),
+        str, typer.Option(help="When changed nodes are scored: request, immediate or schedule:SECONDS.")
     ] = "request",
-    model: Annotated[
-        str | None, typer.Option(help="Model that scores changed nodes.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model that scores changed nodes.")] = None,
     node_type: Annotated[
-        str | None, typer.Option(help="Node type to score. Default: the only type.", show_default=False)
+        str | None, typer.Option(help="Node type to score. Default: the only type.")
     ] = None,
-    results: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Topic for the scores.", show_default=False),
-    ] = None,
+    results: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Topic for the scores.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Exit when the broker has no more events.")] = False,
     metrics_host: Annotated[
         str, typer.Option(help="Address to listen on for --metrics-port.")

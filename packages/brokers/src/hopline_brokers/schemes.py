@@ -1,7 +1,5 @@
 """The classes of each broker, as Hopline finds them by the scheme of an address; nothing is imported."""
 
-from __future__ import annotations
-
 from hopline.brokers.registry import Broker
 
 KAFKA = Broker(

@@ -18,8 +18,7 @@ from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink, open_source
 from hopline.errors import BrokerUnavailable
 from hopline.graph.live import segment
-from hopline_brokers.testing.servers import broker_server
-from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer
+from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer, broker_server
 from tests.graph.live.keepers import NUM_NODES, Kept, base_graph, numbers_in
 
 NUM_EVENTS = 400

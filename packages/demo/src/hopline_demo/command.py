@@ -13,17 +13,11 @@ _FULL, _SMALL = (200_000, 2_000_000), (8_000, 80_000)
 def demo(
     accounts: Annotated[
         int | None,
-        typer.Option(
-            help=f"Number of accounts. Default: {_FULL[0]}, or {_SMALL[0]} with --check.",
-            show_default=False,
-        ),
+        typer.Option(help=f"Number of accounts. Default: {_FULL[0]}, or {_SMALL[0]} with --check."),
     ] = None,
     transfers: Annotated[
         int | None,
-        typer.Option(
-            help=f"Number of transfers. Default: {_FULL[1]}, or {_SMALL[1]} with --check.",
-            show_default=False,
-        ),
+        typer.Option(help=f"Number of transfers. Default: {_FULL[1]}, or {_SMALL[1]} with --check."),
     ] = None,
     port: Annotated[
         int, typer.Option(help="HTTP port; gRPC takes the next one. 0 picks free ones.")
@@ -31,13 +25,10 @@ def demo(
     dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for work files. Default: ~/.cache/hopline/demo; with --check a temporary folder.",
-            show_default=False,
+            help="Folder for work files. Default: ~/.cache/hopline/demo; with --check a temporary folder."
         ),
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Training epochs. Default: by size.", min=1, show_default=False)
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Training epochs. Default: by size.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random network.", min=0, max=2**63 - 1)] = 1,
     check: Annotated[
         bool, typer.Option("--check", help="Smaller, on a free port: check the answers, then exit.")

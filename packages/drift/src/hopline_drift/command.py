@@ -142,7 +142,7 @@ def reference(
     rows: Annotated[int, typer.Option(help="Rows or requests to sample.", min=50)] = 20_000,
     max_columns: Annotated[int, typer.Option(help="As the setting drift.max_columns.", min=0)] = 32,
     column: Annotated[
-        list[str] | None, typer.Option(help="As the setting drift.columns; repeatable.", show_default=False)
+        list[str] | None, typer.Option(help="As the setting drift.columns; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0)] = 0,
 ) -> None:

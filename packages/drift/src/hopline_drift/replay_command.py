@@ -34,21 +34,12 @@ _SHOWN = 10
 def replay(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one of its files.")],
     graph: GraphFolder = None,
-    repository: Annotated[
-        Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Only requests to this model.", show_default=False)
-    ] = None,
+    repository: Annotated[Path | None, typer.Option(help="Folder of <model>/<version> artifacts.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only requests to this model.")] = None,
     version: Annotated[
-        str | None,
-        typer.Option(
-            help="Version that answers. Default: the one that answered each request.", show_default=False
-        ),
+        str | None, typer.Option(help="Version that answers. Default: the one that answered each request.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Most requests to compare.", min=1, show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most requests to compare.", min=1)] = None,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
     require_identical: Annotated[
         bool, typer.Option("--require-identical", help="Exit with 1 unless all answers are identical.")

@@ -30,20 +30,16 @@ def import_(
     name: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Version.")] = "1",
     upstream: Annotated[
-        str,
-        typer.Option(help="URL, up to /v1, of a server that speaks OpenAI's protocol and generates."),
+        str, typer.Option(help="URL, up to /v1, of a server that speaks OpenAI's protocol and generates.")
     ] = "",
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable with the upstream's API key.")
     ] = "",
     context: Annotated[int, typer.Option(help="Context of the upstream's model, in tokens.")] = 0,
     chat_template: Annotated[
-        Path | None,
-        typer.Option(help="File with a chat template that replaces the model's.", show_default=False),
+        Path | None, typer.Option(help="File with a chat template that replaces the model's.")
     ] = None,
-    licence: Annotated[
-        Path | None, typer.Option(help="File with the licence text.", show_default=False)
-    ] = None,
+    licence: Annotated[Path | None, typer.Option(help="File with the licence text.")] = None,
     link: Annotated[bool, typer.Option("--link", help="Make hard links instead of copies.")] = False,
     check: Annotated[bool, typer.Option(help="Load the model and generate a text first.")] = True,
 ) -> None:

@@ -10,8 +10,6 @@
 Their HTTP statuses and gRPC codes are in `out/error_tables.py`.
 """
 
-from __future__ import annotations
-
 from hopline.errors import HoplineError
 
 

@@ -26,17 +26,13 @@ def slo(
     prometheus: Annotated[
         str | None,
         typer.Option(
-            help="URL of a Prometheus that scrapes the server; measures over each objective's window.",
-            show_default=False,
+            help="URL of a Prometheus that scrapes the server; measures over each objective's window."
         ),
     ] = None,
     as_json: AsJson = False,
     rules: Annotated[
         Path | None,
-        typer.Option(
-            help="Write Prometheus rules for the objectives to this file, or - for stdout.",
-            show_default=False,
-        ),
+        typer.Option(help="Write Prometheus rules for the objectives to this file, or - for stdout."),
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -87,19 +84,6 @@ class BrokerServer:
         """Continue a paused process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def broker_server(kind: type[BrokerServer]) -> Iterator[BrokerServer]:
-    """A running server, closed at the end."""
-    folder = Path(tempfile.mkdtemp())
-    server = kind(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port() -> int:

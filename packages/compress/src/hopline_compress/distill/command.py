@@ -25,18 +25,13 @@ if TYPE_CHECKING:
 def distill(
     model: Annotated[str, typer.Option(help="The teacher: a packaged graph model.")],
     version: Annotated[
-        str | None, typer.Option(help="Version of the teacher. Default: the newest.", show_default=False)
+        str | None, typer.Option(help="Version of the teacher. Default: the newest.")
     ] = None,
     graph: GraphFolder = None,
-    repository: Annotated[
-        str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
-    ] = None,
+    repository: Annotated[str | None, typer.Option(help="Folder of <model>/<version> artifacts.")] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(
-            help="Known classes: CSV of id,class, or .npy with one per row (-1: unknown).",
-            show_default=False,
-        ),
+        typer.Option(help="Known classes: CSV of id,class, or .npy with one per row (-1: unknown)."),
     ] = None,
     student: Annotated[
         str | None, typer.Option(help="Name of the student. Default: the teacher's with -student added.")
@@ -47,15 +42,13 @@ def distill(
             "--structure/--no-structure",
             help="Also give the student rows from a diffusion over the graph, computed beforehand. "
             "Default: if the scored nodes have edges among them.",
-            show_default=False,
         ),
     ] = None,
-    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.", show_default=False)] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of linear layers.", show_default=False)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Most epochs.", show_default=False)] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of linear layers.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs.")] = None,
     patience: Annotated[
-        int | None,
-        typer.Option(help="Stop after this many epochs without improvement.", show_default=False),
+        int | None, typer.Option(help="Stop after this many epochs without improvement.")
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Seed of the split and the training.", min=0, max=2**63 - 1)
@@ -66,12 +59,9 @@ def distill(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing student of this name and version.")
     ] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw accuracy by degree and calibration to this .svg file.", show_default=False),
+        Path | None, typer.Option(help="Draw accuracy by degree and calibration to this .svg file.")
     ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,

@@ -31,16 +31,12 @@ def quantize(
     model: Annotated[str, typer.Option(help="Model to quantise.")],
     version: Annotated[
         str | None,
-        typer.Option(
-            help="Version of the model. Default: the newest one that is not quantised.", show_default=False
-        ),
+        typer.Option(help="Version of the model. Default: the newest one that is not quantised."),
     ] = None,
     graph: Annotated[
-        Path | None, typer.Option(help="Graph folder, for calibration and evaluation.", show_default=False)
+        Path | None, typer.Option(help="Graph folder, for calibration and evaluation.")
     ] = None,
-    repository: Annotated[
-        str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
-    ] = None,
+    repository: Annotated[str | None, typer.Option(help="Folder of <model>/<version> artifacts.")] = None,
     to: Annotated[str, typer.Option(help="Target type: int8, float16 or bfloat16.")] = "int8",
     fallback_dtype: Annotated[
         str, typer.Option(help="Type of layers in which int8 costs too much: float32, float16 or bfloat16.")
@@ -52,29 +48,19 @@ def quantize(
             "Default: 8 if this CPU has VNNI.",
             min=7,
             max=8,
-            show_default=False,
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the new model. Default: the same.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new model. Default: the same.")] = None,
     new_version: Annotated[
-        str | None,
-        typer.Option(
-            help="Version of the new model. Default: the original's with -int8 added.", show_default=False
-        ),
+        str | None, typer.Option(help="Version of the new model. Default: the original's with -int8 added.")
     ] = None,
     calibration: Annotated[int, typer.Option(help="Nodes to calibrate on.", min=1)] = 512,
     nodes: Annotated[
-        Path | None,
-        typer.Option(help="Calibrate on these ids: one a line, or a .npy file.", show_default=False),
+        Path | None, typer.Option(help="Calibrate on these ids: one a line, or a .npy file.")
     ] = None,
     eval_nodes: Annotated[int, typer.Option(help="Nodes to evaluate on.", min=1)] = 4096,
     labels: Annotated[
-        Path | None,
-        typer.Option(
-            help="Known classes, to evaluate by accuracy: CSV of id,class, or .npy.", show_default=False
-        ),
+        Path | None, typer.Option(help="Known classes, to evaluate by accuracy: CSV of id,class, or .npy.")
     ] = None,
     max_drop: Annotated[
         float,
@@ -83,11 +69,9 @@ def quantize(
         ),
     ] = 0.5,
     exclude: Annotated[
-        str | None, typer.Option(help="Layers to leave in float32, comma-separated.", show_default=False)
+        str | None, typer.Option(help="Layers to leave in float32, comma-separated.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing version.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of all samples.", min=0)] = 0,
     as_json: AsJson = False,

@@ -1,7 +1,5 @@
 """`hopline mesh`: watch a service mesh, with a detector for each series and a regression on neighbours."""
 
-from __future__ import annotations
-
 import typer
 
 from hopline_mesh.commands import demo, evaluate, queries, simulate, train, warm, watch

@@ -15,9 +15,7 @@ def prefetch(
     graph: GraphFolder = None,
     repository: Repository = None,
     model: Models = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes of the server.", show_default=False)
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes of the server.")] = None,
     config: ConfigFile = None,
     settings: AnySetting = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""A graph store over a graph in memory: the naive implementation, for tests."""
+"""A graph store over a graph in memory: the naive implementation."""
 
 from __future__ import annotations
 
