@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "engine": 7710,
     "events": 2247,
     "features": 3791,
-    "graph": 12656,
+    "graph": 12668,
     "graph_store": 395,
     "ingress": 1015,
     "isolated": 1725,

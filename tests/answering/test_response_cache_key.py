@@ -112,8 +112,11 @@ def test_described_nodes_are_content():
         key(neighbors={"": ["1"]}),
         key(id=1),
         key(edge_weight={"": [0.5]}),
+        key(features=(), columns={"amount": 1.0}),
+        key(features=(), columns={"amount": "1.0"}),
+        key(features=(), columns={"amount": None}),
     }
-    assert len(keys) == 7
+    assert len(keys) == 10
 
 
 @pytest.mark.parametrize("nodes", [[2**70], ["\ud800"], [object()], range(3)])

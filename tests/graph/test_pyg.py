@@ -137,3 +137,14 @@ def test_what_is_no_data_is_refused():
         Graph.from_pyg(Data(x=torch.eye(2)))
     with pytest.raises(GraphError, match="must be a mapping"):
         Graph.from_pyg(HeteroData(), ids=[1])
+
+
+def test_texts_of_nodes_are_named_with_the_way_to_keep_them(caplog):
+    data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    data.country, data.mcc = ["DE", "JP", "FR"], torch.tensor([5411, 5812, 742])
+    graph = Graph.from_pyg(data)
+    assert graph.left_out == {"node": ("country", "mcc")}
+    assert "node: left out: country [3]; Graph.from_tables (NodeTable.columns) keeps it" in caplog.text
+    assert "node: left out: mcc [3]; columns=['mcc'] keeps it" in caplog.text
+    with pytest.raises(GraphError, match=r"texts are columns of a table: .*NodeTable\(columns=frame\)"):
+        Graph.from_pyg(data, columns=["country"])

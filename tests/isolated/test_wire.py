@@ -28,6 +28,7 @@ REQUESTS = [
         inline=[
             InlineNode([1.0, 2.0], {"": [4, 5]}, id="n", edge_attr={"a": np.ones((2, 3))}),
             InlineNode(np.zeros(3, np.float32)),
+            InlineNode(columns={"amount": 1.5, "country": None, "active": True, "code": "5411"}),
         ],
     ),
 ]
@@ -162,7 +163,7 @@ def test_what_cannot_be_sent_is_refused_where_it_is_sent(value):
 
 def test_rows_are_counted_without_the_model():
     counts = [wire.num_items(request) for request in REQUESTS]
-    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 2]
+    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 3]
 
 
 def test_garbage_is_no_message():

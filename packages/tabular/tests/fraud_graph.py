@@ -56,11 +56,10 @@ def pairs(seed=0):
 def graph_of(account_frame, merchant_frame, account_ids=None):
     """The graph; edges are row numbers."""
     account, merchant = pairs()
-    kinds = {"mcc": "text", "category": ""}
     return Graph.from_tables(
         {
             "account": NodeTable(columns=account_frame, column_types={"mcc": "text"}, ids=account_ids),
-            "merchant": NodeTable(columns=merchant_frame, column_types={"category": kinds["category"]}),
+            "merchant": NodeTable(columns=merchant_frame),
         },
         {
             PAYS: EdgeTable((account, merchant), by_row=True),

@@ -142,6 +142,18 @@ def test_a_row_of_the_graph_sent_inline_has_the_graphs_answer(world):
     np.testing.assert_allclose(both[40:45], alone, atol=1e-6)
 
 
+def test_a_row_is_the_same_row_in_a_request_as_in_the_graph_bit_for_bit(world):
+    encoder = world.answerer().model.encoder
+    graph = encoder.encode(
+        world.graph.node("account").columns.values(slice(0, fraud.ACCOUNTS)), fraud.ACCOUNTS
+    )
+    sent = [as_sent(row) for row in world.frame.to_dict("records")]
+    assert encoder.rows(sent).tobytes() == graph.tobytes()
+    alone = np.concatenate([encoder.rows([row]) for row in sent])
+    assert alone.tobytes() == graph.tobytes()
+    np.testing.assert_array_equal(graph, world.x["account"].numpy(), strict=True)
+
+
 def test_the_artifact_has_the_encoders_and_the_columns_that_they_read(world):
     spec = read_spec(world.report.path)
     assert {file for file in spec.files if file.startswith("encoders/")} == {
@@ -306,3 +318,63 @@ def test_what_does_not_read_columns_yet_refuses_such_a_model(world):
         with pytest.raises(ArtifactError, match=f"has preprocessing of account, merchant.*{what}"):
             world.report.spec.check_plain_features(what)
     assert world.report.spec.format == 4, "a Hopline without preprocessing refuses the artifact"
+
+
+def loop_graph(frame, count=12):
+    edges = np.stack([np.arange(count), np.roll(np.arange(count), 1)])
+    return Graph.from_tables({"node": NodeTable(columns=frame)}, {("node", "to", "node"): EdgeTable(edges)})
+
+
+def test_a_model_that_is_served_whole_reads_encoded_columns(tmp_path):
+    from torch_geometric.nn import GraphSAGE
+
+    frame = pd.DataFrame({"country": ["DE", "JP", "FR"] * 4, "amount": np.arange(12.0)})
+    graph = loop_graph(frame)
+    fitted = ColumnTransformer([("a", OneHotEncoder(), ["country"]), ("b", StandardScaler(), ["amount"])])
+    fitted.fit(frame)
+    module = GraphSAGE(4, 8, 1, 2).eval()
+    report = hopline.package(
+        module, graph, tmp_path, name="risk", fanouts=[-1], task="multiclass", runtime="torch",
+        preprocess={"node": fitted},
+    )  # fmt: skip
+    edges = torch.tensor(np.stack([np.arange(12), np.roll(np.arange(12), 1)]))
+    with torch.no_grad():
+        expected = module(fraud.dense(fitted.transform(frame)), edges).numpy()
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    np.testing.assert_allclose(ask(answerer, nodes=list(range(12))), expected, atol=1e-4)
+
+
+class WithTable(torch.nn.Module):
+    """Features, and a row for each node."""
+
+    def __init__(self):
+        super().__init__()
+        from torch_geometric.nn import SAGEConv
+
+        self.emb, self.conv = torch.nn.Embedding(12, 3), SAGEConv(7, 2)
+
+    def forward(self, x, edge_index):
+        return self.conv(torch.cat([x, self.emb.weight], 1), edge_index)
+
+
+def test_preprocessing_and_learned_rows_of_one_type(tmp_path):
+    frame = pd.DataFrame({"country": ["DE", "JP", "FR"] * 4, "amount": np.arange(12.0)})
+    graph = loop_graph(frame)
+    fitted = ColumnTransformer([("a", OneHotEncoder(), ["country"]), ("b", StandardScaler(), ["amount"])])
+    fitted.fit(frame)
+    module = WithTable().eval()
+    report = hopline.package(
+        module, graph, tmp_path, name="risk", fanouts=[-1], task="multiclass", embeddings={"emb": "node"},
+        later_nodes="zero", preprocess={"node": fitted},
+    )  # fmt: skip
+    edges = np.stack([np.arange(12), np.roll(np.arange(12), 1)])
+    x = fraud.dense(fitted.transform(frame))
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    with torch.no_grad():
+        expected = module(x, torch.tensor(edges)).numpy()
+        new = fraud.dense(fitted.transform(pd.DataFrame({"country": ["JP"], "amount": [7.0]})))
+        rows = torch.cat([torch.cat([x, module.emb.weight], 1), torch.cat([new, torch.zeros(1, 3)], 1)])
+        further = module.conv(rows, torch.tensor(np.concatenate([edges, [[4], [12]]], 1))).numpy()[-1]
+    np.testing.assert_allclose(ask(answerer, nodes=list(range(12))), expected, atol=1e-4)
+    node = InlineNode(columns={"country": "JP", "amount": 7}, neighbors={"": [4]})
+    np.testing.assert_allclose(ask(answerer, inline=[node])[0], further, atol=1e-4)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import httpx
 import numpy as np
@@ -17,7 +18,7 @@ from hopline.records.inputs import input_hash, inputs_of
 from hopline.types import InlineNode, ScoreRequest
 from packages.tabular.tests import fraud_graph as fraud
 from packages.tabular.tests.test_preprocess import World, as_sent, fitted_form
-from tests.servers import running
+from tests.servers import running, spawn
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +143,58 @@ def test_rows_of_the_graph_have_the_same_answer_from_the_server(world, server):
     np.testing.assert_allclose(nodes, world.pyg()[:30], atol=1e-4)
     frame = fraud.accounts()
     assert as_sent(frame.iloc[0]).keys() == ROW.keys()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"graph__memory": "disk"},
+        {"graph__memory": "huge"},
+        {"server__workers": 2},
+    ],
+    ids=str,
+)
+def test_answers_do_not_depend_on_where_the_graph_lies(world, settings):
+    folder = world.report.path.parents[2]
+    paths = {"graph__path": folder / "graph", "models__repository": folder / "models"}
+    node = InlineNode(columns=ROW, neighbors={"": [3, 5]})
+    with (
+        running("hopline.service:Service", **paths, **settings) as server,
+        hopline.Client(server.url) as client,
+    ):
+        nodes = client.score("risk", world.ids[:30], outputs=["logits"]).outputs["logits"]
+        new = client.score_inline("risk", [node], outputs=["logits"])
+    np.testing.assert_allclose(nodes, world.pyg()[:30], atol=1e-4)
+    expected = world.pyg(fitted_form(FRAME), [[3, 5]])[-1]
+    np.testing.assert_allclose(new.outputs["logits"][0], expected, atol=1e-4)
+
+
+def test_a_model_in_a_process_of_its_own_takes_columns(world, tmp_path):
+    shutil.copytree(world.report.path.parent, tmp_path / "models" / "risk")
+    (tmp_path / "models" / "risk" / "serving.toml").write_text("isolate = true\n")
+    graph = world.report.path.parents[2] / "graph"
+    with (
+        running(
+            "hopline.service:Service", graph__path=graph, models__repository=tmp_path / "models"
+        ) as server,
+        hopline.Client(server.url) as client,
+    ):
+        node = InlineNode(columns=ROW, neighbors={"": [3, 5]})
+        found = client.score_inline("risk", [node], outputs=["logits"]).outputs["logits"][0]
+        with pytest.raises(BadRequest, match="column 'age', row 0: 'old' instead of a whole number"):
+            client.score_inline("risk", [InlineNode(columns=ROW | {"age": "old"})])
+    np.testing.assert_allclose(found, world.pyg(fitted_form(FRAME), [[3, 5]])[-1], atol=1e-4)
+
+
+def test_a_live_server_refuses_a_graph_with_columns(world, tmp_path):
+    folder = world.report.path.parents[2]
+    process = spawn(
+        "hopline.service:Service",
+        graph__path=folder / "graph",
+        models__repository=folder / "models",
+        live__enabled=True,
+        live__folder=tmp_path / "live",
+    )
+    _, log = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "node type 'account' has columns, which events cannot change yet" in log

@@ -245,7 +245,8 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
             table,
             name,
             absent,
-            f"set a value for such cells (--fill 0), or leave the column out (--exclude {name})",
+            f"set a value for such cells (--fill 0), leave the column out (--exclude {name}), or keep it "
+            f"for preprocessing, with missing cells (--column {name})",
         )
     # The column's own type if the number fits; -1, for example, does not fit bytes or booleans.
     integers = [column.type, pa.int64()] if float(fill).is_integer() else []

@@ -90,13 +90,18 @@ def left_out(data: Any, columns: Sequence[str] = ()) -> dict[str, tuple[str, ...
             found.setdefault(owner, []).append(name)
             usual = not owner or name in ("y", "edge_label") or name.endswith("mask")
             shape = list(getattr(value, "shape", None) or [_length(value)])
+            keep = (
+                f"columns=[{name!r}]"
+                if hasattr(value, "dtype")
+                else "Graph.from_tables (NodeTable.columns)"
+            )
             _LOG.log(
                 logging.INFO if usual else logging.WARNING,
                 "%s: left out: %s %s%s",
                 owner or "data",
                 name,
                 shape,
-                f"; columns=[{name!r}] keeps it" if owner and "__" not in owner and not usual else "",
+                f"; {keep} keeps it" if owner and "__" not in owner and not usual else "",
             )
     return {owner: tuple(names) for owner, names in found.items()}
 
@@ -146,7 +151,8 @@ def _node_table(store: Any, ids: Any, columns: Sequence[str]) -> NodeTable:
         if array.ndim not in (1, 2) or len(array) != num_nodes or array.dtype.kind not in "fiub":
             raise GraphError(
                 f"column {name!r} is {array.dtype} of shape {list(array.shape)}; a tensor of nodes has "
-                f"numbers of shape [{num_nodes}] or [{num_nodes}, d]"
+                f"numbers of shape [{num_nodes}] or [{num_nodes}, d]; texts are columns of a table: "
+                "Graph.from_tables with NodeTable(columns=frame)"
             )
         width = array.shape[1] if array.ndim == 2 else 0
         groups.append(ColumnGroup(name, width, _dtype(array)))
