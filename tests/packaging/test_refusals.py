@@ -267,6 +267,50 @@ def test_numbers_of_nodes_that_a_loader_adds_are_explained(tmp_path):
         )
 
 
+class ByType(Base):
+    def middle(self, h):
+        return h * 2.0 if type(h) is torch.Tensor else h
+
+
+class Tried(Base):
+    def middle(self, h):
+        try:
+            return h.view(-1, 7) * 2.0
+        except RuntimeError:
+            return h
+
+
+@pytest.mark.parametrize("model", [ByType, Tried])
+def test_code_that_branches_on_how_it_runs_is_refused_with_the_way_out(model, tmp_path):
+    with pytest.raises(PackagingError, match=r"how it runs \(type\(x\) is Tensor.*isinstance\(x, Tensor\)"):
+        hopline.package(model(), homogeneous(), tmp_path, name="m", fanouts=[-1, -1], task="regression")
+
+
+def test_rows_of_all_node_types_are_explained(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(6, 3)
+
+        def forward(self, data):
+            data = data.to_homogeneous()
+            return self.conv(data.x, data.edge_index)
+
+    with pytest.raises(
+        PackagingError,
+        match=r"70 rows for 40 nodes .* of all types: build the graph of data.to_homogeneous",
+    ):
+        hopline.package(
+            Model(),
+            hetero(author_dim=6),
+            tmp_path,
+            name="m",
+            target="paper",
+            fanouts=[-1],
+            task="regression",
+        )
+
+
 def test_uninitialised_parameters_are_named():
     with pytest.raises(PackagingError, match="uninitialised"):
         assert_equals_pyg(pyg.SAGEConv(-1, 3), homogeneous())

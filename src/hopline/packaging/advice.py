@@ -16,6 +16,9 @@ FREEZE = (
     "pass freeze=True: statistics of all nodes or edges are then computed once, over the graph of "
     "packaging, and a later graph is answered with those of that graph"
 )
+HOW_RUN = (
+    "If forward asks how it runs (type(x) is Tensor, is_compiling(), try), write isinstance(x, Tensor)"
+)
 NUMBER = (
     "a model without features has a table with a row for each node: declare it, "
     "embeddings={'emb': node type}"

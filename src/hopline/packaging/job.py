@@ -22,6 +22,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import edge_kinds, gate, pooled
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
+from hopline.packaging.advice import HOW_RUN
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes
 from hopline.packaging.check_graph import CheckGraph
@@ -319,7 +320,7 @@ class Job:
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
         why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.decisions)
         if not why:
-            return reason
+            return ParityError(f"{reason}. {HOW_RUN}") if isinstance(reason, ParityError) else reason
         if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:
             # it has fewer convolutions, and would be refused in stages because of the number of fanouts
             why += ", runtime='torch'"

@@ -224,7 +224,11 @@ class Reference:
         return states
 
     def _of_edges(self, count: int, graph: CheckGraph) -> str:
-        """Advice if the module answers as many rows as there are edges; else ""."""
+        """Advice if the module answers as many rows as there are edges, or nodes of all types; else ""."""
+        if count == sum(map(len, graph.features.values())):
+            return (
+                ", one for each node of all types: build the graph of data.to_homogeneous(), as in forward"
+            )
         if count not in (len(part.indices) for part in graph.edges.values()):
             return ""
         return (

@@ -40,8 +40,7 @@ def show(file: File) -> None:
 def check(
     file: File,
     repository: Annotated[
-        str | None,
-        typer.Option(help="Folder or URL of the repository with its models.", show_default=False),
+        str | None, typer.Option(help="Folder or URL of the repository with its models.")
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,

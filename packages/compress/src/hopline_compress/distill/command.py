@@ -123,21 +123,13 @@ def show(report: DistillReport, console: Console) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     of_all = (report.teacher_accuracy, report.student_accuracy, report.mlp_accuracy)
-    table.add_row(
-        "all",
-        str(report.nodes["held_out"]),
-        f"{report.agreement:.2%}",
-        *map(_percent, of_all),
-        style="bold",
-    )
+    rows = [("all", report.nodes["held_out"], report.agreement, of_all)]
     for bucket in report.by_degree:
         accuracies = (bucket.teacher, bucket.student, bucket.mlp)
-        table.add_row(
-            f"in-degree {bucket.degrees}",
-            str(bucket.nodes),
-            f"{bucket.agreement:.2%}",
-            *map(_percent, accuracies),
-        )
+        rows.append((f"in-degree {bucket.degrees}", bucket.nodes, bucket.agreement, accuracies))
+    for name, nodes, agreement, values in rows:
+        style = "bold" if name == "all" else None
+        table.add_row(name, str(nodes), f"{agreement:.2%}", *map(_percent, values), style=style)
     console.print(table)
     console.print(
         f"Best epoch {report.best_epoch + 1} of {report.epochs}; "
