@@ -119,7 +119,7 @@ BUDGET: dict[str, int] = {
     "isolated": 1725,
     "jobs": 3790,
     "kernels": 651,
-    "live": 2057,
+    "live": 2039,
     "memory": 400,
     "models": 2358,
     "observe": 1056,

@@ -132,7 +132,7 @@ def test_errors_keep_class_text_and_what_they_carry(kind):
 
 
 def test_an_error_that_only_the_model_knows_is_a_failure_of_its_runtime():
-    found = unpack_error(["Elsewhere", "text", {}])
+    found = unpack_error(("Elsewhere", "text", {}))
     assert type(found) is errors.RuntimeFailure
     assert str(found) == "Elsewhere: text"
 

@@ -20,7 +20,7 @@ from hopline.graph.schema import GraphSchema, NodeTypeSchema
 from hopline.live import wire
 from hopline.live.link import WriterLink
 from hopline.live.server import WriterServer
-from hopline.process.wire import Refusal
+from hopline.process.wire import Refusal, pack_error, unpack_error
 from tests.live.fake import FakeKeeper
 
 SCHEMA = GraphSchema({"node": NodeTypeSchema(4)}, {})
@@ -115,7 +115,7 @@ def test_every_error_crosses_the_socket() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     for cls in classes:
         if issubclass(cls, errors.HoplineError):
-            found = wire.raised(wire.failed(1, cls("what was wrong")))
+            found = unpack_error(pack_error(cls("what was wrong")))
             assert type(found) is cls
             assert str(found) == "what was wrong"
 

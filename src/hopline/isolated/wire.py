@@ -24,7 +24,7 @@ import numpy as np
 
 from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.errors import HoplineError
-from hopline.process.wire import Wire, pack_error, unpack_error
+from hopline.process.wire import PackedError, Wire, pack_error, unpack_error
 from hopline.request_fields import FIELDS
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
@@ -48,7 +48,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
 class NotLoaded(msgspec.Struct, tag="not_loaded"):
     """The model cannot be loaded; the process ends. `error` as from `pack_error`."""
 
-    error: list[Any]
+    error: PackedError
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -86,7 +86,7 @@ class Ended(msgspec.Struct, tag="ended"):
     """
 
     results: list[tuple[int, list[Any]]]
-    errors: list[tuple[int, list[Any] | None]]
+    errors: list[tuple[int, PackedError | None]]
     batches: list[Batch]
 
 

@@ -18,6 +18,7 @@ from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.live import wire
 from hopline.process.link import Handshake, Link, LinkLog
+from hopline.process.wire import unpack_error
 
 MessageT = TypeVar("MessageT")
 log = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ class WriterLink:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # retrieved, in case no caller waits any more
         if isinstance(found, wire.Failed):
-            raise wire.raised(found)
+            raise unpack_error(found.error)
         if not isinstance(found, kind):
             raise WriterUnavailable(f"the live graph's writer answered {type(found).__name__}")
         return found

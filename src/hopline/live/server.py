@@ -32,7 +32,7 @@ from hopline.graph.live.changes import Applied, Changes
 from hopline.graph.schema import GraphSchema
 from hopline.live import wire
 from hopline.process.listeners import listen_at
-from hopline.process.wire import Refusal, WireError
+from hopline.process.wire import Refusal, WireError, pack_error
 
 if TYPE_CHECKING:
     from hopline.graph.live.keeper import GraphKeeper
@@ -161,8 +161,9 @@ class WriterServer:
             self._loop_task.cancel()
         if self._snapshot is not None:
             await asyncio.wait({self._snapshot}, timeout=timeout_s)
+        ending = pack_error(Unavailable("the writer is ending"))
         for left in self._waiting:
-            left.writer.write(wire.frame(wire.failed(left.number, Unavailable("the writer is ending"))))
+            left.writer.write(wire.frame(wire.Failed(left.number, ending)))
         await asyncio.gather(*(_closed(writer) for writer in self._talks.values()))
         if self._talks:
             await asyncio.wait(self._talks, timeout=1.0)
@@ -256,7 +257,7 @@ class WriterServer:
             try:
                 answer = await self._answer(message)
             except HoplineError as error:
-                answer = wire.failed(message.number, error)
+                answer = wire.Failed(message.number, pack_error(error))
             writer.write(wire.frame(answer))
             if message.what == "step_aside" and isinstance(answer, wire.Status):
                 log.info("another writer takes over: finishing accepted batches")
@@ -265,7 +266,7 @@ class WriterServer:
         try:
             batches = [codec.decode_changes(data) for data in message.batches]
         except BadRequest as error:
-            writer.write(wire.frame(wire.failed(message.number, error)))
+            writer.write(wire.frame(wire.Failed(message.number, pack_error(error))))
             return
         num_bytes = sum(map(len, message.batches))
         self._waiting.append(_Waiting(message.number, batches, num_bytes, writer))
@@ -368,7 +369,7 @@ class WriterServer:
     def _fail(self, taken: list[_Waiting], error: HoplineError) -> None:
         for each in taken:
             if not each.writer.is_closing():
-                each.writer.write(wire.frame(wire.failed(each.number, error)))
+                each.writer.write(wire.frame(wire.Failed(each.number, pack_error(error))))
 
     def _count(self, taken: list[_Waiting], took: float) -> None:
         for counts in (self.counts, self.totals):

@@ -9,7 +9,7 @@
             ◄─────────────────────────── Status(3)
       Call(4, "step_aside") ────────────►
             ◄─────────────────────────── Status(4): it ends, and releases the folder; or Failed(4)
-            ◄─────────────────────────── Failed(n): an error of hopline.errors, by its code
+            ◄─────────────────────────── Failed(n): an error of hopline.errors
 
 The framing is that of `process/wire.py`; batches and outcomes are encoded as in graph/live/codec.py. Both
 ends must have the same `PROTOCOL`.
@@ -22,12 +22,12 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from hopline import errors
+from hopline.errors import RequestTooLarge
 from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
-from hopline.process.wire import Refusal, Wire, WireError
+from hopline.process.wire import PackedError, Refusal, Wire, WireError
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -120,18 +120,11 @@ class Affected(msgspec.Struct, tag="affected"):
     nodes: dict[str, bytes | list[str]]
 
 
-class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
-    """An error: the request was not carried out.
-
-    Attributes:
-        code: of the error's class.
-        retry_after_s: of the error; 0 if it has none.
-    """
+class Failed(msgspec.Struct, tag="failed"):
+    """An error, as from `pack_error`: the request was not carried out."""
 
     number: int
-    code: str
-    text: str
-    retry_after_s: float = 0.0
+    error: PackedError
 
 
 FromClient = Hello | Apply | Call
@@ -152,20 +145,7 @@ def frame(message: FromClient | FromWriter) -> bytes:
     try:
         return WIRE.frame(message)
     except OverflowError as error:
-        raise errors.RequestTooLarge(f"{error} by the writer: send less in one message") from None
-
-
-def failed(number: int, error: errors.HoplineError) -> Failed:
-    """Encode an error for sending."""
-    return Failed(number, error.code, str(error), getattr(error, "retry_after_s", 0.0))
-
-
-def raised(failure: Failed) -> errors.HoplineError:
-    """The error that was sent; of the base class if its class is unknown."""
-    error = errors.BY_CODE.get(failure.code, errors.HoplineError)(failure.text)
-    if failure.retry_after_s and hasattr(error, "retry_after_s"):
-        error.retry_after_s = failure.retry_after_s
-    return error
+        raise RequestTooLarge(f"{error} by the writer: send less in one message") from None
 
 
 def pack_ids(ids: Ids) -> bytes | list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ _HEADER_BYTES = 4
 #: What the header can say.
 LONGEST_BYTES = 2**32 - 1
 MessageT = TypeVar("MessageT")
+PackedError: TypeAlias = tuple[str, str, dict[str, Any]]
 
 
 class WireError(Exception):
@@ -114,9 +115,8 @@ class Frames:
         whole: bytes | bytearray = data
         if self._data:
             self._data += data
-            if len(self._data) < _HEADER_BYTES:
-                return
-            if len(self._data) < _HEADER_BYTES + self._length_of(self._data[:_HEADER_BYTES]):
+            head = self._data[:_HEADER_BYTES]
+            if len(head) < _HEADER_BYTES or len(self._data) < _HEADER_BYTES + self._length_of(head):
                 return
             whole, self._data = self._data, bytearray()
         at, view = 0, memoryview(whole)
@@ -131,12 +131,12 @@ class Frames:
             self._data = bytearray(view[at:])
 
 
-def pack_error(error: HoplineError) -> list[Any]:
+def pack_error(error: HoplineError) -> PackedError:
     """(class name, text, attributes) of an error."""
-    return [type(error).__name__, str(error), vars(error)]
+    return type(error).__name__, str(error), vars(error)
 
 
-def unpack_error(packed: list[Any]) -> HoplineError:
+def unpack_error(packed: PackedError) -> HoplineError:
     """The error again: of the same class, with all its attributes."""
     name, text, attributes = packed
     kind = next((each for each in BY_CODE.values() if each.__name__ == name), None)
@@ -144,6 +144,6 @@ def unpack_error(packed: list[Any]) -> HoplineError:
         return RuntimeFailure(f"{name}: {text}")
     error = kind.__new__(kind)
     error.args = (text,)
-    for key, value in attributes.items():
-        setattr(error, key, tuple(value) if isinstance(value, list) else value)
+    carried = {key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()}
+    vars(error).update(carried)
     return error

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -20,7 +20,7 @@ from hopline.observe.logs import configure_logs
 from hopline.process.child import command, exit_reason
 from hopline.process.parent import die_with_parent, read_orders
 from hopline.process.time_slice import lower_priority
-from hopline.process.wire import pack_error, unpack_error
+from hopline.process.wire import PackedError, pack_error, unpack_error
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.manifest import SnapshotAddress
 from hopline.snapshots.store import SnapshotStore
@@ -51,7 +51,7 @@ class _Report(msgspec.Struct):
     """The line that the process writes at its end: bytes that it fetched, or an error by `pack_error`."""
 
     fetched_bytes: int = 0
-    error: list[Any] | None = None
+    error: PackedError | None = None
 
 
 def fetch(orders: FetchOrders, check: Callable[[], object]) -> int:

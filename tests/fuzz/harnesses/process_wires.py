@@ -7,7 +7,7 @@ from typing import Any
 
 from hopline.errors import HoplineError
 from hopline.live import wire as live_wire
-from hopline.process.wire import WireError
+from hopline.process.wire import WireError, unpack_error
 from hopline_stores.prefetch import wire as prefetch_wire
 from tests.fuzz.fed import runner
 
@@ -32,7 +32,7 @@ def check(data: bytes) -> None:
         while True:
             message = await wire.receive(reader, decoder)
             if isinstance(message, live_wire.Failed):
-                assert isinstance(live_wire.raised(message), HoplineError)
+                assert isinstance(unpack_error(message.error), HoplineError)
 
     try:
         runner.run(read())

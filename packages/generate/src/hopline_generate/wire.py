@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from hopline.process.wire import Refusal, Wire
+from hopline.process.wire import PackedError, Refusal, Wire
 from hopline_generate.engine import EngineInfo, Finish
 from hopline_generate.request import Prompt
 
@@ -69,7 +67,7 @@ class Part(msgspec.Struct, array_like=True):
     finish: Finish = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    error: list[Any] | None = None
+    error: PackedError | None = None
 
 
 class Parts(msgspec.Struct, tag="parts"):
