@@ -110,7 +110,7 @@ BUDGET: dict[str, int] = {
     "client": 1050,
     "commands": 3185,
     "config": 1333,
-    "engine": 7710,
+    "engine": 7712,
     "events": 2247,
     "features": 3791,
     "graph": 12668,

@@ -58,7 +58,7 @@ BUDGET = {
     "hopline-serverless": 811,
     "hopline-slo": 879,
     "hopline-stores": 5133,
-    "hopline-tabular": 2803,
+    "hopline-tabular": 2829,
     "hopline-tokens": 629,
     "turnserve": 5474,
 }

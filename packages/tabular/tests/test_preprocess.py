@@ -6,8 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    KBinsDiscretizer,
+    MinMaxScaler,
+    OneHotEncoder,
+    StandardScaler,
+)  # fmt: skip
 
 import hopline
 from hopline.artifact import read_spec
@@ -378,3 +385,55 @@ def test_preprocessing_and_learned_rows_of_one_type(tmp_path):
     np.testing.assert_allclose(ask(answerer, nodes=list(range(12))), expected, atol=1e-4)
     node = InlineNode(columns={"country": "JP", "amount": 7}, neighbors={"": [4]})
     np.testing.assert_allclose(ask(answerer, inline=[node])[0], further, atol=1e-4)
+
+
+TIMES = pd.to_datetime("2024-01-01") + pd.to_timedelta(np.arange(12) * 86_400, "s")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StandardScaler(),
+        MinMaxScaler(),
+        KBinsDiscretizer(3, encode="onehot-dense", quantile_method="averaged_inverted_cdf"),
+    ],
+)
+@pytest.mark.parametrize("unit", ["ns", "ms", "datetime"])
+def test_a_transformer_that_was_fitted_on_times_in_another_form_is_refused(tmp_path, step, unit):
+    """The module and the server would agree, and both be wrong."""
+    graph = loop_graph(pd.DataFrame({"opened": TIMES}))
+    seconds = graph.frame()
+    other = {
+        "ns": seconds * 1e9,
+        "ms": seconds * 1e3,
+        "datetime": pd.DataFrame({"opened": TIMES}),
+    }[unit]
+    fitted = ColumnTransformer([("times", clone(step), ["opened"])])
+    from torch_geometric.nn import GraphSAGE
+
+    def package(frame):
+        fitted.fit(frame)
+        width = fitted.transform(frame).shape[1]
+        hopline.package(
+            GraphSAGE(width, 8, 1, 2), graph, tmp_path, name="m", fanouts=[-1], task="multiclass",
+            preprocess={"node": fitted},
+        )  # fmt: skip
+
+    with pytest.raises(PackagingError, match=r"do not depend on 'opened'.*seconds since 1970"):
+        package(other)
+    package(seconds)
+
+
+def test_booleans_of_a_frame_of_ones_own_are_categories(tmp_path):
+    frame = pd.DataFrame({"active": [True, False, True] * 4})
+    graph = loop_graph(frame)
+    fitted = ColumnTransformer([("flags", OneHotEncoder(), ["active"])]).fit(frame)
+    from torch_geometric.nn import GraphSAGE
+
+    report = hopline.package(
+        GraphSAGE(2, 8, 1, 2).eval(), graph, tmp_path, name="risk", fanouts=[-1], task="multiclass",
+        preprocess={"node": fitted},
+    )  # fmt: skip
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    both = ask(answerer, inline=[InlineNode(columns={"active": value}) for value in (True, False)])
+    assert (both[0] != both[1]).any()

@@ -37,6 +37,7 @@ from hopline.errors import (
 from hopline.files import draft_of, locked, publish_file
 from hopline.graph import Graph, GraphSchema, Nodes, NodeTypeSchema, storage
 from hopline.graph.live.view import LiveView
+from hopline.runtimes.ort import ort
 from hopline.types import FloatArray, Progress
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,8 @@ def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> Floa
     encoding = spec.encoders[node_type]
     encoder = encoder_of(folder, spec, node_type)
     assert encoder is not None
-    key = hashlib.sha256(f"{graph.version} {encoding.hash} {node_type}".encode()).hexdigest()[:32]
+    stands_on = f"{graph.version} {encoding.hash} {node_type} {ort.__version__}"
+    key = hashlib.sha256(stands_on.encode()).hexdigest()[:32]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     path = cache / "hopline" / "encoded" / f"{key}.npy"
     shape = graph.nodes[node_type].num_nodes, encoding.width

@@ -193,6 +193,7 @@ class TabularJob:
             nullable = absent.answer is not None
         values = column.values or self.graph.closed.get(column.name, ())
         plain = tuple(value.item() if hasattr(value, "item") else value for value in values)
+        plain = tuple(int(value) if isinstance(value, bool) else value for value in plain)
         if column.default is not None and plain and column.default not in plain:
             raise PackagingError(
                 f"column {column.name!r}: default {column.default!r} is not one of its values"

@@ -30,6 +30,10 @@ _DTYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
+#: Part of its size by which some feature changes over the range of a time.
+_LEAST_CHANGE = 1e-3
+
+
 @dataclass(frozen=True, slots=True)
 class Converted:
     """A converted transformer.
@@ -124,8 +128,29 @@ def convert_transformer(
         opset=OPSET,
         ml_opset=ML_OPSET,
     )
+    for column in job.columns:
+        if types[column.name] == "timestamp":
+            _check_time(oracle, job.sample, column.name)
     spec, agreement = job.write(folder, spec)
     return Converted(spec, feature_names(transformer, width), agreement, tuple(job.notes))
+
+
+def _check_time(oracle: Oracle, sample: Sample, name: str) -> None:
+    """Refuse a transformer that was fitted on times in another form than seconds since 1970.
+
+    To a scaler that was fitted on nanoseconds, all seconds are one number: the answers of the module and of
+    the server would be equal, and both wrong.
+    """
+    known = [value for value in sample.rows[name] if value is not None]
+    base = sample.take([0, 0])
+    if len(set(known)) > 1:
+        ends = [min(known), max(known)]
+        first, last = oracle.answer(base.of({**base.rows, name: ends}))
+        if not (np.abs(last - first) > _LEAST_CHANGE * np.maximum(np.abs(first), np.abs(last))).any():
+            raise PackagingError(
+                f"its features do not depend on {name!r} between {ends[0]} and {ends[1]}: was it fitted on "
+                "datetimes? Times are seconds since 1970 (graph.frame(TYPE))"
+            )
 
 
 def feature_names(transformer: Any, width: int) -> tuple[str, ...]:
