@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 2358,
     "observe": 1056,
-    "packaging": 11373,
+    "packaging": 11498,
     "process": 1815,
     "records": 2265,
     "rollout": 4019,

@@ -112,6 +112,24 @@ def test_a_narrow_last_layer_is_lifted_below():
     assert [plan.state_dim for plan in plans] == [6, 6, 3]  # 3 for the neighbours, 3 for self, not 64
 
 
+def test_a_state_holds_no_multiple_of_what_it_holds():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = pyg.GINConv(pyg.MLP([6, 8, 8], norm=None), train_eps=True)
+            self.second = pyg.GINConv(pyg.MLP([8, 8, 4], norm=None), eps=-0.4)
+
+        def forward(self, x, edge_index):
+            h = self.first(x, edge_index).relu()
+            return self.second(h, edge_index) - (2 * h + 1)[:, :4]
+
+    model = Model()
+    with torch.no_grad():
+        model.first.eps.fill_(0.3), model.second.eps.fill_(-0.4)
+    plans = assert_equals_pyg(model, homogeneous())
+    assert [plan.state_dim for plan in plans] == [6, 8, 4]
+
+
 class Hetero(nn.Module):
     def __init__(self, aggr="sum", attr=None):
         super().__init__()

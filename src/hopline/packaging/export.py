@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, lru_cache, wraps
@@ -31,6 +32,8 @@ _KNOWN_TORCH = "2.13."
 #: Rows, block width and source rows of the example inputs; all different and above 1, so that the
 #: exporter takes none of them for a constant.
 _ROWS, _WIDTH, _SOURCES = 7, 3, 11
+_op: Any = opset18
+_ATEN = torch.ops.aten
 
 
 def export_stage(
@@ -93,7 +96,7 @@ def export(
             program = torch.onnx.export(
                 module, tuple(examples), input_names=list(names), output_names=[output],
                 dynamic_shapes=tuple(shapes), opset_version=OPSET, dynamo=True, verbose=False,
-                custom_translation_table={torch.ops.aten.one_hot.default: _one_hot},
+                custom_translation_table=_FORMS,
             )  # fmt: skip
             if program is None:
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
@@ -105,12 +108,6 @@ def export(
             return packed
     except torch.onnx.errors.OnnxExporterError as error:
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
-
-
-def _one_hot(self: Any, num_classes: int = -1) -> Any:
-    """ONNX form of `one_hot`: rows of a unit matrix, so that a code beyond it is refused as in torch."""
-    rows = opset18.Constant(value=ir.tensor(np.eye(num_classes, dtype=np.int64)))
-    return opset18.Gather(rows, self)  # type: ignore[type-var]
 
 
 @cache
@@ -223,3 +220,118 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _one_hot(self: Any, num_classes: int = -1) -> Any:
+    """Rows of a unit matrix, so that a code beyond it is refused as in torch."""
+    return _op.Gather(_op.Constant(value=ir.tensor(np.eye(num_classes, dtype=np.int64))), self)
+
+
+def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
+    """`Clip` without a bound clips at the largest number, and makes a number of an infinity."""
+    if min is not None:
+        self = _op.Max(self, _op.CastLike(min, self))
+    return self if max is None else _op.Min(self, _op.CastLike(max, self))
+
+
+def _clamp_max(self: Any, max: Any) -> Any:
+    return _clamp(self, None, max)
+
+
+def _logaddexp(self: Any, other: Any, unit: float = 1.0) -> Any:
+    """The larger one, and the logarithm of 1 + exp of the difference, which cannot overflow."""
+    base, one = _op.CastLike(unit, self), _op.CastLike(1.0, self)
+    less = _op.Exp(_op.Neg(_op.Mul(_op.Abs(_op.Sub(self, other)), base)))
+    less = _op.Where(_op.Equal(self, other), one, less)  # also of two infinities
+    return _op.Add(_op.Max(self, other), _op.Div(_op.Log(_op.Add(less, one)), base))
+
+
+def _logaddexp2(self: Any, other: Any) -> Any:
+    return _logaddexp(self, other, math.log(2.0))
+
+
+def _logcumsumexp(self: Any, dim: int) -> Any:
+    raise NotImplementedError("logcumsumexp has no ONNX form that holds for large values")
+
+
+def _atan2(self: Any, other: Any) -> Any:
+    """The angle of the point (other, self). The sign of a zero counts, which only its reciprocal shows."""
+    zero, turn = _op.CastLike(0.0, self), _op.CastLike(math.pi, self)
+    on_axis, on_pole = _op.Equal(self, zero), _op.Equal(other, zero)
+    below = _op.Less(_op.Where(on_axis, _op.Reciprocal(self), self), zero)
+    behind = _op.Less(_op.Where(on_pole, _op.Reciprocal(other), other), zero)
+    angle = _op.Where(_op.And(on_axis, on_pole), self, _op.Atan(_op.Div(self, other)))
+    return _op.Where(behind, _op.Add(angle, _op.Where(below, _op.Neg(turn), turn)), angle)
+
+
+def _remainder(self: Any, other: Any) -> Any:
+    """The exact remainder of C, moved to the sign of the divisor."""
+    self, other = _tensors(self, other)
+    left = _op.Mod(self, other, fmod=1)
+    return _op.Where(_moves(left, other), _op.Add(left, other), left)
+
+
+def _floor_divide(self: Any, other: Any) -> Any:
+    """The quotient without its remainder, rounded to the integer that it nearly is."""
+    self, other = _tensors(self, other)
+    left = _op.Mod(self, other, fmod=1)
+    whole = _op.Div(_op.Sub(self, left), other)
+    whole = _op.Where(_moves(left, other), _op.Sub(whole, _op.CastLike(1.0, whole)), whole)
+    if not self.dtype.is_floating_point():
+        return whole
+    return _op.Where(_op.Equal(other, _op.CastLike(0.0, other)), _op.Div(self, other), _op.Round(whole))
+
+
+def _divide(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return _floor_divide(self, other)
+    self, other = _tensors(self, other)
+    quotient = _op.Div(self, other)
+    if rounding_mode is None or not self.dtype.is_floating_point():
+        return quotient  # of integers it is truncated
+    return _op.Mul(_op.Sign(quotient), _op.Floor(_op.Abs(quotient)))
+
+
+def _softplus(self: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """The exporter leaves out the threshold, beyond which torch returns the number itself."""
+    scaled = _op.Mul(self, _op.CastLike(beta, self))
+    smooth = _op.Div(_op.Softplus(scaled), _op.CastLike(beta, self))
+    return _op.Where(_op.Greater(scaled, _op.CastLike(threshold, self)), self, smooth)
+
+
+def _tensors(first: Any, second: Any) -> tuple[Any, Any]:
+    """Both operands with the dtype of the one that is a tensor."""
+    if isinstance(first, int | float):
+        kind = second.dtype
+        first = _op.CastLike(first, second)
+        first.dtype = kind
+        return first, second
+    return first, _op.CastLike(second, first)
+
+
+def _moves(left: Any, other: Any) -> Any:
+    """True where a remainder is not 0 and has another sign than the divisor."""
+    zero = _op.CastLike(0.0, left)
+    other_sign = _op.Xor(_op.Less(other, zero), _op.Less(left, zero))
+    return _op.And(_op.Not(_op.Equal(left, zero)), other_sign)
+
+
+#: ONNX forms that the exporter lacks, or that differ from torch at values that the
+#: packaging graph may not have: clamped infinities, sums of exp of large numbers, remainders of large
+#: numbers, angles of negative numbers.
+_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    _ATEN.one_hot.default: _one_hot,
+    _ATEN.clamp.default: _clamp,
+    _ATEN.clamp_min.default: _clamp,
+    _ATEN.clamp_max.default: _clamp_max,
+    _ATEN.logaddexp.default: _logaddexp,
+    _ATEN.logaddexp2.default: _logaddexp2,
+    _ATEN.logcumsumexp.default: _logcumsumexp,
+    _ATEN.atan2.default: _atan2,
+    _ATEN.softplus.default: _softplus,
+    _ATEN.remainder.Tensor: _remainder,
+    _ATEN.remainder.Scalar: _remainder,
+    _ATEN.remainder.Scalar_Tensor: _remainder,
+    _ATEN.floor_divide.default: _floor_divide,
+    _ATEN.div.Tensor_mode: _divide,
+}

@@ -21,6 +21,9 @@ from hopline.packaging.regions import Region
 from hopline.packaging.stage_code import Place, StageCode
 from hopline.packaging.trace import Traced
 
+#: Operations that cost less than a wider state, which each neighbour's row would have.
+_CHEAP = frozenset(("add", "sub", "mul", "div", "truediv", "neg", "getitem"))
+
 
 @dataclass(slots=True)
 class StagePlan:
@@ -171,8 +174,18 @@ class Splitter:
         node_level = self.traced.levels[node]
         if level == 0 or node_level == level or not isinstance(self.traced.values[node], Tensor):
             return False
-        below = self._states.get((level - 1, node_type))
-        return node_level > 0 or (below is not None and node in below.values)
+        below = self._states.get((level - 1, node_type), _State()).values
+        return node in below or (node_level > 0 and not self._is_cheap(node, below))
+
+    def _is_cheap(self, node: fx.Node, values: list[fx.Node]) -> bool:
+        """True if the values of a state are enough to compute this one, without products of matrices."""
+        rows = [each for each in node.all_input_nodes if each in self.traced.domains]
+        return (
+            node not in self.convs
+            and getattr(node.target, "__name__", node.target) in _CHEAP
+            and bool(rows)
+            and all(each in values or self._is_cheap(each, values) for each in rows)
+        )
 
     def _build(self, place: Place) -> StagePlan:
         state = self._states[place]
