@@ -20,7 +20,7 @@ from hopline.transports import oip
 from hopline.transports.lifecycle_requests import change_parameters
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.score_json import decode_score, score_request
-from hopline.types import ScoreRequest
+from hopline.types import ContextNode, ScoreRequest
 from hopline_brokers.queue_answers import request_of
 
 #: name -> (as JSON has it, as a parameter of the protocol has it, as the request has it)
@@ -38,6 +38,11 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "priority": ("high", 1, "high"),
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
     "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
+    "context": (
+        [{"type": "shop", "features": [1.5], "id": "s", "neighbors": {"a__b__shop": [1, "t"]}}],
+        '[{"type":"shop","features":[1.5],"id":"s","neighbors":{"a__b__shop":[1,"t"]}}]',
+        (ContextNode(type="shop", features=[1.5], id="s", neighbors={"a__b__shop": [1, "t"]}),),
+    ),
 }
 BAD: dict[str, tuple[Any, ...]] = {
     "on_missing": ("nothing", 1, True),
@@ -47,6 +52,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "priority": ("urgent", -1, 0.5),
     "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
     "min_version": (7, ""),
+    "context": ([{"kind": "shop"}], [{"features": ["a"]}], [{"neighbors": [1]}], 5),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hopline.types import OnMissing, Priority, ScoreRequest
+from hopline.types import ContextNode, OnMissing, Priority, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 #: Text that is absent if it is not set: an empty one would be ignored.
@@ -66,6 +66,7 @@ FIELDS = (
     RequestField("tags", _Tags, tuple[str, ...], False, True),
     # A cached answer may be of an older version of the graph.
     RequestField("min_version", _Text, str, True, False),
+    RequestField("context", tuple[ContextNode, ...], tuple[ContextNode, ...], True, True),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

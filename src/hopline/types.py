@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 ExternalId = int | str
 ExternalIds = Sequence[int] | Sequence[str] | IdArray
+#: An id as JSON has it: of 64 bits.
+ContextId: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | str
 
 OnMissing = Literal["error", "null"]
 Priority = Literal["high", "normal", "low"]
@@ -56,6 +58,21 @@ class InlineNode(msgspec.Struct, frozen=True, gc=False):
     columns: Mapping[str, Any] | None = None
 
 
+class ContextNode(InlineNode, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A node that is not in the graph, which an inline node refers to; no row is answered for it.
+
+    Attributes:
+        type: the node type; "" means the one that the model answers.
+    """
+
+    type: str = ""
+    features: list[float] = []
+    neighbors: dict[str, list[ContextId]] = {}  # type: ignore[assignment]
+    edge_attr: dict[str, list[list[float]]] = {}
+    edge_weight: dict[str, list[float]] = {}
+    columns: dict[str, ContextId | float | bool | None] | None = None
+
+
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     """One scoring request of any transport.
 
@@ -69,6 +86,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         model: model name.
         nodes: external ids, list[int], list[str] or int64 [n]; duplicates allowed.
         inline: nodes that are not in the graph.
+        context: further such nodes, of any type, that inline nodes refer to; no row is answered for them.
         pairs: (source ids, destination ids) of equal length, for link scores.
         columns: column name -> values, one per row [n], of equal length; for tabular models.
         version: a version of the model; None lets the rollout choose.
@@ -111,6 +129,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     is_copy: bool = False
     tags: tuple[str, ...] = ()
     min_version: str = ""
+    context: tuple[ContextNode, ...] = ()
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):

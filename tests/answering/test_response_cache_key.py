@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.answering.response_cache import content_key
-from hopline.types import InlineNode, ScoreRequest
+from hopline.types import ContextNode, InlineNode, ScoreRequest
 
 VALUES = (
     st.none()
@@ -150,6 +150,7 @@ OTHERS = {
     "degraded": "refuse",
     "columns": {"amount": [1.0]},
     "min_version": "9c1f0b7e52d4a386+7",
+    "context": (ContextNode(type="shop"),),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hopline import errors
 from hopline.isolated import wire
 from hopline.process.wire import pack_error, unpack_error
-from hopline.types import InlineNode, ScoreRequest, ScoreResult
+from hopline.types import ContextNode, InlineNode, ScoreRequest, ScoreResult
 
 REQUESTS = [
     ScoreRequest("m", nodes=[1, 2, 3]),
@@ -30,6 +30,7 @@ REQUESTS = [
             InlineNode(np.zeros(3, np.float32)),
             InlineNode(columns={"amount": 1.5, "country": None, "active": True, "code": "5411"}),
         ],
+        context=(ContextNode(type="shop", features=[1.0], id="s", neighbors={"a__b__shop": [4, "n"]}),),
     ),
 ]
 

@@ -150,10 +150,10 @@ def test_an_unseen_node_may_not_have_one_way_edges(nodes, is_good, tmp_path):
     graph = graph_of()
     spec = package(Normed(), graph, tmp_path).spec
     if is_good:
-        parse_inline(graph, "node", nodes, 9, (), spec)
+        parse_inline(graph, "node", nodes, 9, (), spec, {})
         return
     with pytest.raises(BadRequest, match=r"neighbors: an edge .* goes one way.*both directions"):
-        parse_inline(graph, "node", nodes, 9, (), spec)
+        parse_inline(graph, "node", nodes, 9, (), spec, {})
 
 
 def weighted(low=0.5, signed=False):

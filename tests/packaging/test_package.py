@@ -32,7 +32,7 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.runtimes.torch import WholeModel
 from hopline.types import ScoreRequest
 from tests.packaging import full_graph
-from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules, relational
+from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.test_dense import trained, two_layers
 from tests.packaging.unsplit import BySourceDegree
 
@@ -421,26 +421,8 @@ def test_a_large_graph_is_checked_on_a_sample(tmp_path):
     assert report.spec.parity["check_edges"]["node__to__node"] > 0
 
 
-class Pooled(nn.Module):
-    """Scores a node by the mean of its whole ego-graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.gnn, self.lin = models.GCN(6, 8, 2), nn.Linear(8, 3)
-
-    def forward(self, x, edge_index, batch=None):
-        return self.lin(pyg.global_mean_pool(self.gnn(x, edge_index), batch))
-
-
-@pytest.mark.parametrize(
-    ("model", "graph", "fanouts"),
-    [
-        (Pooled(), molecules(), (-1,) * MOLECULE_HOPS),
-        (BySourceDegree(6, 3), homogeneous(), (3, 3)),
-    ],
-    ids=["pooled", "nodes"],
-)
-def test_what_cannot_be_split_is_served_whole(model, graph, fanouts, tmp_path, caplog):
+def test_what_cannot_be_split_is_served_whole(tmp_path, caplog):
+    model, graph, fanouts = BySourceDegree(6, 3), homogeneous(), (3, 3)
     with pytest.raises(NotSplittable):
         package(model, graph, tmp_path, fanouts=fanouts)
     report = package(model, graph, tmp_path, fanouts=fanouts, runtime="auto")
@@ -455,8 +437,8 @@ def test_what_cannot_be_split_is_served_whole(model, graph, fanouts, tmp_path, c
         edge_index = rng.integers(0, num_nodes, (2, num_edges))
         seeds = np.array([0, num_nodes - 1])
         expected = answers(model, torch.from_numpy(x), torch.from_numpy(edge_index))
-        expected = np.repeat(expected, 2, axis=0) if isinstance(model, Pooled) else expected[seeds]
-        np.testing.assert_allclose(whole.run(x, edge_index, seeds), expected, atol=1e-5)
+        slots = {"features:node": x, "edge_index:node__to__node": edge_index}
+        np.testing.assert_allclose(whole.run_slots(slots, seeds), expected[seeds], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -547,15 +529,15 @@ def test_a_whole_model_of_several_types_names_its_slots(tmp_path):
 
 
 def test_a_node_head_is_part_of_a_whole_model(tmp_path):
-    graph, model, head = molecules(), Pooled(), nn.Linear(3, 1)
-    fanouts = [-1] * MOLECULE_HOPS
+    graph, model, head, fanouts = homogeneous(), BySourceDegree(6, 3), nn.Linear(3, 1), [-1, -1]
     report = package(model, graph, tmp_path, head=head, task="binary", runtime="torch", fanouts=fanouts)
     features, edges = tensors(graph)
     x, edge_index = features["node"], edges["node__to__node"]
     with torch.no_grad():
         expected = head(model.eval()(x, edge_index)).numpy()
-    answer = WholeModel(report.path, report.spec).run(x.numpy(), edge_index.numpy(), np.array([1]))
-    np.testing.assert_allclose(answer, expected, atol=1e-5)
+    slots = {"features:node": x.numpy(), "edge_index:node__to__node": edge_index.numpy()}
+    answer = WholeModel(report.path, report.spec).run_slots(slots, np.array([1]))
+    np.testing.assert_allclose(answer, expected[[1]], atol=1e-5)
 
 
 def test_a_file_that_the_runtime_cannot_load_is_a_reason_to_serve_whole(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.types import ScoreRequest
-from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules, relational
+from tests.packaging.graphs import hetero, homogeneous, molecules, relational
 
 
 class Two(nn.Module):
@@ -550,18 +550,11 @@ class Graphs(nn.Module):
         return self.last(self.pool(self.conv(x, edge_index).relu(), batch))
 
 
-def test_a_pool_that_counts_graphs_is_refused_with_advice_that_is_served(tmp_path):
-    graph, all_of = molecules(), {"fanouts": [-1] * MOLECULE_HOPS}
-    with pytest.raises(PackagingError, match=r"read from batch \(at test_reasons\.py.*size=1.*batch=None"):
-        package(Graphs(pyg.global_mean_pool), tmp_path / "a", graph, **all_of)
-    sized = Graphs(lambda h, batch: pyg.global_mean_pool(h, batch, size=1))
-    one = package(sized, tmp_path / "b", graph, **all_of)
-    none = package(Graphs(lambda h, batch: pyg.global_mean_pool(h, None)), tmp_path / "c", graph, **all_of)
-    assert one.spec.runtime == none.spec.runtime == "torch"
-    by_value = Graphs(lambda h, batch: pyg.global_mean_pool(h * int(h.max()), None))
-    with pytest.raises(PackagingError) as caught:
-        package(by_value, tmp_path / "d", graph, **all_of)
-    assert "number of graphs" not in str(caught.value)
+@pytest.mark.parametrize("batch", [True, False])
+def test_one_row_for_a_graph_is_refused_with_advice(batch, tmp_path):
+    model = Graphs(lambda h, of: pyg.global_mean_pool(h, of if batch else None))
+    with pytest.raises(NotServable, match=r"one row for a graph.*Graph\.from_pyg\(\[data, …\]\).*--graph"):
+        package(model, tmp_path, molecules(), fanouts=[-1])
 
 
 class Numbered(nn.Module):

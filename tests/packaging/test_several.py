@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
+from torch_geometric.data import Batch, Data
 
 import hopline
 from hopline.artifact import OUTPUTS_FORMAT, read_spec
@@ -17,9 +18,10 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import StateCachePlan, load_model
 from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import ArtifactError, PackagingError
+from hopline.graph import Graph
 from hopline.memory.arena import Arena
 from hopline.types import ScoreRequest
-from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules
+from tests.packaging.graphs import hetero, homogeneous
 from tests.packaging.test_package import tensors
 
 TASKS = {"fraud": "binary", "amount": "regression", "kind": "multiclass", "tags": "multilabel"}
@@ -254,22 +256,21 @@ class Pooled(Encoder):
         self.toxic, self.weight = nn.Linear(8, 1), nn.Linear(8, 1)
 
     def forward(self, x, edge_index, batch):
-        h = pyg.global_mean_pool(super().forward(x, edge_index), batch, size=1)
+        h = pyg.global_mean_pool(super().forward(x, edge_index), batch)
         return self.toxic(h), self.weight(h)
 
 
 def test_a_model_of_graphs_answers_several_outputs(tmp_path):
-    module, graph = Pooled().eval(), molecules()
+    module = Pooled().eval()
+    edges = [torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])[:, : 2 * (size - 1)] for size in (1, 2, 3) * 8]
+    data = [Data(x=torch.randn(each.shape[1] // 2 + 1, 6), edge_index=each) for each in edges]
+    graph = Graph.from_pyg(data)
     tasks = {"toxic": "binary", "weight": "regression"}
-    report = package(module, graph, tmp_path, task=tasks, fanouts=[-1] * MOLECULE_HOPS, runtime="auto")
-    found = served(report, graph, nodes=[0], spec=report.spec)
-    features, edges = one_type(graph)
-    size = 1  # of the first molecule, whose nodes are the first
-    while int((within := edges[:, (edges < size).any(0)]).max()) >= size:
-        size = int(within.max()) + 1
-    inside = (edges < size).all(0)
+    report = package(module, graph, tmp_path, task=tasks, runtime="onnx")
+    found = served(report, graph, nodes=list(range(len(data))), spec=report.spec)
+    batch = Batch.from_data_list(data)
     with torch.no_grad():
-        toxic, weight = module(features[:size], edges[:, inside], torch.zeros(size, dtype=torch.int64))
+        toxic, weight = module(batch.x, batch.edge_index, batch.batch)
     np.testing.assert_allclose(found["toxic_probabilities"], toxic.sigmoid().flatten(), atol=1e-4)
     np.testing.assert_allclose(found["weight_logits"], weight, atol=1e-4)
 

@@ -18,7 +18,7 @@ from hopline.transports.oip import request_from_tensors
 from hopline.transports.oip_json import decode_infer
 from hopline.transports.score_json import decode_score, score_request
 from hopline.transports.tensors import decode_raw, decode_values
-from hopline.types import InlineNode, ScoreRequest
+from hopline.types import ContextNode, InlineNode, ScoreRequest
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -139,6 +139,9 @@ OTHERS = [
     ScoreRequest("m", inline=[InlineNode([2.0], {"": [1]}, edge_weight={"": [0.5]})]),
     ScoreRequest("m", inline=[InlineNode([2.0], {"": [1]}, id=1)]),
     ScoreRequest("m", inline=[InlineNode([2.0], {"": [1]}, id="1")]),
+    ScoreRequest("m", nodes=[1], context=(ContextNode(type="shop"),)),
+    ScoreRequest("m", nodes=[1], context=(ContextNode(type="bank"),)),
+    ScoreRequest("m", nodes=[1], context=(ContextNode(type="shop"), ContextNode(type="shop"))),
     ScoreRequest("m", columns={"a": [1, 2]}),
     ScoreRequest("m", columns={"b": [1, 2]}),
     ScoreRequest("m", columns={"a": ["1", "2"]}),
@@ -157,7 +160,9 @@ def test_other_inputs_have_other_hashes():
 
 #: Options that may change the answer, but only choose between answers to the same inputs.
 NOT_HASHED = {"degraded", "min_version"}
-OTHER_VALUES = {"outputs": ("logits",), "as_of": 3, "on_missing": "null"}
+OTHER_VALUES = {
+    "outputs": ("logits",), "as_of": 3, "on_missing": "null", "context": (ContextNode(type="shop"),),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

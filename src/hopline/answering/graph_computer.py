@@ -287,10 +287,14 @@ class GraphComputer(Computer):
             return self._check_pairs(request)
         if request.pairs is not None:
             raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
+        if request.context:
+            if not request.inline:
+                raise BadRequest("context describes nodes for inline nodes, and the request has none")
+            self._check_count(len(request.context), "context nodes")
         return self._check_count(len(request.nodes) + len(request.inline), "nodes")
 
     def _check_pairs(self, request: ScoreRequest) -> int:
-        if len(request.nodes) or request.inline or request.pairs is None:
+        if len(request.nodes) or request.inline or request.context or request.pairs is None:
             raise BadRequest(f"model {self.name!r} scores links; ask with pairs, not with nodes")
         sources, targets = request.pairs
         if len(sources) != len(targets):

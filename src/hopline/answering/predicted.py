@@ -92,8 +92,9 @@ class PredictedRows:
         """
         if request.inline:
             direct, below = self._size.described(self._types[0], request.inline)
-            known = self.of(replace(request, inline=()), num_seeds - len(request.inline))
-            return direct + known[0], below + known[1]
+            parts = [self.of(replace(request, inline=()), num_seeds - len(request.inline))]
+            parts += [self._size.described(each.type or self._types[0], [each]) for each in request.context]
+            return direct + sum(part[0] for part in parts), below + sum(part[1] for part in parts)
         if self.large:
             rows = self.large.get(_only(request), 0)
             if rows:

@@ -20,6 +20,7 @@ from hopline import errors
 from hopline.types import (
     UNREADABLE,
     AnyArray,
+    ContextNode,
     ExternalId,
     ExternalIds,
     InlineNode,
@@ -47,6 +48,7 @@ class ScoreOptions(TypedDict, total=False):
         min_version: the answer must be of this version of the graph, or of a later one: the `graph_version`
             of an `EventsOutcome` or of another answer. Raises Unavailable if the server does not get it
             in time.
+        context: nodes of any type that are not in the graph, and that inline nodes refer to.
     """
 
     version: str | None
@@ -60,6 +62,7 @@ class ScoreOptions(TypedDict, total=False):
     priority: Priority
     tags: Sequence[str]
     min_version: str
+    context: Iterable[ContextNode | Mapping[str, Any]]
 
 
 class _Answer(msgspec.Struct):
@@ -298,6 +301,8 @@ def _options(options: ScoreOptions) -> dict[str, Any]:
         body["timeout_ms"] = timeout * 1000
     if "outputs" in body:
         body["outputs"] = listed(body["outputs"], "outputs", "names")
+    if "context" in body:
+        body["context"] = list(map(_inline, listed(body["context"], "context", "nodes")))
     return body
 
 
@@ -358,8 +363,8 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
     body: dict[str, Any] = {"features": plain(node.features)}
     if node.columns is not None:
         body = {"columns": {name: _value(value) for name, value in node.columns.items()}}
-    for key in ("neighbors", "edge_attr", "edge_weight"):
-        values = plain(getattr(node, key))
+    for key in ("neighbors", "edge_attr", "edge_weight", "type"):
+        values = plain(getattr(node, key, ""))
         if values:
             body[key] = values
     if node.id is not None:

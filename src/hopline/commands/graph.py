@@ -73,6 +73,10 @@ def build(
             "NODE_TYPE=COLUMN for one file. A node file with such columns has no other features."
         ),
     ] = None,
+    graph_column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the node files that names the graph of each node, if there are many."),
+    ] = None,
     src: Annotated[
         list[str] | None,
         typer.Option(
@@ -186,6 +190,7 @@ def build(
             undirected,
             signed_weights,
         )
+        options.memberships(node_files, edge_files, graph_column or ())
         graph = Graph.from_parquet(
             node_files or None,
             edge_files,

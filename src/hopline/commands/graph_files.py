@@ -6,13 +6,13 @@ Most options name a column for all files, or as TYPE=COLUMN for one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hopline.errors import GraphError
 from hopline.graph import EdgeFile, NodeFile
 from hopline.graph.cells import Missing
-from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
+from hopline.graph.schema import EDGE_TYPE, GRAPH_TYPE, MEMBER_OF, NODE_TYPE
 from hopline.graph.tables import EdgeType
 from hopline.graph.text_table import TextFormat
 
@@ -101,6 +101,16 @@ class FileOptions:
                 signed_weights,
             )
         return found
+
+    def memberships(
+        self, node_files: dict[str, NodeFile], edge_files: dict[EdgeType, EdgeFile], columns: Sequence[str]
+    ) -> None:
+        """Add the edges from nodes to their graphs, of the columns that name these."""
+        for name, file in list(node_files.items()):
+            if column := _only(_for(columns, name, node_files), "--graph-column", name):
+                ends = EdgeFile(file.path, file.id or "", column, text=self.text, missing=self.missing)
+                edge_files[name, MEMBER_OF, GRAPH_TYPE] = ends
+                node_files[name] = replace(file, exclude=(*file.exclude, column))
 
 
 def missing(na: Sequence[str], fill: Sequence[str]) -> Missing:

@@ -264,9 +264,10 @@ class Answerer:
                         self.max_inline_neighbors,
                         self.model.reads_attr,
                         self.model.spec,
-                        self.model.encoder,
+                        self.model.encoders,
+                        request.context,
                     )
-                    inline[m] = self.model.inline_states(nodes, as_of)
+                    inline[m] = self.model.inline_states(nodes, as_of)[: len(request.inline)]
                 except HoplineError as error:
                     outcomes[m] = error
                     continue
@@ -354,16 +355,6 @@ class Answerer:
                 return flat, [flat], members
             ends = pairwise(accumulate(map(len, wanted), initial=0))
             return flat, [flat[at:end] for at, end in ends], members
-        return self._look_up_each(index, requests, members, wanted, outcomes)
-
-    def _look_up_each(
-        self,
-        index: IdIndex,
-        requests: Sequence[ScoreRequest],
-        members: list[int],
-        wanted: list[ExternalIds],
-        outcomes: list[Any],
-    ) -> tuple[IdArray, list[IdArray], list[int]]:
         found = []
         good = []
         for m, external in zip(members, wanted, strict=True):

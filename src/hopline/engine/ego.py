@@ -1,7 +1,6 @@
 """Models that cannot be split: each seed's sampled ego-graph goes through the whole model.
 
-Has the same interface as `model.Model`. There is no state cache, and seeds share no work, because a model
-that pools would mix their ego-graphs. This path is slow.
+Has the same interface as `model.Model`. There is no state cache, and seeds share no work: it is slow.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
+from hopline.engine.encoders import RowEncoder
 from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.inline_features import InlineNodes
 from hopline.engine.interner import Interner
@@ -25,7 +25,6 @@ from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.runtimes.unknown_code import UnknownCode
-from hopline.runtimes.whole_file import read_slots
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -43,14 +42,14 @@ class EgoModel:
         offers: outputs of the model by name.
         watch: separates sampling time from compute time.
         guard: as in `Model`.
-        encoder: None: it takes no inline nodes.
+        encoder, encoders: none: it takes no inline nodes.
         ages: as in `Model`; its features are in the graph.
     """
 
     ages = Ages()
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
-        from hopline.runtimes.torch import WholeModel
+        from hopline.runtimes.torch import WholeModel, read_slots
 
         graph = fitted(folder, spec, graph)
         self.spec = spec
@@ -63,9 +62,9 @@ class EgoModel:
         self.offers = outputs_of(spec)
         self.reads_attr: frozenset[str] = frozenset()
         self.encoder = None
+        self.encoders: dict[str, RowEncoder] = {}
         described = read_slots(folder)
         self._relations = described.relations
-        self._pooled = described.pooled
         self._whole = WholeModel(folder, spec, threads=threads)
         self._buffers = BlockBuffers()
         self._rows = {name: _Rows() for name in graph.nodes}
@@ -105,7 +104,7 @@ class EgoModel:
         for rows in self._rows.values():
             rows.shrink()
 
-    def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
+    def inline_states(self, nodes: Mapping[str, InlineNodes], as_of: int) -> FloatArray:
         """Reject the request: whole models do not support inline nodes.
 
         Raises: BadRequest: always.
@@ -166,26 +165,19 @@ class EgoModel:
                 targets = np.repeat(np.arange(first, end), np.diff(block.offsets))
                 edges[key].append((sources, targets, block.positions.copy()))
             expanded = reached
-        if self._pooled and any(rows.count > expanded[name] for name, rows in self._rows.items()):
-            node = self._external(node_type, seed)
-            raise BadRequest(
-                f"model {self.spec.name!r} answers one row for a whole graph, and {self.num_hops} hops "
-                f"reach only a part of the graph of node {node}: package it with more fanouts"
-            )
         return self._tensors(edges)
 
     def _tensors(self, edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]]) -> dict[str, AnyArray]:
         slots: dict[str, AnyArray] = {}
-        further = 0 if self._pooled else _FURTHER
         for name, rows in self._rows.items():
             features = np.asarray(self.graph.nodes[name].features[rows.ids], np.float32)
-            slots[f"features:{name}"] = _with_zeros(features, further)
+            slots[f"features:{name}"] = _with_zeros(features, _FURTHER)
         for key, parts in edges.items():
             adjacency = self.graph.edges[key]
             joined = [np.concatenate([_NO_IDS, *column]) for column in zip(*parts, strict=True)] or [
                 _NO_IDS
             ] * 3
-            apart = np.arange(further)
+            apart = np.arange(_FURTHER)
             ends = (adjacency.src, adjacency.dst)
             slots[f"edge_index:{key}"] = np.stack(
                 [
@@ -194,9 +186,9 @@ class EgoModel:
                 ]
             )
             if adjacency.attr is not None:
-                slots[f"edge_attr:{key}"] = _with_zeros(adjacency.attr[joined[2]], further)
+                slots[f"edge_attr:{key}"] = _with_zeros(adjacency.attr[joined[2]], _FURTHER)
             if adjacency.weight is not None:
-                slots[f"edge_weight:{key}"] = _with_zeros(adjacency.weight[joined[2]], further)
+                slots[f"edge_weight:{key}"] = _with_zeros(adjacency.weight[joined[2]], _FURTHER)
         if self._relations:
             lists = [slots[f"edge_index:{key}"] for key in self._relations]
             slots["edge_index:*"] = np.concatenate(lists, axis=1)
@@ -209,7 +201,7 @@ class EgoModel:
 
 def _with_zeros(rows: AnyArray, count: int) -> AnyArray:
     """Append `count` rows of zeros."""
-    return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)]) if count else rows
+    return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)])
 
 
 class _Rows:

@@ -71,8 +71,11 @@ class RowEncoder(Protocol):
         Raises: BadRequest: a value that the preprocessing does not accept; names the column, row and value.
         """
 
-    def rows(self, given: Sequence[Mapping[str, Any] | None]) -> FloatArray:
+    def rows(self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str] = ()) -> FloatArray:
         """Features of rows of a request, float32 [n, width].
+
+        Args:
+            places: of the rows in the request, for messages.
 
         Raises: BadRequest: as `encode`; a column is missing or unknown.
         """

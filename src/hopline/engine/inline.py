@@ -2,12 +2,12 @@
 
 An inline node's state at level l needs its own state and its neighbours' states at level l-1. Its
 neighbours are known nodes, whose rows come through the ordinary plan (and state cache), or other inline
-nodes of the same request. Known nodes never see an inline node, so no cached row changes.
+nodes of the same request, of any type. Known nodes never see an inline node, so no cached row changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -28,9 +28,13 @@ from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveView
 from hopline.graph.schema import EdgeTypeSchema
 from hopline.sampling import BlockBuffers, Sampler
-from hopline.types import ExternalId, FloatArray, IdArray, InlineNode
+from hopline.types import ContextNode, ExternalId, FloatArray, IdArray, InlineNode
 
 States: TypeAlias = Callable[[int, str, IdArray], FloatArray]
+#: Nodes of one type in a request, by their places.
+_Group: TypeAlias = dict[str, InlineNode]
+#: Fields of an inline node by edge type.
+_FIELDS = ("neighbors", "edge_attr", "edge_weight")
 
 
 def parse_inline(
@@ -40,70 +44,79 @@ def parse_inline(
     max_neighbors: int,
     reads_attr: Collection[str],
     spec: ModelSpec,
-    encoder: RowEncoder | None = None,
-) -> InlineNodes:
+    encoders: Mapping[str, RowEncoder],
+    context: Sequence[ContextNode] = (),
+) -> dict[str, InlineNodes]:
     """Check inline nodes against the graph.
 
     Args:
+        node_type: of `nodes`, and of those in `context` that name no type.
         reads_attr: edge types whose attributes the model reads; others may be left out.
-        encoder: of the model's preprocessing of this type, if it has one.
+        encoders: node type -> of the model's preprocessing, of the types that have one.
         spec: of the model. No weight may be negative where it samples by weight, and edges of kinds in
             `edges_without` are refused.
+        context: nodes of any type that others refer to.
+
+    Returns: node type -> its nodes; of `node_type`, `nodes` come first.
 
     Raises:
-        BadRequest: features of a wrong length, not finite or changed by float32, an unknown edge type, edge
-            data of a wrong shape, edges that the model reads differently from those that it was packaged
-            with.
+        BadRequest: an unknown type, features of a wrong length, not finite or changed by float32, an
+            unknown edge type, edge data of a wrong shape, edges that the model reads differently from those
+            that it was packaged with.
         NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
-    features = _features(nodes, node_type, graph, spec, encoder)
-    own = graph.schema.own_edge_types
-    if spec.fanouts.keys() - own.keys():
+    if spec.fanouts.keys() - graph.schema.own_edge_types.keys():
         raise BadRequest(
             "inline: the model reads edges that leave a node. Those of a node that is not in the graph "
             "would change the states of its neighbours, which no request does: add the node to the graph"
         )
-    incoming = {key: graph.edges[key] for key, edge in own.items() if edge.dst == node_type}
-    names: dict[ExternalId, int] = {}
-    for i, node in enumerate(nodes):
-        if node.id is not None:
-            if node.id in names:
-                raise BadRequest(f"inline[{i}].id: {node.id!r} is also the id of inline[{names[node.id]}]")
-            names[node.id] = i
-    fields = ("neighbors", "edge_attr", "edge_weight")
-    sent = {what: _by_edge_type(nodes, what, incoming, node_type) for what in fields}
+    groups: dict[str, _Group] = {node_type: {f"inline[{i}]": node for i, node in enumerate(nodes)}}
+    for i, each in enumerate(context):
+        name = each.type or node_type
+        if name not in graph.nodes:
+            known = ", ".join(map(repr, graph.nodes))
+            raise BadRequest(f"context[{i}].type: {name!r} is no node type; the graph has {known}")
+        groups.setdefault(name, {})[f"context[{i}]"] = each
+    names = {name: _names(group) for name, group in groups.items()}
     missing: list[ExternalId] = []
     by_weight = spec.sampling == "weighted"
-    edges = {}
-    for key, adjacency in incoming.items():
-        schema = graph.schema.edge_types[key]
-        own_names = names if adjacency.src == node_type else {}
-        lists = [() if ids is None else ids for ids in sent["neighbors"][key]]
-        for i, ids in enumerate(lists):
-            if len(ids) > max_neighbors:
-                raise RequestTooLarge(
-                    f"inline[{i}].neighbors: {len(ids)} neighbours; at most {max_neighbors} are allowed "
-                    "(limits.max_inline_neighbors)"
-                )
-        for what in fields[1:]:
-            has_none = getattr(adjacency, what.removeprefix("edge_")) is None
-            for i, value in enumerate(sent[what][key] if has_none else ()):
-                if value is not None:
-                    raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has no {what} in this graph")
-        neighbors, absent = _resolve(graph, adjacency, lists, own_names)
-        missing += absent
-        offsets = np.cumsum([0, *map(len, lists)])
-        edges[key] = InlineEdges(offsets, neighbors)
-        if adjacency.weight is not None:
-            values = sent["edge_weight"][key]
-            edges[key].weight = _edge_values(schema, "edge_weight", values, lists, unsigned=by_weight)[:, 0]
-        if schema.attr_dim:
-            values, is_read = sent["edge_attr"][key], key in reads_attr
-            attr = _edge_values(schema, "edge_attr", values, lists, needed=is_read)
-            edges[key].attr = attr if is_read else None
-        if not absent:
-            _check_kinds(key, spec.edges_without.get(key, ()), edges[key], lists)
+    found = {}
+    for name, group in groups.items():
+        places = list(group)
+        found[name] = InlineNodes(name, _features(group, name, graph, spec, encoders.get(name)), {})
+        incoming = {
+            key: graph.edges[key] for key, edge in graph.schema.own_edge_types.items() if edge.dst == name
+        }
+        sent = {what: _by_edge_type(group, what, incoming, name) for what in _FIELDS}
+        for key, adjacency in incoming.items():
+            schema = graph.schema.edge_types[key]
+            lists = [() if ids is None else ids for ids in sent["neighbors"][key]]
+            for place, ids in zip(places, lists, strict=True):
+                if len(ids) > max_neighbors:
+                    raise RequestTooLarge(
+                        f"{place}.neighbors: {len(ids)} neighbours; at most {max_neighbors} are allowed "
+                        "(limits.max_inline_neighbors)"
+                    )
+            for what in _FIELDS[1:]:
+                has_none = getattr(adjacency, what.removeprefix("edge_")) is None
+                for place, value in zip(places, sent[what][key] if has_none else (), strict=False):
+                    if value is not None:
+                        raise BadRequest(f"{place}.{what}: edge type {key!r} has no {what} in this graph")
+            neighbors, absent = _resolve(graph, adjacency, lists, names.get(adjacency.src, {}))
+            missing += absent
+            edges = found[name].edges[key] = InlineEdges(np.cumsum([0, *map(len, lists)]), neighbors)
+            if adjacency.weight is not None:
+                values = sent["edge_weight"][key]
+                weight = _edge_values(schema, "edge_weight", values, lists, places, unsigned=by_weight)
+                edges.weight = weight[:, 0]
+            if schema.attr_dim:
+                values, is_read = sent["edge_attr"][key], key in reads_attr
+                attr = _edge_values(schema, "edge_attr", values, lists, places, needed=is_read)
+                edges.attr = attr if is_read else None
+            if not absent:
+                listed = dict(zip(places, lists, strict=True))
+                _check_kinds(key, spec.edges_without.get(key, ()), edges, listed)
     if missing:
         raise NodeNotFound(
             f"inline neighbours that are in neither graph {graph.version} nor this request: "
@@ -111,68 +124,75 @@ def parse_inline(
             + (f" and {len(missing) - 20} more" if len(missing) > 20 else ""),
             missing,
         )
-    return InlineNodes(node_type, features, edges)
+    return found
+
+
+def _names(group: _Group) -> dict[ExternalId, int]:
+    """The nodes of a type by id. Raises: BadRequest: two have the same."""
+    names: dict[ExternalId, int] = {}
+    for at, (place, node) in enumerate(group.items()):
+        if node.id is not None and (first := names.setdefault(node.id, at)) != at:
+            raise BadRequest(f"{place}.id: {node.id!r} is also the id of {list(group)[first]}")
+    return names
 
 
 def _features(
-    nodes: Sequence[InlineNode],
-    node_type: str,
-    graph: Graph | LiveView,
-    spec: ModelSpec,
-    encoder: RowEncoder | None,
+    group: _Group, node_type: str, graph: Graph | LiveView, spec: ModelSpec, encoder: RowEncoder | None
 ) -> FloatArray:
     """Feature rows of inline nodes, with the learned columns that a node which came later has."""
     schema, learned = graph.schema.node_types[node_type], spec.embeddings.get(node_type)
     if learned is not None and learned.later == "refuse":
         raise BadRequest(str(no_row(spec, f"nodes of type {node_type!r} that are not in the graph")))
-    for i, node in enumerate(nodes):
+    for place, node in group.items():
         if encoder is None and node.columns is not None:
             raise BadRequest(
-                f"inline[{i}].columns: the model has no preprocessing; send `features`, a list of "
+                f"{place}.columns: the model has no preprocessing; send `features`, a list of "
                 f"{schema.feature_dim} numbers"
             )
         if encoder is not None and len(node.features):
             raise BadRequest(
-                f"inline[{i}].features: the model has preprocessing; send `columns`, a value by name"
+                f"{place}.features: the model has preprocessing; send `columns`, a value by name"
             )
+    nodes, places = list(group.values()), list(group)
     if encoder is not None:
-        own = encoder.rows([node.columns for node in nodes])
+        own = encoder.rows([node.columns for node in nodes], places)
     else:
-        own = feature_rows(nodes, node_type, schema if learned is None else narrowed(schema, learned))
+        narrow = schema if learned is None else narrowed(schema, learned)
+        own = feature_rows(nodes, node_type, narrow, places)
     if learned is None:
         return own
     return np.pad(own, ((0, 0), (0, schema.feature_dim - own.shape[1])))
 
 
 def _by_edge_type(
-    nodes: Sequence[InlineNode], what: str, incoming: Collection[str], node_type: str
+    group: _Group, what: str, incoming: Collection[str], node_type: str
 ) -> dict[str, list[Any]]:
     """A field of all nodes by edge type, None where a node has none; the name "" means the only type."""
-    found: dict[str, list[Any]] = {key: [None] * len(nodes) for key in incoming}
+    found: dict[str, list[Any]] = {key: [None] * len(group) for key in incoming}
     named = {**found, "": next(iter(found.values()))} if len(found) == 1 else found
-    for i, node in enumerate(nodes):
+    for i, (place, node) in enumerate(group.items()):
         given = getattr(node, what)
         if "" in given and len(given) > 1:
             raise BadRequest(
-                f"inline[{i}].{what}: '' means the only edge type; use '' or names of edge types, not both"
+                f"{place}.{what}: '' means the only edge type; use '' or names of edge types, not both"
             )
         for name, value in given.items():
             if name not in named:
                 problem = f"unknown edge type {name!r}" if name else "the edge type is missing"
                 known = ", ".join(sorted(incoming)) or "none"
-                raise BadRequest(f"inline[{i}].{what}: {problem}; edge types into {node_type!r}: {known}")
+                raise BadRequest(f"{place}.{what}: {problem}; edge types into {node_type!r}: {known}")
             named[name][i] = value
     return found
 
 
 def _check_kinds(
-    key: str, absent: Collection[str], edges: InlineEdges, lists: Sequence[Sequence[ExternalId]]
+    key: str, absent: Collection[str], edges: InlineEdges, lists: Mapping[str, Sequence[ExternalId]]
 ) -> None:
     """Refuse edges of kinds on whose absence the model's answers rely."""
     if not absent:
         return
     sources = np.split(edges.neighbors, edges.offsets[1:-1])
-    for i, ids in enumerate(lists):
+    for i, (place, ids) in enumerate(lists.items()):
         own = edges.neighbors[edges.offsets[i] : edges.offsets[i + 1]]
         _, first = np.unique(own, return_index=True)
         found = ""
@@ -187,50 +207,58 @@ def _check_kinds(
             found = "a weight is negative"
         if found:
             raise BadRequest(
-                f"inline[{i}].neighbors: {found}. The model was packaged on a graph whose {key} has no "
-                f"{' and no '.join(absent)}, and its answers rely on that. {remedy(absent)}"
+                f"{place}.neighbors: {found}. The model was packaged on a graph whose {key} has "
+                f"no {' and no '.join(absent)}, and its answers rely on that. {remedy(absent)}"
             )
 
 
 def inline_states(
-    levels: list[dict[str, Level]], features: dict[str, Matrix], nodes: InlineNodes, as_of: int,
-    states: States,
-) -> FloatArray:  # fmt: skip
-    """Final states of inline nodes, float32 [n, d].
+    levels: list[dict[str, Level]], features: dict[str, Matrix], nodes: Mapping[str, InlineNodes],
+    as_of: int, states: States,
+) -> dict[str, FloatArray]:  # fmt: skip
+    """Final states of inline nodes by type, float32 [n, d].
 
     Args:
         features: node type -> [N, d], for those in the process.
         states: level, node type, int64 [n] distinct global ids -> their states float32 [n, d].
     """
-    own: FloatArray = nodes.features
-    n = own.shape[0]
-    everyone = np.arange(n)
+    own = {name: each.features for name, each in nodes.items()}
     for number in range(len(levels)):
-        level = levels[number].get(nodes.node_type)
-        # No later level reads a state that has no stage: the type's raw features may be all that is read.
-        if level is None or level.runner is None:
-            continue
-        views = {
-            key: _view(levels, features, nodes, number, relation, own, as_of, states)
-            for key, relation in level.relations.items()
-        }
-        out = np.empty((n, level.stage.state_dim), np.float32)
-        structure = None if level.structure is None else level.structure.described(nodes)
-        own = level.runner.run(n, own, everyone, nodes.features, everyone, views, out, structure).copy()
+        below = dict(own)
+        for name, each in nodes.items():
+            level = levels[number].get(name)
+            # No later level reads a state that has no stage: the type's raw features may be all that is
+            # read.
+            if level is None or level.runner is None:
+                continue
+            everyone = np.arange(len(each.features))
+            views = {
+                key: _view(levels, features, each.edges[key], number, relation, below, as_of, states)
+                for key, relation in level.relations.items()
+            }
+            out = np.empty((len(everyone), level.stage.state_dim), np.float32)
+            structure = None if level.structure is None else level.structure.described(each)
+            own[name] = level.runner.run(
+                len(everyone), below[name], everyone, each.features, everyone, views, out, structure
+            ).copy()
     return own
 
 
 def _view(
     levels: list[dict[str, Level]],
     features: dict[str, Matrix],
-    nodes: InlineNodes,
+    edges: InlineEdges,
     number: int,
     relation: Relation,
-    own: FloatArray,
+    own: Mapping[str, FloatArray],
     as_of: int,
     states: States,
 ) -> EdgeView:
-    edges = nodes.edges[relation.adjacency.key]
+    """The neighbours of inline nodes along one edge type.
+
+    Args:
+        own: states of inline nodes one level below, by type.
+    """
     offsets, picked = _sample(relation.sampler, edges)
     neighbors = edges.neighbors[picked]
     known = np.unique(neighbors[neighbors >= 0])
@@ -241,9 +269,10 @@ def _view(
         base = np.empty((slots.shape[0], features[source].shape[1]), np.float32)
         gather(features[source], slots, 0, base.shape[1], base, 0)
     else:
-        base = states(number - 1, source, known) if known.shape[0] else own[:0]
-    if source == nodes.node_type:
-        base = np.concatenate([base, own]).astype(np.float32, copy=False)
+        none = np.empty((0, below.stage.state_dim), np.float32)
+        base = states(number - 1, source, known) if known.shape[0] else none
+    if source in own:
+        base = np.concatenate([base, own[source]]).astype(np.float32, copy=False)
     rows = np.where(neighbors >= 0, np.searchsorted(known, neighbors), known.shape[0] - 1 - neighbors)
     base = np.ascontiguousarray(base)
     view = EdgeView(base, rows.astype(np.int64), offsets)
@@ -252,7 +281,7 @@ def _view(
     if edges.attr is not None:
         view.attr = edges.attr[picked]
     owner = -1 - np.repeat(np.arange(offsets.shape[0] - 1), np.diff(offsets))
-    view.is_self = neighbors == owner
+    view.is_self = (neighbors == owner) & (source == relation.adjacency.dst)
     view.num_eligible = np.diff(edges.offsets)
     if relation.gcn:
         _normalise(view, edges, relation, neighbors, as_of)
@@ -343,8 +372,8 @@ def _resolve(
 
 
 def _edge_values(
-    schema: EdgeTypeSchema, what: str, given: Sequence[Any], lists: Sequence[Sequence[ExternalId]], *,
-    unsigned: bool = False, needed: bool = True,
+    schema: EdgeTypeSchema, what: str, given: Sequence[Any], lists: Sequence[Sequence[ExternalId]],
+    places: Sequence[str], *, unsigned: bool = False, needed: bool = True,
 ) -> FloatArray:  # fmt: skip
     """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required.
 
@@ -354,7 +383,7 @@ def _edge_values(
     pieces = []
     key, dim = schema.key, schema.attr_dim if what == "edge_attr" else 0
     rounded: Collection[int] = schema.rounded if dim else (0,) if schema.rounded_weight else ()
-    for i, (value, ids) in enumerate(zip(given, lists, strict=True)):
+    for place, value, ids in zip(places, given, lists, strict=True):
         count = len(ids)
         shape = (count, dim) if dim else (count,)
         if value is None:
@@ -362,28 +391,28 @@ def _edge_values(
                 continue
             if dim and count:
                 raise BadRequest(
-                    f"inline[{i}].{what}: edge type {key!r} has {dim} edge attributes; give {shape}"
+                    f"{place}.{what}: edge type {key!r} has {dim} edge attributes; give {shape}"
                 )
             value = np.ones(shape, np.float32)
         try:
             sent, array = as_float32(value)
         except (TypeError, ValueError, OverflowError):
-            raise BadRequest(f"inline[{i}].{what}: must be numbers of shape {list(shape)}") from None
+            raise BadRequest(f"{place}.{what}: must be numbers of shape {list(shape)}") from None
         if not count and array.shape == (0,):  # an empty list has no second dimension
             sent, array = sent.reshape(shape), array.reshape(shape)
         if array.shape != shape:
-            raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; expected {list(shape)}")
+            raise BadRequest(f"{place}.{what}: shape {list(array.shape)}; expected {list(shape)}")
         if not np.isfinite(array).all():
-            raise BadRequest(f"inline[{i}].{what}: values must be finite")
+            raise BadRequest(f"{place}.{what}: values must be finite")
         if unsigned and (array < 0).any():
             why = "values must not be negative: the model samples by weight"
-            raise BadRequest(f"inline[{i}].{what}: {why}")
+            raise BadRequest(f"{place}.{what}: {why}")
         piece = array.reshape(count, max(dim, 1))
         lost = changed(sent.reshape(piece.shape), piece, rounded)
         if lost is not None:
             edge, column = np.argwhere(lost)[0].tolist()
             number = sent.reshape(piece.shape)[edge, column]
             why = refusal(number, column, schema.attr_names) if dim else refusal(number, None)
-            raise BadRequest(f"inline[{i}].{what}[{edge}]: {why}")
+            raise BadRequest(f"{place}.{what}[{edge}]: {why}")
         pieces.append(piece)
     return np.concatenate([NO_FLOATS.reshape(0, max(dim, 1)), *pieces])

@@ -36,7 +36,7 @@ class InlineEdges:
 
 @dataclass(slots=True)
 class InlineNodes:
-    """Checked inline nodes of one request.
+    """Checked inline nodes of one type in a request.
 
     Attributes:
         node_type: of all of them.
@@ -55,8 +55,13 @@ class InlineNodes:
         return INLINE_ROWS * len(self.features) + listed // LISTED_PER_ROW
 
 
-def feature_rows(nodes: Sequence[InlineNode], node_type: str, schema: NodeTypeSchema) -> FloatArray:
+def feature_rows(
+    nodes: Sequence[InlineNode], node_type: str, schema: NodeTypeSchema, places: Sequence[str] = ()
+) -> FloatArray:
     """Feature rows of inline nodes, float32 [n, d].
+
+    Args:
+        places: of the nodes in the request, for messages.
 
     Raises: BadRequest: a wrong number of features, not numbers, not finite, or integers that float32 would
         change in a column that may not be rounded.
@@ -78,7 +83,7 @@ def feature_rows(nodes: Sequence[InlineNode], node_type: str, schema: NodeTypeSc
     except (TypeError, ValueError, OverflowError):
         pass
     for i, node in enumerate(nodes):
-        _check(f"inline[{i}].features", node, node_type, schema)
+        _check(f"{places[i] if places else f'inline[{i}]'}.features", node, node_type, schema)
     raise BadRequest(f"inline: each node must have {schema.feature_dim} features")
 
 

@@ -22,6 +22,16 @@ _LINES_AHEAD = 48
 
 
 @njit(inline="always")
+def _in_lines(matrix):  # type: ignore[no-untyped-def]
+    """The matrix [N, d] as [N d], d, lines of the cache in a row, columns in a line, rows to prefetch."""
+    width = matrix.shape[1]
+    per_line = LINE_BYTES // matrix.itemsize
+    lines = (width + per_line - 1) // per_line
+    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    return matrix.reshape(-1), width, lines, per_line, ahead
+
+
+@njit(inline="always")
 def _prefetch_row(flat, row, width, lines, per_line):  # type: ignore[no-untyped-def]
     first = row * width
     for line in range(lines):
@@ -37,11 +47,7 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
     """
     n = rows.shape[0]
     matrix, decoder = stored_in(base), decoder_of(base, column, w)
-    width = matrix.shape[1]
-    flat = matrix.reshape(-1)
-    per_line = LINE_BYTES // matrix.itemsize
-    lines = (width + per_line - 1) // per_line
-    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    flat, width, lines, per_line, ahead = _in_lines(matrix)
     for i in range(min(n, ahead)):
         _prefetch_row(flat, rows[i], width, lines, per_line)
     for i in range(n):
@@ -66,11 +72,7 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
     """
     n = offsets.shape[0] - 1
     matrix, decoder = stored_in(base), decoder_of(base, column, w)
-    width = matrix.shape[1]
-    flat = matrix.reshape(-1)
-    per_line = LINE_BYTES // matrix.itemsize
-    lines = (width + per_line - 1) // per_line
-    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    flat, width, lines, per_line, ahead = _in_lines(matrix)
     end = offsets[n]
     weighted = coefficients.shape[0] > 0
     for e in range(offsets[0], min(end, offsets[0] + ahead)):
@@ -109,16 +111,9 @@ def gather_reduce(  # type: ignore[no-untyped-def]
     """
     n = offsets.shape[0] - 1
     matrix, decoder = stored_in(base), decoder_of(base, column, w)
-    width = matrix.shape[1]
-    flat = matrix.reshape(-1)
-    per_line = LINE_BYTES // matrix.itemsize
-    lines = (width + per_line - 1) // per_line
-    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    flat, width, lines, per_line, ahead = _in_lines(matrix)
     own_matrix, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
-    own_width = own_matrix.shape[1]
-    own_flat = own_matrix.reshape(-1)
-    own_per_line = LINE_BYTES // own_matrix.itemsize
-    own_lines = (own_width + own_per_line - 1) // own_per_line
+    own_flat, own_width, own_lines, own_per_line, _ = _in_lines(own_matrix)
     end = offsets[n]
     for e in range(offsets[0], min(end, offsets[0] + ahead)):
         _prefetch_row(flat, rows[e], width, lines, per_line)
@@ -151,11 +146,7 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
     """Elementwise maximum instead of `reduce_sum`'s sum; NaN is the maximum, 0 that of no neighbour."""
     n = offsets.shape[0] - 1
     matrix, decoder = stored_in(base), decoder_of(base, column, w)
-    width = matrix.shape[1]
-    flat = matrix.reshape(-1)
-    per_line = LINE_BYTES // matrix.itemsize
-    lines = (width + per_line - 1) // per_line
-    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    flat, width, lines, per_line, ahead = _in_lines(matrix)
     end = offsets[n]
     for i in range(n):
         target = out[i, out_column : out_column + w]

@@ -177,7 +177,8 @@ class Model:
         offers: outputs of the model by name.
         ages: of the rows of sources that were read since `supply`.
         reads_attr: edge types whose attributes it reads.
-        encoder: converts columns of inline nodes to features; None where these are sent.
+        encoders: convert columns of inline nodes to features; node types without send these.
+        encoder: of the nodes that it answers, or None.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
@@ -243,7 +244,9 @@ class Model:
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
         self.offers = outputs_of(spec)
-        self.encoder = encoder_of(folder, spec, head.node_type)
+        found = {name: encoder_of(folder, spec, name) for name in spec.encoders}
+        self.encoders = {name: each for name, each in found.items() if each is not None}
+        self.encoder = self.encoders.get(head.node_type)
         self.reads_attr = frozenset(
             entry.edge_type
             for stages in spec.levels
@@ -311,8 +314,8 @@ class Model:
                 return {node_type: states}
         return self._states(self.spec.num_layers, wanted, as_of)
 
-    def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
-        """Final states of nodes that the graph does not have, float32 [n, d].
+    def inline_states(self, nodes: Mapping[str, InlineNodes], as_of: int) -> FloatArray:
+        """Final states of nodes that the graph does not have, float32 [n, d]: those of the model's type.
 
         Raises: RowsAbsent: as for `final_states`.
         """
@@ -320,10 +323,10 @@ class Model:
         def states(level: int, node_type: str, ids: IdArray) -> FloatArray:
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
-        self.guard.rows += nodes.num_rows
+        self.guard.rows += sum(each.num_rows for each in nodes.values())
         found = inline_states(self.levels, self.features, nodes, as_of, states)
         self.watch.computed()
-        return found
+        return found[self.spec.head.node_type]
 
     @property
     def edge_columns(self) -> dict[str, tuple[str, ...]]:

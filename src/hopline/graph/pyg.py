@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, ColumnGroup, edge_key
+from hopline.graph.schema import EDGE_TYPE, GRAPH_TYPE, MEMBER_OF, NODE_TYPE, ColumnGroup, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, as_array
 from hopline.types import AnyArray
 
@@ -23,6 +24,30 @@ _READ = frozenset(
 )
 
 Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
+
+
+def joined(data: Any, ids: Any) -> tuple[Any, Any, NodeTable | None]:
+    """One `Batch` of a list or a data set of PyG, ids of its nodes, and its graphs; None for one graph."""
+    parts = [] if hasattr(data, "to_dict") or not hasattr(data, "__iter__") else list(data)
+    if parts and all(hasattr(each, "edge_index") or hasattr(each, "node_types") for each in parts):
+        data = sys.modules["torch_geometric"].data.Batch.from_data_list(parts)
+    if not hasattr(data, "num_graphs"):
+        return data, ids, None
+    given = dict(ids) if isinstance(ids, Mapping) else {GRAPH_TYPE: ids}
+    graphs = NodeTable(num_nodes=data.num_graphs, ids=given.pop(GRAPH_TYPE, None))
+    return data, given if hasattr(data, "node_types") else given.get(NODE_TYPE), graphs
+
+
+def memberships(data: Any, names: Collection[str]) -> dict[EdgeType, EdgeTable]:
+    """The edges from nodes of a `Batch` to their graphs. Raises: GraphError: a node type is named graph."""
+    if GRAPH_TYPE in names:
+        raise GraphError(f"the graphs have nodes of a type {GRAPH_TYPE!r}: rename it")
+    found = {}
+    for name in names:
+        graph_of = as_array(data[name].batch if hasattr(data, "node_types") else data.batch, "batch")
+        ends = np.stack([np.arange(len(graph_of)), graph_of])
+        found[name, MEMBER_OF, GRAPH_TYPE] = EdgeTable(ends, by_row=True)
+    return found
 
 
 def tables_of(
@@ -85,7 +110,7 @@ def left_out(data: Any, columns: Sequence[str] = ()) -> dict[str, tuple[str, ...
         for name, value in store.to_dict().items():
             owner = owner_of.get(_length(value), "")
             kept = name == "time" if "__" in owner else name in columns
-            if name in _READ or kept:
+            if name in _READ or kept or (name in ("batch", "ptr") and hasattr(data, "num_graphs")):
                 continue
             found.setdefault(owner, []).append(name)
             usual = not owner or name in ("y", "edge_label") or name.endswith("mask")

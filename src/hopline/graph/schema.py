@@ -22,6 +22,8 @@ ColumnType = Literal["float", "integer", "boolean", "text", "timestamp"]
 #: The names of a homogeneous graph's one node type and one edge type.
 NODE_TYPE = "node"
 EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
+#: In a data set of many graphs: the node type of graphs, and the relation of a node to its graph.
+GRAPH_TYPE, MEMBER_OF = "graph", "in"
 
 _MAX_NAME = 72
 #: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
@@ -157,6 +159,15 @@ class GraphSchema(msgspec.Struct, frozen=True):
     def both_directions(self) -> bool:
         """True if the edges of each type are a type against their direction too."""
         return any(edge.reverse_of for edge in self.edge_types.values())
+
+    @property
+    def memberships(self) -> dict[str, str]:
+        """Node type -> key of the edges from its nodes to their graphs; empty if this is one graph."""
+        is_member = (MEMBER_OF, GRAPH_TYPE)
+        found = {
+            each.src: key for key, each in self.edge_types.items() if (each.relation, each.dst) == is_member
+        }
+        return found if found and not self.node_types[GRAPH_TYPE].feature_dim else {}
 
     @property
     def time_unit(self) -> str:

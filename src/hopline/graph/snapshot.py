@@ -17,7 +17,7 @@ from hopline.graph.build import build, features_of
 from hopline.graph.columns import check_whole, positions
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
-from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
+from hopline.graph.schema import EDGE_TYPE, GRAPH_TYPE, NODE_TYPE, GraphSchema, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.types import IdArray, Progress, silent
 
@@ -135,25 +135,30 @@ class Graph:
         both_directions: bool = False,
         progress: Progress = silent,
     ) -> Graph:
-        """Build from a PyG `Data` or `HeteroData`.
+        """Build from a PyG `Data` or `HeteroData`, or from many of them: a list, a data set, a `Batch`.
 
         `x` (dense, sparse, any real dtype), `edge_index` or `adj_t`, `edge_attr`, `edge_weight` and
         `edge_time` (or a `time` of edges) are read. A homogeneous `edge_type` becomes one edge type
         for each relation: "node__r0__node", "node__r1__node", …. Other columns of nodes and edges
-        (labels, masks) are named in `left_out`, and logged by the logger "hopline.graph".
+        (labels, masks) are named in `left_out`, and logged by the logger "hopline.graph". Of many
+        graphs, each is a node of type "graph" with an edge "node__in__graph" from each of its nodes.
 
         Args:
             columns: tensors of nodes [N] or [N, d] that are kept in addition to `x`: `pos`, codes. They
                 follow the columns of `x`, in this order; a model reads them by their names.
-            ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
+            ids: external ids of the rows (of many graphs, theirs); or a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
             time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
             feature_dtype, progress: as in `from_edges`; both_directions: as in `from_tables`.
         Raises: GraphError: any error in the data, and how to correct it.
         """
+        data, ids, graphs = pyg.joined(data, ids)
         nodes, edges = pyg.tables_of(
             data, columns=columns, ids=ids, num_relations=num_relations, time_unit=time_unit
         )
+        if graphs is not None:
+            edges |= pyg.memberships(data, nodes)
+            nodes[GRAPH_TYPE] = graphs
         options: Any = {"feature_dtype": feature_dtype, "both_directions": both_directions}
         return cls(*build(nodes, edges, **options, progress=progress), left_out=pyg.left_out(data, columns))
 

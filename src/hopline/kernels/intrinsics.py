@@ -20,6 +20,14 @@ from hopline.kernels.jit import njit
 LINE_BYTES = 64
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    i32 = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    # read, keep in all cache levels, data cache
+    builder.call(function, [address, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of `array.flat[index]` of a C-contiguous array. Never faults."""
@@ -27,15 +35,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, args[0])
-        address = builder.bitcast(builder.gep(struct.data, [args[1]]), cgutils.voidptr_t)
-        i32 = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32]),
-            "llvm.prefetch.p0",
-        )
-        # read, keep in all cache levels, data cache
-        builder.call(function, [address, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+        _prefetch(builder, builder.bitcast(builder.gep(struct.data, [args[1]]), cgutils.voidptr_t))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -170,14 +170,7 @@ def prefetch_at(typingctx: Any, address: Any) -> Any:
     """`prefetch` of an int64 address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i32 = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32]),
-            "llvm.prefetch.p0",
-        )
-        place = builder.inttoptr(args[0], cgutils.voidptr_t)
-        builder.call(function, [place, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+        _prefetch(builder, builder.inttoptr(args[0], cgutils.voidptr_t))
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen

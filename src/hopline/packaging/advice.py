@@ -12,6 +12,10 @@ BOTH_DIRECTIONS = (
     "build the graph with both directions, Graph.from_pyg(data, both_directions=True) or `hopline graph "
     "build --both-directions`"
 )
+ONE_ROW = (
+    "the model answers one row for a graph: build the graph from all graphs, with "
+    "Graph.from_pyg([data, …]) or --graph-column, and pass batch to the model's readout"
+)
 FREEZE = (
     "pass freeze=True: statistics of all nodes or edges are then computed once, over the graph of "
     "packaging, and a later graph is answered with those of that graph"

@@ -272,7 +272,7 @@ class _Analysis(fx.Interpreter):
 
 def _domain_of(slot: str) -> lists.Domain:
     role, _, name = slot.partition(":")
-    return lists.Domain("node" if role == "features" else "edge", name)
+    return lists.Domain("node" if role in ("features", "batch") else "edge", name)
 
 
 def _is_width(n: fx.Node) -> bool:

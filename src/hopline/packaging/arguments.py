@@ -30,6 +30,7 @@ from hopline.packaging.advice import TYPED, lost
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.frozen import Frozen
 from hopline.packaging.learned import place
+from hopline.packaging.memberships import batch_of
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
 from hopline.packaging.several import Several
@@ -102,6 +103,7 @@ class Binding:
         columns: argument with the role "columns" -> the name of its group.
         tables: path of a learned table in the module -> the node type of its rows.
         reversed: edge types of which the graph has the reverse lists too.
+        members: node type -> key of the edges to their graphs, of a model that reads `batch`.
         frozen: statistics of all rows that are constants; None for none.
     """
 
@@ -120,6 +122,7 @@ class Binding:
     columns: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
     reversed: tuple[str, ...] = ()
+    members: Mapping[str, str] = field(default_factory=dict)
     frozen: Frozen | None = None
 
     @property
@@ -171,8 +174,7 @@ class Binding:
                 key: each[group] for key in self.node_types if group in (each := self._tensors(slots, key))
             }
             if role == "batch":
-                every = {key: slots[f"features:{key}"] for key in self.node_types}
-                rows = {key: x.new_zeros(x.size(0), dtype=torch.int64) for key, x in every.items()}
+                rows = {key: self._batch(slots, key) for key in self.node_types}
             return rows if self.hetero else rows[self.node_types[0]]
         keys = {
             "edge_index": self.relations, "adj_t": self.relations, "edge_attr": self.attributed,
@@ -199,6 +201,10 @@ class Binding:
             start = end
         return found or {"x": rows}
 
+    def _batch(self, slots: Any, node_type: str) -> Any:
+        x = slots[f"{'batch' if node_type in self.members else 'features'}:{node_type}"]
+        return x if node_type in self.members else x.new_zeros(x.size(0), dtype=torch.int64)
+
     def _adjacency(self, slots: Any, key: str, sparse: bool) -> Any:
         if not sparse:
             return slots[f"adj_t:{key}"]
@@ -215,6 +221,8 @@ class Binding:
             for node_type in self.node_types:
                 for name, rows in self._tensors(slots, node_type).items():
                     graph[node_type][name] = rows
+                if node_type in self.members:
+                    graph[node_type].batch = self._batch(slots, node_type)
                 if node_type in self.tables.values():  # loaders number the nodes
                     count = slots[f"features:{node_type}"].size(0)
                     graph[node_type].node_id = graph[node_type].n_id = torch.arange(count)
@@ -224,10 +232,8 @@ class Binding:
                 _guard(graph[split_key(key)], self.left_out, key)
             _guard(graph._global_store, self.left_out, "")
             return graph
-        x = slots[f"features:{self.node_types[0]}"]
-        single = _Data(
-            batch=x.new_zeros(x.size(0), dtype=torch.int64), **self._tensors(slots, self.node_types[0])
-        )
+        of = self.node_types[0]
+        single = _Data(batch=self._batch(slots, of), **self._tensors(slots, of))
         self._fill(single, slots, self.relations[0], sparse)
         _guard(single._store, self.left_out, *self.left_out)
         return single
@@ -254,6 +260,8 @@ class Binding:
             if key in self.reversed:
                 own |= {role: own[role].flip(0) for role in ("edge_index", "adj_t")}
                 found |= {f"{role}:{reverse_key(key)}": each.clone() for role, each in own.items()}
+        for name, key in self.members.items():
+            found[f"batch:{name}"] = torch.from_numpy(batch_of(graph, key))
         if self.relational:
             edge_lists = [graph.edges[key] for key in self.relations]
             found["edge_index:*"] = torch.from_numpy(np.concatenate([e.edge_index for e in edge_lists], 1))

@@ -9,6 +9,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -19,7 +20,7 @@ from torch import fx, nn
 from hopline import artifact
 from hopline.artifact import ModelSpec, NamedOutput, Stage, StageInput, Task
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.packaging import edge_kinds, gate, pooled
+from hopline.packaging import edge_kinds, gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
 from hopline.packaging.advice import HOW_RUN
@@ -68,7 +69,6 @@ class Job:
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         outputs: of the module; a single one has no name.
         are_probabilities: whether each ends in its task's activation.
-        pooled: the module answers one row for a graph.
         embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
         decisions, draws: lines of its source that branch on values of tensors, and that draw numbers.
     """
@@ -91,7 +91,6 @@ class Job:
     pairs: Pairs | None = None
     outputs: tuple[NamedOutput, ...] = ()
     are_probabilities: tuple[bool, ...] = ()
-    pooled: bool = False
     embedding: Rows | None = None
     embedding_layer: str = ""
     decisions: list[str] = field(default_factory=list)
@@ -111,7 +110,7 @@ class Job:
         self.check = CheckGraph.of(self.graph, check_nodes)
         self.lacks = edge_kinds.absent_of(self.graph)
         try:
-            self.pooled = self.reference.is_pooled(self.check)
+            self.reference.states_of_nodes(self.check)
         except PackagingError as error:
             if works_on_all(self.reference, self.graph, self.check):
                 raise NotServable(
@@ -131,21 +130,19 @@ class Job:
                 if why:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
-        if not self.pooled:
-            fewer = None if self.pairs is None else (self.pairs[0][:0], self.pairs[1][:0])
-            shapes = [
-                self.reference.outputs(graph, pairs).shape
-                for graph, pairs in ((self.probe.check, self.pairs), (self.check, fewer))
-            ]
-            heads.check_shape(self.tasks.get("", "regression"), *shapes)
+        fewer = None if self.pairs is None else (self.pairs[0][:0], self.pairs[1][:0])
+        shapes = [
+            self.reference.outputs(graph, pairs).shape
+            for graph, pairs in ((self.probe.check, self.pairs), (self.check, fewer))
+        ]
+        heads.check_shape(self.tasks.get("", "regression"), *shapes)
         self._find_outputs(classes)
         self._check_numbers()
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
         self.draws = (seen.draws or seen.consumed) if seen.consumed else []
         check_memory(self.reference, self.probe, self.pairs, self.decisions)
-        if not self.pooled:
-            check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
+        check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         for each, part in zip(self.outputs, self.reference.parts, strict=True):
             with of_output(each.name):
                 self.are_probabilities += (
@@ -204,8 +201,6 @@ class Job:
     def answered(self, runtime: str) -> gate.Answered:
         """The module's answers for the requested nodes."""
         sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
-        if self.pooled:
-            return self._of_components(self.probe, sides[0])
         embedding = None if runtime == "torch" else self.embedding
         return self._answered(self.probe, sides, self.probe.check, self.pairs, self.rows, embedding)
 
@@ -222,28 +217,12 @@ class Job:
         ends = self.are_probabilities
         return gate.Answered(probe, sides, rows, self.outputs, ends, embedding, rounding, inner, unseen)
 
-    def _of_components(self, probe: Probe, seeds: IdArray) -> gate.Answered:
-        sides, rows = pooled.answers(self.reference, probe.check, seeds, num_hops(self.fanouts))
-        return gate.Answered(probe, sides, rows, self.outputs, self.are_probabilities)
-
-    def _relied_on(self, folder: Path, spec: ModelSpec) -> edge_kinds.Kinds:
-        """Kinds of edges that the graph lacks, and for which the artifact is wrong or was not compared."""
-        known = edge_kinds.of_matrix(self.lacks, self.binding)
-        if self.pooled:
-            lacking = [key for key, kinds in self.lacks.items() if artifact.ONE_WAY in kinds]
-            one_way = dict.fromkeys(lacking, (artifact.ONE_WAY,))
-            known = edge_kinds.joined(known, one_way)
-        return edge_kinds.relied_on(self.lacks, known, lambda kinds: self._agrees(folder, spec, kinds))
-
     def _agrees(self, folder: Path, spec: ModelSpec, kinds: edge_kinds.Kinds) -> bool:
         """True if served answers for strangers with such edges are the module's."""
         probe = self._probe(kinds, wide=False, seed=1)
         sides = gate.sides_of(probe, self.targets, spec.runtime, self.is_link, real=False)
         try:
-            if self.pooled:
-                gate.judge(folder, spec, self._of_components(probe, sides[0]))
-            else:
-                self.compare(folder, spec, probe, sides, self.reference)
+            self.compare(folder, spec, probe, sides, self.reference)
         except PackagingError:
             return False
         return True
@@ -288,7 +267,9 @@ class Job:
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
         }  # fmt: skip
         self.progress(COMPARE, 1.0)
-        relied_on = dict(self._relied_on(folder, spec))
+        known = edge_kinds.of_matrix(self.lacks, self.binding)
+        agrees = partial(self._agrees, folder, spec)
+        relied_on = dict(edge_kinds.relied_on(self.lacks, known, agrees))
         self.notes += [
             f"the answers rely on {key} having no {' and no '.join(kinds)}: a live graph that can get such "
             "edges is refused, and so are a later graph and a request with them"
@@ -315,7 +296,7 @@ class Job:
                 f"as a list: {why}; or use edge_index in forward, and train with that. The check found: "
                 f"{reason}"
             )
-        if self.pooled or self.is_link or of_stages:
+        if self.is_link or of_stages:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
         why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.decisions)
@@ -344,9 +325,6 @@ class Job:
         if self.draws:
             raise may_be_random(self.draws)
         self.whole_because = reason
-        if self.pooled:
-            keys = self.binding.relations
-            pooled.check_components(self.graph, keys, self.targets[0], self.fanouts, spec.max_degree)
         self.progress(WHOLE, 0.0)
         # torch.export treats sizes of 0 and 1 as constants
         sizes = [len(edges.indices) for edges in self.check.edges.values()]
@@ -355,7 +333,7 @@ class Job:
         try:
             inverse = self._to_logits()
             head = self.head if isinstance(self.head, nn.Module) else None
-            whole = Program(self.model, self.binding, self.targets[0], head, self.pooled, inverse)
+            whole = Program(self.model, self.binding, self.targets[0], head, inverse)
             spec = write_whole(folder, spec, whole, example, reason)
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             # the number of fanouts of a whole model is that of the hops of its ego-graph
@@ -366,13 +344,8 @@ class Job:
         except PackagingError as error:
             self.refuse(error)
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
-        if self.pooled:
-            self.notes.append(
-                "one row is answered for a graph: that of a node is for all that edges join to it"
-            )
-        else:
-            sides = self.pairs or gate.sides_of(self.probe, self.targets, "torch", False)
-            check_reach(self.reference, self.probe, sides, num_hops(self.fanouts))
+        sides = self.pairs or gate.sides_of(self.probe, self.targets, "torch", False)
+        check_reach(self.reference, self.probe, sides, num_hops(self.fanouts))
         log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
         return spec
 
@@ -405,7 +378,11 @@ class Job:
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
         check_signs(spec.sampling, self.graph.schema, edge_types)
         count = splitter.num_layers
-        fanouts = resolve_fanouts(self.fanouts, count, edge_types)
+        members = {*self.binding.members.values()}
+        fanouts = resolve_fanouts(self.fanouts, count - bool(members), edge_types - members)
+        if members:  # of a graph, all are read
+            fanouts = {key: (-1, *each) for key, each in fanouts.items()}
+            fanouts |= dict.fromkeys(sorted(members), (-1,) * count)
         spec = msgspec.structs.replace(spec, num_layers=count, fanouts=fanouts, opset=OPSET)
         spec = self._export(folder, spec, plans)
         return self._write_head(folder, spec, head)

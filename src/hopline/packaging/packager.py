@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from hopline.artifact import OUTPUTS_FORMAT, Head, Later, ModelSpec, Task, check
 from hopline.engine.embeddings import joined, write_tables
 from hopline.engine.encoders import preprocessed
 from hopline.errors import NotSplittable, PackagingError, ParityError
+from hopline.graph.schema import GRAPH_TYPE
 from hopline.observe.progress import shown
 from hopline.packaging import gate, settings
 from hopline.packaging.activation import Output
@@ -230,6 +232,10 @@ def package(
         module, schema, arguments=arguments, relations=relations, left_out=graph.left_out, tables=embeddings
     )
     targets = _targets(target, binding, head)
+    if targets != (GRAPH_TYPE,):
+        binding = replace(binding, members={})
+    elif max_degree is not None:
+        raise PackagingError("max_degree would leave out nodes of a graph")
     called = binding.called + head_call(head, targets)
     served: Any = head
     if "" not in tasks and is_link(head):
@@ -267,20 +273,16 @@ def package(
         if "" not in tasks:
             several = Head(targets[0], 0, outputs=job.outputs)
             spec = msgspec.structs.replace(spec, head=several, format=OUTPUTS_FORMAT)
-        later: list[str] = []
-        if not job.pooled:
-            spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
+        spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
         try:
             if runtime == "torch":
                 raise NotSplittable("runtime='torch' was requested")
-            if job.pooled:
-                raise NotSplittable("the model answers one row for a graph, not one for each node")
             written = job.judge(place.folder, job.write_stages(place.folder, spec))
             if untouched is not None:
                 written = _compared(place.folder, written, job, untouched)
         except (NotSplittable, ParityError) as reason:
-            if runtime == "onnx" or job.is_link or untouched is not None:
-                if isinstance(reason, ParityError) or runtime == "auto":
+            if runtime == "onnx" or job.is_link or untouched is not None or binding.members:
+                if isinstance(reason, ParityError) or (runtime == "auto" and not binding.members):
                     job.refuse(reason, of_stages=isinstance(reason, ParityError))
                 raise
             place.clear()
@@ -317,7 +319,9 @@ def _compared(folder: Path, spec: ModelSpec, job: Job, untouched: Reference) -> 
 
 def _targets(target: str | tuple[str, str] | None, binding: Binding, head: object) -> tuple[str, ...]:
     """The node types whose final states are read: one, or two different ones for links."""
-    known = binding.node_types
+    known = binding.node_types + ((GRAPH_TYPE,) if binding.members else ())
+    if target is None and binding.members:
+        return (GRAPH_TYPE,)
     if target is None:
         if len(known) > 1:
             what = "target=(source type, destination type)" if is_link(head) else "target=<node type>"

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch_geometric import utils
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import Aggregation, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.nn.pool import glob
 
 from hopline.errors import NotSplittable
 from hopline.packaging import forwards
@@ -44,9 +45,10 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     Args:
         opens_norm: true where `gcn_norm` is code instead, which reads degrees of the neighbours.
     """
-    places = {id(names): names for names in (vars(utils), gcn_norm.__globals__, vars(forwards))}
+    shared = (vars(utils), gcn_norm.__globals__, vars(forwards), vars(glob))
+    places = {id(names): names for names in shared}
     for part in model.modules():
-        for name in ("forward", *_TRACED):
+        for name in ("forward", "reduce", *_TRACED):
             names = getattr(getattr(part, name, None), "__globals__", None)
             if names is not None:
                 places[id(names)] = names
@@ -61,12 +63,16 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     ]
     for names, name, value in replaced:
         names[name] = wrapped[value]
+    # it reads the number of groups from the index
+    call = vars(Aggregation)["__call__"]
+    del Aggregation.__call__
     made = {name: getattr(torch, name) for name in ("ones", "zeros", "full")}
     for name, function in made.items():
         setattr(torch, name, _one_value(function, create))
     try:
         yield
     finally:
+        Aggregation.__call__ = call
         for name, function in made.items():
             setattr(torch, name, function)
         for names, name, value in replaced:

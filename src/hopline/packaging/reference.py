@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hopline.errors import PackagingError
-from hopline.packaging.advice import hint
+from hopline.errors import NotServable, PackagingError
+from hopline.packaging.advice import ONE_ROW, hint
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.memberships import as_batch
 from hopline.packaging.probe import reordered
 from hopline.types import IdArray
 
@@ -81,7 +82,7 @@ class Reference:
         module = self.fresh(self.module)
         if prepare is not None:
             prepare(module)
-        slots = self.binding.slots(graph)
+        slots = self.binding.slots(as_batch(graph, of) if (of := self.binding.members) else graph)
         if self._dtype == torch.float64:
             slots = {name: x.double() if x.is_floating_point() else x for name, x in slots.items()}
         try:
@@ -118,7 +119,13 @@ class Reference:
             raise PackagingError(
                 f"the model must answer a tensor with a row for each node; it returned {what}"
             )
-        return out
+        count = graph.num_nodes(target) + 1  # the last graph has the nodes that are in none
+        if self.binding.members and len(out) != count:
+            raise PackagingError(
+                f"the model answers {len(out)} rows for {count} graphs: give batch to its readout, such as "
+                "global_mean_pool(h, batch), or pass target= if it answers a row for each node"
+            )
+        return out[:-1] if self.binding.members else out
 
     def without_head(self) -> Reference:
         """The same, whose answers are the states of nodes."""
@@ -201,22 +208,16 @@ class Reference:
         other.parts, other._columns = (slice(None),), part
         return other
 
-    def is_pooled(self, graph: CheckGraph) -> bool:
-        """True if the answer is one row for the graph, not one for each node.
-
-        Raises: PackagingError: as `states_of_nodes`.
-        """
-        states = self.states_of_nodes(graph)
-        return not self.is_link and len(states[0]) == 1 < graph.num_nodes(self.targets[0])
-
     def states_of_nodes(self, graph: CheckGraph) -> list[Tensor]:
-        """The same as `states`, with a row for each node or one row for the graph.
+        """The same as `states`, with a row for each node.
 
         Raises: PackagingError: as `states`; also if the number of rows is another.
         """
         states = self.states(graph)
         for rows, target in zip(states, self.targets, strict=True):
-            if len(rows) != graph.num_nodes(target) and len(rows) != 1:
+            if len(rows) == 1 < graph.num_nodes(target):
+                raise NotServable(ONE_ROW)
+            if len(rows) != graph.num_nodes(target):
                 raise PackagingError(
                     f"the model answers {len(rows)} rows for {graph.num_nodes(target)} nodes of type "
                     f"{target!r}{self._of_edges(len(rows), graph)}"
@@ -298,7 +299,7 @@ class Reference:
             )
 
         self.states(graph, hook)
-        return as_rows(seen[-1]) if len(seen) == 1 else None
+        return as_rows(seen[-1][: graph.num_nodes(self.targets[0])]) if len(seen) == 1 else None
 
 
 def of_target(out: Any, target: str) -> Any:

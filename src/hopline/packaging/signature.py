@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -23,6 +22,7 @@ from hopline.errors import PackagingError
 from hopline.packaging.advice import INSTEAD, NUMBER, TIMES, is_label, lost
 from hopline.packaging.arguments import Binding, by_position, mentions, parameters_of
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
+from hopline.packaging.memberships import without_graphs
 from hopline.packaging.relations import in_order, numbered
 from hopline.packaging.settings import ENDING, NAMED_ROLES, Role, role_of
 
@@ -140,13 +140,11 @@ def bind(
             shows the call to write.
     """
     reverses = {edge.reverse_of for edge in schema.edge_types.values()}
-    schema = msgspec.structs.replace(schema, edge_types=schema.own_edge_types)
+    schema, members = without_graphs(schema, module)
     edge_keys = tuple(relations or in_order(schema.edge_types, module))
-    for key in edge_keys:
-        if key not in schema.edge_types:
-            raise PackagingError(
-                f"relation {key!r} is not an edge type; the edge types are {list(schema.edge_types)}"
-            )
+    if unknown := [key for key in edge_keys if key not in schema.edge_types]:
+        known = list(schema.edge_types)
+        raise PackagingError(f"relation {unknown[0]!r} is not an edge type; the edge types are {known}")
     _check_forward(module)
     given, columns = _columns(arguments or {}, schema)
     parameters, unnamed = parameters_of(module, given)
@@ -167,6 +165,8 @@ def bind(
         bound[name] = bound.get(name) or _required(call, name)
     _check_twice(call, bound)
     bound |= _optional(call, bound)
+    free = [] if isinstance(module, BasicGNN) or not members else call.optional  # BasicGNN: of its norms
+    bound |= {name: "batch" for name in free if name not in given and role_of(name) == "batch"}
     roles = {name: bound[name] for name in parameters if name in bound}
     flat = frozenset(
         name for name, role in roles.items() if role == "edge_attr" and role_of(name) == "edge_weight"
@@ -186,6 +186,7 @@ def bind(
         call.left_out, {name: each.groups for name, each in schema.node_types.items()},
         {name: call.column(name) for name in roles if roles[name] == "columns"}, call.tables,
         tuple(key for key in edge_keys if key in reverses),
+        members if {"batch", "data"} & {*roles.values()} else {},
     )  # fmt: skip
     if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
-from torch_geometric.nn import Aggregation, HeteroConv, MessagePassing
+from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, MessagePassing
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging import edges as lists
@@ -27,6 +27,7 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS
 from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
+from hopline.packaging.memberships import group_by_members
 from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, same_tensor, value_of
 from hopline.packaging.reference import of_target, shared_copy
@@ -199,7 +200,7 @@ class _Tracer(RunningTracer):
         if self.frozen is not None and self.frozen.opens(module_qualified_name.removeprefix("model.")):
             return False
         if isinstance(m, Aggregation):
-            return True
+            return type(m) is not AttentionalAggregation
         of = self.root.model
         if type(m) is nn.Sequential or isinstance(m, Rows | Several | Heads) or m is of:
             return False
@@ -282,6 +283,7 @@ def trace(
         ) from error
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
+    group_by_members(module, binding.members, slots)
     lists.name_ends(graph, binding.relations)
     lists.turn_edges(module, binding.relations)
     _stack_by_column(module)

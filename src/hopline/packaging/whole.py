@@ -1,12 +1,11 @@
 """Models that cannot be split: the whole module as a torch.export program, without pickles.
 
 The program reads the slots of one sampled ego-graph (see `arguments`) and the seed's row, and answers
-one row of logits; models that pool the graph ignore the seed.
+one row of logits.
 """
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -28,15 +27,13 @@ from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
 from hopline.packaging.reference import of_target
 from hopline.packaging.user_source import user_line
-from hopline.runtimes.whole_file import SLOTS_FILE
+from hopline.runtimes.torch import SLOTS_FILE
 
 FILE = "whole.pt2"
 #: A program with a smaller row limit than this depends on a number in the model's code.
 _MOST_ROWS = 1 << 20
 #: The lower limit of every dynamic size: torch.export compiles 0 and 1 only as constants.
 _FEWEST_ROWS = 2
-#: PyG's global_mean_pool and others.
-_POOLS = "torch_geometric/nn/pool/glob.py"
 
 
 class Program(nn.Module):
@@ -44,11 +41,10 @@ class Program(nn.Module):
 
     Args:
         inverse: from the module's probabilities back to logits.
-        pooled: the model answers one row for a graph.
     """
 
     def __init__(
-        self, model: nn.Module, binding: Binding, target: str, head: nn.Module | None, pooled: bool,
+        self, model: nn.Module, binding: Binding, target: str, head: nn.Module | None,
         inverse: nn.Module | None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -56,13 +52,12 @@ class Program(nn.Module):
         self.inverse = inverse
         self.binding = binding
         self.slots: list[str] = []
-        self.target, self.pooled = target, pooled
+        self.target = target
         self.head = head
 
     def forward(self, seed: Tensor, *tensors: Tensor) -> Tensor:
         """float32 [1, c]."""
-        out = self.answer(dict(zip(self.slots, tensors, strict=True)))
-        return out if self.pooled else out.index_select(0, seed)
+        return self.answer(dict(zip(self.slots, tensors, strict=True))).index_select(0, seed)
 
     def answer(self, slots: Mapping[str, Tensor]) -> Tensor:
         """Logits of all rows, float32 [n, c]."""
@@ -87,7 +82,7 @@ class _Slots(dict[str, Tensor]):
         return super().__getitem__(key)
 
 
-def _refusal(error: Exception, pooled: bool, model: nn.Module) -> str:
+def _refusal(error: Exception, model: nn.Module) -> str:
     """The reason of a torch.export error, without its own hints and symbols."""
     text = str(error)
     causes = [
@@ -96,13 +91,6 @@ def _refusal(error: Exception, pooled: bool, model: nn.Module) -> str:
     where = user_line(error)
     where = f" (at {where})" if where else ""
     if "DataDependent" in type(error).__name__ or "data-dependent" in text:
-        if pooled and any(
-            Path(f.filename).match(_POOLS) for f in traceback.extract_tb(error.__traceback__)
-        ):
-            return (
-                f"torch.export cannot follow a number of graphs that is read from batch{where}: the model "
-                "is called with one graph, so write global_mean_pool(x, batch, size=1) or batch=None"
-            )
         return (
             "torch.export cannot follow a condition, a size or a Python number that depends on a tensor's "
             f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
@@ -169,7 +157,7 @@ def write_whole(
             "PyG leaves out when torch.export follows a convolution: override message(), aggregate() or "
             "propagate() in a subclass instead"
         )
-    binding, target, pooled = whole.eval().binding, whole.target, whole.pooled
+    binding, target = whole.eval().binding, whole.target
     slots = binding.slots(check)
     try:
         given = _Slots({name: rows.clone() for name, rows in slots.items()})
@@ -195,11 +183,11 @@ def write_whole(
     except Exception as error:  # torch.export has no common base of its errors
         raise PackagingError(
             f"the model can be packaged neither split nor whole. Split: {reason}. Whole: "
-            f"{_refusal(error, pooled, whole.model)}"
+            f"{_refusal(error, whole.model)}"
         ) from error
     _check_sizes(program)
     relations = list(binding.relations) if binding.relational else []
-    described = {"slots": names, "pooled": pooled, "relations": relations}
+    described = {"slots": names, "relations": relations}
     (folder / SLOTS_FILE).write_bytes(msgspec.json.encode(described))
     return msgspec.structs.replace(
         spec, runtime="torch", whole_file=FILE, why_whole=str(reason), num_layers=0,

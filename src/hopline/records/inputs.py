@@ -111,6 +111,7 @@ def input_hash(request: ScoreRequest) -> str:
     """Hex BLAKE2b (128 bits) of the canonical form of a request's inputs."""
     if not (
         request.inline
+        or request.context
         or request.outputs
         or request.pairs is not None
         or request.columns is not None
@@ -122,6 +123,8 @@ def input_hash(request: ScoreRequest) -> str:
     parts = [b"N", _ids(request.nodes), request.on_missing.encode()]
     for node in request.inline:
         parts += [b"I", *_inline(node)]
+    for node in request.context:
+        parts += [b"X", _strings([node.type]), *_inline(node)]
     if request.pairs is not None:
         parts += [b"P", _ids(request.pairs[0]), _ids(request.pairs[1])]
     if request.columns is not None:

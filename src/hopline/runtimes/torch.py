@@ -11,20 +11,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.errors import ArtifactError, ConfigError, RuntimeFailure
 from hopline.runtimes.placement import placed
 from hopline.runtimes.unknown_code import unknown_code
-from hopline.runtimes.whole_file import read_slots
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import UNREADABLE, AnyArray, FloatArray, IdArray
+
+#: Describes the program.
+SLOTS_FILE = "whole.json"
+
+
+class WholeSlots(msgspec.Struct, frozen=True):
+    """The content of whole.json.
+
+    Attributes:
+        slots: names of the tensors that the program reads; see `WholeModel`.
+        relations: edge types of a relational model, in the order of their numbers.
+        pooled: the model answers one row for its graph; of an earlier release.
+    """
+
+    slots: list[str]
+    relations: list[str] = []
+    pooled: bool = False
+
+
+def read_slots(folder: Path) -> WholeSlots:
+    """Read whole.json of an artifact. Raises: ArtifactError: it is missing or malformed."""
+    path = folder / SLOTS_FILE
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=WholeSlots)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UNREADABLE as error:
+        raise ArtifactError(f"{path}: not a description of a whole model: {error}; package again") from None
+    if found.pooled:
+        raise ArtifactError(f"{path}: the model answers one row for a graph: package it again")
+    return found
 
 
 class WholeModel:
     """A loaded whole model.
-
-    Graphs of different seeds are never merged: a model that pools its graph would mix them.
 
     Attributes:
         slots: names of the tensors that the program reads: "features:<node type>",
@@ -76,42 +105,6 @@ class WholeModel:
         except Exception as error:  # torch.export.load has no common base of its errors
             raise ArtifactError(f"{path}: torch {torch.__version__} cannot load it: {error}") from error
 
-    def run(
-        self,
-        x: FloatArray,
-        edge_index: IdArray,
-        seeds: IdArray,
-        *,
-        edge_attr: FloatArray | None = None,
-        edge_weight: FloatArray | None = None,
-    ) -> FloatArray:
-        """Score seeds of one homogeneous ego-graph.
-
-        Args:
-            x: float32 [N, d].
-            edge_index: int64 [2, E], local source and destination rows.
-            seeds: int64 [n], rows of x.
-            edge_attr, edge_weight: [E, d_e] and [E], if the model reads them.
-
-        Returns: float32 [n, output_dim].
-
-        Raises:
-            RuntimeFailure: the program fails, or an input that it reads is missing.
-            UnknownCode: as `run_slots`.
-        """
-        given: dict[str, AnyArray | None] = {
-            "features": x,
-            "edge_index": edge_index,
-            "edge_attr": edge_attr,
-            "edge_weight": edge_weight,
-        }
-        slots = {}
-        for name in self.slots:
-            array = given.get(name.split(":", 1)[0])
-            if array is not None:
-                slots[name] = array
-        return self.run_slots(slots, seeds)
-
     def run_slots(self, slots: Mapping[str, AnyArray], seeds: IdArray) -> FloatArray:
         """Score seeds of one ego-graph of any types.
 
@@ -122,7 +115,7 @@ class WholeModel:
         Returns: float32 [n, output_dim].
 
         Raises:
-            RuntimeFailure: as `run`.
+            RuntimeFailure: the program fails, or an input that it reads is missing.
             UnknownCode: a code has no entry in the model's table.
         """
         torch = self._torch

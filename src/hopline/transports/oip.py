@@ -11,10 +11,10 @@ HTTP and gRPC translate to and from these tensors. Inputs:
     any other name     [n] or [n, 1]            a column of a tabular model: numbers, or BYTES for strings
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
-`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` and `tags` (JSON in a
-string), `as_of`, `min_version`; over gRPC also `triton_enable_empty_final_response`, see `grpc_stream.py`.
-Outputs are the model's outputs, and `missing` BOOL [n] if `on_missing` is "null" and an id is unknown: its
-floats are NaN and its integers -1.
+`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags` and `context`
+(JSON in a string), `as_of`, `min_version`; over gRPC also `triton_enable_empty_final_response`, see
+`grpc_stream.py`. Outputs are those of the model, and `missing` BOOL [n] if `on_missing` is "null" and an id
+is unknown: its floats are NaN and its integers -1.
 """
 
 from __future__ import annotations

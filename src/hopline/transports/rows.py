@@ -158,8 +158,7 @@ def option_of(field: RequestField, value: object) -> Any:
         found = msgspec.json.decode(value, type=field.sent_as)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRequest(f"{wanted}: {error}") from None
-    if type(found) is dict:
-        refuse_repeated(value.encode(), len(found))
+    refuse_repeated(value.encode(), len(found) if type(found) is dict else 0)
     return found
 
 

@@ -144,8 +144,10 @@ def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
     names = sum(value is not None for value in msgspec.structs.astuple(found))
     names += sum(map(len, found.rows or ())) + len(found.columns or ())
     names += sum(len(value) for value in _options_of(found) if type(value) is dict)
-    for node in found.inline or ():
-        names += (node.id is not None) + (node.features is not None)
+    context: Any = found.context or ()  # type: ignore[attr-defined]
+    names += sum(node.type != "" for node in context)
+    for node in (*(found.inline or ()), *context):
+        names += (node.id is not None) + bool(node.features)
         for each in (node.neighbors, node.edge_attr, node.edge_weight, node.columns):
             if each:
                 names += 1 + len(each) if isinstance(each, dict) else 1

@@ -59,11 +59,11 @@ class ColumnEncoder:
             raise BadRequest(f"row {row}: the preprocessing has no finite result for {shown(given)}")
         return features
 
-    def rows(self, given: Sequence[Mapping[str, Any] | None]) -> FloatArray:
+    def rows(self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str] = ()) -> FloatArray:
         """As `RowEncoder.rows`; a column that the preprocessing does not read is ignored."""
         columns: dict[str, list[Any]] = {name: [] for name in self._types}
         for place, row in enumerate(given):
-            where = f"inline[{place}].columns"
+            where = f"{places[place] if places else f'inline[{place}]'}.columns"
             for name, kind in self._types.items():
                 if row is None or name not in row:
                     raise BadRequest(f"{where}: {name!r} is missing; a row has {self._takes()}")
