@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
+from hopline.transports.http_answers import Applied
 from hopline_brokers.testing.servers import BrokerServer
 from packages.brokers.tests.servers import KafkaServer, NatsServer, RedisServer, broker_server
 from tests.server.live_rig import OUTPUTS, World, same, serving, until
@@ -76,6 +78,7 @@ def test_equal_versions_are_equal_answers(tmp_path: Path, stream: str) -> None:
         )
         written = here.send(world.events(5)).json()
         assert (written["accepted"], written["refused"]) == (5, [])
+        assert msgspec.convert(written, Applied).accepted == 5  # the type of /openapi.json
         for worker in (here, there):
             asked = {"nodes": [*SEEDS, *list(world.nodes)[-3:]], "min_version": written["graph_version"]}
             same(worker.score("plain", **asked), world.wanted("plain", nodes=asked["nodes"]))

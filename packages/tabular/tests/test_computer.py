@@ -25,7 +25,7 @@ from hopline.artifact import write_spec
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
-from hopline.types import ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import ContextNode, ScoreRequest, ScoreResult, TensorInfo
 from hopline_tabular.computer import ColumnCheck, TabularComputer
 from hopline_tabular.kind import TABULAR
 from hopline_tabular.model import TabularModel
@@ -186,8 +186,9 @@ def test_a_column_with_a_default_may_be_left_out(models: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (ScoreRequest("m", nodes=[1]), "takes rows of amount"),
-        (ScoreRequest("m"), "takes rows of amount"),
+        (ScoreRequest("m", nodes=[1]), "takes rows or columns of amount"),
+        (ScoreRequest("m"), "takes rows or columns of amount"),
+        (request_of(context=(ContextNode(features=[1.0]),)), "not nodes or pairs"),
         (ScoreRequest("m", columns={}), "column 'amount' is missing"),
         (ScoreRequest("m", columns={name: [] for name in ROW}), "no rows"),
         (

@@ -283,13 +283,13 @@ class GraphComputer(Computer):
             )
         if request.as_of is not None and self.reads_store:
             raise BadRequest(TIMES_IN_STORE)
+        if request.context and not request.inline:
+            raise BadRequest("context describes nodes for inline nodes, and the request has none")
         if self.model.spec.head.kind == "link":
             return self._check_pairs(request)
         if request.pairs is not None:
             raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
         if request.context:
-            if not request.inline:
-                raise BadRequest("context describes nodes for inline nodes, and the request has none")
             self._check_count(len(request.context), "context nodes")
         return self._check_count(len(request.nodes) + len(request.inline), "nodes")
 

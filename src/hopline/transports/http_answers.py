@@ -283,13 +283,13 @@ class GraphState(msgspec.Struct):
 
     Attributes:
         sequence: number of the last change.
-        age_ms: time since the graph last contained all events.
+        age_ms: time since the graph last contained all events; null before the writer's first answer.
         nodes, edges: counts by type.
     """
 
     graph_version: str
     sequence: int
-    age_ms: int
+    age_ms: int | None
     nodes: dict[str, int]
     edges: dict[str, int]
     writer: Literal["up", "away"]
@@ -299,8 +299,7 @@ class RefusedEvent(msgspec.Struct):
     """An event that was refused.
 
     Attributes:
-        index: its place in the body.
-        id: the id of the event; "" without one.
+        index, id: its place in the body; the id of the event, "" without one.
     """
 
     index: int
@@ -310,19 +309,20 @@ class RefusedEvent(msgspec.Struct):
 
 
 class Applied(msgspec.Struct):
-    """The changes are durable, and visible to all workers.
+    """The changes are durable, and visible to all workers; with a stream, durable in it.
 
     Attributes:
-        applied: number of changes.
-        duplicates: places of events that were applied before.
+        applied, duplicates: number of changes; places of events that were applied before.
+        accepted: number of events that the stream took; in place of `sequence`, `applied`, `duplicates`.
         num_refused: number of refused events if not all are listed.
     """
 
-    sequence: int
     graph_version: str
-    applied: int
-    duplicates: list[int]
     refused: list[RefusedEvent]
+    sequence: int | UnsetType = UNSET
+    applied: int | UnsetType = UNSET
+    duplicates: list[int] | UnsetType = UNSET
+    accepted: int | UnsetType = UNSET
     num_refused: int | UnsetType = UNSET
 
 

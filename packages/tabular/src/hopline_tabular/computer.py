@@ -186,11 +186,10 @@ class TabularComputer(Computer):
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""
         columns = request.columns
-        if columns is None or len(request.nodes) or request.inline or request.pairs is not None:
-            raise BadRequest(
-                f"model {self.name!r} takes rows of {self._takes()}; ask with rows or columns, "
-                "not with nodes or pairs"
-            )
+        named = len(request.nodes) or request.inline or request.context or request.pairs is not None
+        if columns is None or named:
+            known = self._takes()
+            raise BadRequest(f"model {self.name!r} takes rows or columns of {known}, not nodes or pairs")
         count = -1
         try:
             for name, check in self._checks:
