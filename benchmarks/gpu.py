@@ -1,11 +1,10 @@
 """The engine on a GPU and on the CPU of the same machine. Needs CUDA, and onnxruntime-gpu.
 
-    python -m benchmarks.gpu [--parts split,stage,whole,zoo,serve] [--place FOLDER] [--quick]
+    python -m benchmarks.gpu [--parts split,stage,zoo,serve] [--place FOLDER] [--quick]
 
     split   models in stages: ONNX Runtime's CUDA provider and its CPU provider, sampling included, at 1, 32
             and 1,024 nodes; and PyG on the same GPU, on ego-graphs sampled before
     stage   one stage alone, by rows of a call; `bound`: over memory of the GPU that stays bound
-    whole   models served whole: CUDA graphs, the same program without them, the CPU, and PyG on the GPU
     zoo     `benchmarks.zoo` with models loaded on the GPU: are answers the module's own?
     serve   a server with `compute.device=cuda`: answers, and a version loaded while requests run
 
@@ -28,7 +27,6 @@ import torch
 
 from benchmarks.machine import commit, machine
 from hopline.artifact import read_spec
-from hopline.engine.ego import EgoModel
 from hopline.engine.model import load_model
 from hopline.graph import Graph
 from hopline.runtimes import onnx
@@ -36,26 +34,24 @@ from hopline.runtimes.ort import ort
 from hopline.runtimes.placement import place_models
 from hopline.types import AnyArray, FloatArray, IdArray
 
-PARTS = ("split", "stage", "whole", "zoo", "serve")
+PARTS = ("split", "stage", "zoo", "serve")
 BATCHES = (1, 32, 1024)
 _FANOUTS = [10, 5]
 _FEATURES, _CLASSES = 64, 8
 #: Ending of the name of a package whose attention a GPU computes.
 _FOR_GPU = "_for_gpu"
-_NO_CUT = np.iinfo(np.int64).max
 
 
-def models() -> dict[str, tuple[Any, Any]]:
-    """Name -> module and runtime."""
+def models() -> dict[str, Any]:
+    """Name -> module."""
     from torch_geometric.nn import GAT, GraphSAGE
 
     torch.manual_seed(6)
     return {
-        "sage_64": (GraphSAGE(_FEATURES, 64, 2, _CLASSES), "onnx"),
-        "sage_1024": (GraphSAGE(_FEATURES, 1024, 2, _CLASSES), "onnx"),
-        "gat_64": (GAT(_FEATURES, 64, 2, _CLASSES, heads=4, v2=True), "onnx"),
-        "gat_512": (GAT(_FEATURES, 512, 2, _CLASSES, heads=4, v2=True), "onnx"),
-        "sage_whole": (GraphSAGE(_FEATURES, 64, 2, _CLASSES), "torch"),
+        "sage_64": GraphSAGE(_FEATURES, 64, 2, _CLASSES),
+        "sage_1024": GraphSAGE(_FEATURES, 1024, 2, _CLASSES),
+        "gat_64": GAT(_FEATURES, 64, 2, _CLASSES, heads=4, v2=True),
+        "gat_512": GAT(_FEATURES, 512, 2, _CLASSES, heads=4, v2=True),
     }
 
 
@@ -79,12 +75,9 @@ def prepare(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:
 
     shutil.rmtree(place / "graph", ignore_errors=True)
     graph, seeds = drawn(place, num_nodes)
-    for name, (each, runtime) in models().items():
+    for name, each in models().items():
         if not (place / "models" / name).exists():
-            package(
-                each.eval(), graph, place / "models", name=name, fanouts=_FANOUTS, task="multiclass",
-                runtime=runtime,
-            )  # fmt: skip
+            package(each.eval(), graph, place / "models", name=name, fanouts=_FANOUTS, task="multiclass")
         if name.startswith("gat") and not (place / "models" / f"{name}{_FOR_GPU}").exists():
             package(
                 each.eval(), graph, place / "models", name=f"{name}{_FOR_GPU}", fanouts=_FANOUTS,
@@ -120,10 +113,7 @@ def in_turns(ways: Mapping[str, Callable[[int], object]], count: int) -> dict[st
 
 def split(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tuple[str, Any]]:
     """By model."""
-    sampler = loaded(place, "sage_whole", graph, "cpu")
-    for name, (peer, runtime) in models().items():
-        if runtime != "onnx":
-            continue
+    for name, peer in models().items():
         began = time.perf_counter()
         gpu = loaded(place, name, graph, "cuda")
         found: dict[str, Any] = {"load_s": round(time.perf_counter() - began, 2)}
@@ -131,7 +121,7 @@ def split(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
         peer = peer.eval().to("cuda")
         for size in BATCHES:
             batches = [seeds[i * size : (i + 1) * size] for i in range(8)]
-            joined = [_joined(sampler, batch) for batch in batches[: 2 if size > 100 else 8]]
+            joined = [_joined(graph, batch) for batch in batches[: 2 if size > 100 else 8]]
             ask = [{"node": batch} for batch in batches]
             differ = [
                 np.abs(gpu.final_states(each)["node"] - one.final_states(each)["node"]).max()
@@ -156,14 +146,27 @@ def split(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
         yield name, found
 
 
-def _joined(sampler: EgoModel, seeds: IdArray) -> tuple[AnyArray, AnyArray, IdArray]:
-    egos = [sampler._slots("node", seed, _NO_CUT) for seed in seeds.tolist()]
-    rows = [ego["features:node"] for ego in egos]
-    starts = np.cumsum([0, *(len(part) for part in rows[:-1])])
-    edges = [
-        ego["edge_index:node__to__node"] + start for ego, start in zip(egos, starts.tolist(), strict=True)
-    ]
-    return np.concatenate(rows), np.concatenate(edges, axis=1), starts
+def _joined(graph: Graph, seeds: IdArray) -> tuple[AnyArray, AnyArray, IdArray]:
+    """Features and edges of the sampled ego-graphs of nodes, side by side, and the row of each node."""
+    (adjacency,) = graph.edges.values()
+    rng, ids, starts = np.random.default_rng(7), list[int](), list[int]()
+    edges: list[tuple[int, int]] = []
+    for seed in seeds.tolist():
+        rows, frontier, start = {seed: 0}, [seed], len(ids)
+        for fanout in _FANOUTS:
+            found: list[int] = []
+            for node in frontier:
+                near = adjacency.indices[adjacency.indptr[node] : adjacency.indptr[node + 1]]
+                for other in rng.permutation(near)[:fanout].tolist():
+                    if other not in rows:
+                        rows[other] = len(rows)
+                        found.append(other)
+                    edges.append((start + rows[other], start + rows[node]))
+            frontier = found
+        starts.append(start)
+        ids += rows
+    features = np.asarray(graph.nodes["node"].features[np.array(ids)], np.float32)
+    return features, np.array(edges).T.copy(), np.array(starts)
 
 
 def stage(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tuple[str, Any]]:
@@ -229,61 +232,6 @@ def _bound(
     return call
 
 
-def whole(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tuple[str, Any]]:
-    """By model."""
-    for name, (peer, runtime) in models().items():
-        if runtime != "torch":
-            continue
-        peer = peer.eval().to("cuda")
-        torch.cuda.synchronize()
-        before, began = torch.cuda.memory_reserved(), time.perf_counter()
-        gpu = loaded(place, name, graph, "cuda")
-        found: dict[str, Any] = {
-            "load_s": round(time.perf_counter() - began, 2),
-            "reserved_mb": round((torch.cuda.memory_reserved() - before) / 1e6, 1),
-        }
-        cpu = loaded(place, name, graph, "cpu")
-        program = gpu._whole._program
-        found["recorded"] = list(getattr(program, "recorded", ()))
-        egos = [gpu._slots("node", seed, _NO_CUT) for seed in seeds[:50].tolist()]
-        row = np.zeros(1, np.int64)
-        sizes = dict(program._sizes)
-
-        def without(i: int) -> None:
-            program._sizes = {}  # noqa: B023
-            gpu._whole.run_slots(egos[i % 50], row)  # noqa: B023
-            program._sizes = sizes  # noqa: B023
-
-        def on_peer(i: int) -> None:
-            tensors = (torch.from_numpy(np.ascontiguousarray(a)).cuda() for a in egos[i % 50].values())  # noqa: B023
-            with torch.no_grad():
-                peer(*tensors).cpu()  # noqa: B023
-
-        found["max_diff"] = max(
-            float(np.abs(gpu._whole.run_slots(ego, row) - cpu._whole.run_slots(ego, row)).max())
-            for ego in egos
-        )
-        found |= in_turns(
-            {
-                "gpu_ms": lambda i: gpu._whole.run_slots(egos[i % 50], row),  # noqa: B023
-                "gpu_not_recorded_ms": without,
-                "cpu_ms": lambda i: cpu._whole.run_slots(egos[i % 50], row),  # noqa: B023
-                "pyg_gpu_ms": on_peer,
-            },
-            50 if quick else 300,
-        )
-        for size in BATCHES[1:]:
-            ask = {"node": seeds[:size]}
-            found[f"{size}_nodes"] = in_turns(
-                {
-                    "gpu_ms": lambda i: gpu.final_states(ask),  # noqa: B023
-                    "cpu_ms": lambda i: cpu.final_states(ask),  # noqa: B023
-                },
-                2 if size > 100 else 20,
-            )
-        yield name, found
-
-
 def zoo(
     place: Path, graph: Graph, seeds: IdArray, quick: bool, shard: tuple[int, int]
 ) -> Iterator[tuple[str, Any]]:
@@ -340,7 +288,7 @@ def serve(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
     from benchmarks.server_process import free_port, stop
 
     repository = place / "served"
-    for name in ("sage_64", "pooled"):
+    for name in ("sage_64", "gat_64"):
         if not (repository / name).exists():
             shutil.copytree(place / "models" / name, repository / name)
     port = free_port()
@@ -372,7 +320,7 @@ def serve(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
                     return
                 time.sleep(0.2)
         yield "ready_s", round(time.perf_counter() - began, 1)
-        for name in ("sage_64", "pooled"):
+        for name in ("sage_64", "gat_64"):
             cpu = loaded(place, name, graph, "cpu")
             for other in (seeds[20:40], seeds[:20]):  # the second answer is of other nodes than the first
                 nodes = other.tolist()
@@ -394,13 +342,13 @@ def serve(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
                 except Exception as error:  # every kind is counted
                     errors.append(f"{error} {getattr(error, 'read', lambda: b'')()[:200]!r}")
 
-        threads = [threading.Thread(target=load, args=(name,)) for name in ("sage_64", "pooled") * 3]
+        threads = [threading.Thread(target=load, args=(name,)) for name in ("sage_64", "gat_64") * 3]
         for thread in threads:
             thread.start()
         for version in ("2", "3", "4"):
-            shutil.copytree(repository / "pooled" / "1", repository / "pooled" / version)
+            shutil.copytree(repository / "gat_64" / "1", repository / "gat_64" / version)
             try:
-                ask("/v2/repository/models/pooled/load", {})
+                ask("/v2/repository/models/gat_64/load", {})
             except OSError as error:
                 errors.append(f"load: {error} {getattr(error, 'read', lambda: b'')()[:300]!r}")
             time.sleep(1)
@@ -432,7 +380,6 @@ def main() -> None:
         all_of: dict[str, Any] = {
             "split": split,
             "stage": stage,
-            "whole": whole,
             "zoo": zoo,
             "serve": serve,
         }

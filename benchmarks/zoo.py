@@ -7,7 +7,6 @@ others, with what the module itself answers on the whole graph. A class that is 
 benchmark fail.
 
     split     as stages of ONNX
-    whole     as one program, on the requested node's surroundings
     refused   by `hopline.package`, with the reason
     silent    another answer than the module's, without a word
     crashed   any other error, while packaging or serving
@@ -40,7 +39,7 @@ from typing import Any
 
 from benchmarks.machine import commit, machine
 
-#: Nodes compared, of each entry; those of a model that is served whole cost milliseconds each.
+#: Nodes compared, of each entry.
 SEEDS, QUICK_SEEDS = 300, 60
 ALONE = 20
 

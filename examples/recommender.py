@@ -189,7 +189,6 @@ def serve_lightgcn(model: LightGCN, clicks: Clicks, folder: Path, console: Conso
         task="embedding",
         embeddings={"model.embedding": "node"},
         later_nodes="zero",
-        runtime="onnx",
     )
     console.print(f"packaged lightgcn in {report.seconds:.1f} s")
     with torch.no_grad():
@@ -246,7 +245,6 @@ def serve_towers(model: Towers, clicks: Clicks, folder: Path, console: Console) 
         head="dot",
         target=("user", "item"),
         embeddings={"user_emb": "user", "item_emb": "item"},
-        runtime="onnx",
     )
     console.print(f"packaged towers in {report.seconds:.1f} s")
     users = clicks.users[::_CLICKS].repeat(2)

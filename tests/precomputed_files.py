@@ -45,10 +45,8 @@ def write_table(
     node_type = node_type or head.node_type
     num_nodes = graph.nodes[node_type].num_nodes
     wanted = np.arange(num_nodes) if rows is None else rows
-    has_logits = spec.runtime == "onnx" and head.kind == "node" and head.file is not None
-    state_dim = head.output_dim
-    if spec.runtime == "onnx":
-        state_dim = spec.levels[-1][node_type].state_dim
+    has_logits = head.kind == "node" and head.file is not None
+    state_dim = spec.levels[-1][node_type].state_dim
     about: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,

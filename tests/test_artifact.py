@@ -31,7 +31,6 @@ def read(spec, folder):
     ("spec", "field", "value", "message"),
     [
         (GRAPH, "task", "classification", "task: 'classification' is not one of multiclass, binary"),
-        (GRAPH, "runtime", "tensorrt", "runtime: 'tensorrt' is not one of onnx, torch"),
         (GRAPH, "sampling", "random", "sampling: 'random' is not one of uniform, recent, weighted"),
         (TABLE, "task", "multilabel", "task: 'multilabel' is not one of binary, multiclass, regression"),
         (GRAPH, "classes", (0, 1), r"risk/1: cannot be written: .*str.*classes"),
@@ -61,7 +60,7 @@ _ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _TEXT, st
 
 @given(
     st.sampled_from([GRAPH, TABLE]),
-    st.sampled_from(["task", "runtime", "sampling", "classes", "parity", "version", "file", "kind"]),
+    st.sampled_from(["task", "sampling", "classes", "parity", "version", "file", "kind"]),
     _ANY,
 )
 def test_whatever_is_written_can_be_read(tmp_path_factory, spec, field, value):
@@ -83,13 +82,29 @@ def test_a_file_that_is_not_there_cannot_be_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["whole.json", "whole.pt2"])
-def test_files_of_a_whole_model_without_a_hash_are_refused(tmp_path, name):
-    for each in ("whole.json", "whole.pt2"):
+@pytest.mark.parametrize("name", ["head.onnx", "1.onnx"])
+def test_files_without_a_hash_are_refused(tmp_path, name):
+    for each in ("head.onnx", "1.onnx"):
         (tmp_path / each).write_bytes(b"{}")
-    write_spec(tmp_path, msgspec.structs.replace(GRAPH, runtime="torch", whole_file="whole.pt2", levels=()))
+    head, levels = Head("node", 1, file="head.onnx"), ({"node": Stage(4)}, {"node": Stage(4, "1.onnx")})
+    write_spec(tmp_path, msgspec.structs.replace(GRAPH, head=head, levels=levels))
     content = msgspec.json.decode((tmp_path / "model.json").read_bytes())
     del content["files"][name]
     (tmp_path / "model.json").write_bytes(msgspec.json.encode(content))
     with pytest.raises(ArtifactCorrupted, match=f"{name}: this model reads it"):
         read_spec(tmp_path, verify=False)
+
+
+def test_a_model_that_an_earlier_version_packaged_whole_is_refused_with_the_remedy(tmp_path):
+    content = msgspec.to_builtins(GRAPH) | {
+        "levels": [],
+        "whole_file": "whole.pt2",
+        "why_whole": "it mixes",
+    }
+    for runtime in ("torch", "onnx"):  # "onnx" is what earlier versions wrote for a split model
+        (tmp_path / "model.json").write_bytes(msgspec.json.encode(content | {"runtime": runtime}))
+        if runtime == "onnx":
+            assert read_spec(tmp_path).name == GRAPH.name
+            continue
+        with pytest.raises(ArtifactError, match=r"packaged whole by an earlier Hopline.*Package it again"):
+            read_spec(tmp_path)

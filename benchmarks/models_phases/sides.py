@@ -102,7 +102,7 @@ class Hopline:
         )
         report = package(
             module, self.graph, folder, name=name, fanouts=list(entry.fanouts), task="embedding",
-            target=self.target, overwrite=True, check_nodes=64, runtime="onnx",
+            target=self.target, overwrite=True, check_nodes=64,
             embeddings={"embedding": "node"} if entry.graph == "learned" else None,
         )  # fmt: skip
         self.parity = report.spec.parity["max_abs_diff"]

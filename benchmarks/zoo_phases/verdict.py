@@ -25,8 +25,8 @@ from hopline.engine.model import load_model
 from hopline.errors import GraphError, HoplineError, PackagingError
 from hopline.graph import Graph
 
-Kind = Literal["split", "whole", "refused", "silent", "crashed"]
-KINDS: tuple[Kind, ...] = ("split", "whole", "refused", "silent", "crashed")
+Kind = Literal["split", "refused", "silent", "crashed"]
+KINDS: tuple[Kind, ...] = ("split", "refused", "silent", "crashed")
 
 #: What a module's answer is: `logits` (or plain values), probabilities of the task, or their logarithm.
 Answers = Literal["logits", "probabilities", "log_probabilities"]
@@ -36,7 +36,7 @@ TOLERANCE, DEEP_TOLERANCE = 1e-4, 1e-3
 #: How much of the module's own rounding (float32 against float64) is allowed.
 _OF_ROUNDING = 20.0
 
-_SAYS_FANOUTS = re.compile(r"Give (\d+) fanouts|has (\d+) message-passing")
+_SAYS_FANOUTS = re.compile(r"has (\d+) message-passing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,7 @@ def judge(
         return Verdict("refused", f"{type(refusal).__name__}: {refusal}", fanouts=fanouts)
     except Exception as error:  # whatever a user's module brings out of it is a finding
         return Verdict("crashed", f"package: {type(error).__name__}: {error}", fanouts=fanouts)
-    found = Verdict(
-        "split" if report.spec.runtime == "onnx" else "whole",
-        fanouts=fanouts,
-        max_diff=0.0,
-        notes=tuple(report.notes),
-    )
+    found = Verdict("split", fanouts=fanouts, max_diff=0.0, notes=tuple(report.notes))
     for place in served:
         try:
             with warnings.catch_warnings():
@@ -165,7 +160,7 @@ def judge(
 def fanouts_asked_for(message: str) -> int | None:
     """Number of fanouts that a refusal's message asks for."""
     said = _SAYS_FANOUTS.search(message)
-    return int(said[1] or said[2]) if said else None
+    return int(said[1]) if said else None
 
 
 def _package(

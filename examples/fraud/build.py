@@ -162,7 +162,6 @@ def build_risk(folder: Path, progress: Callable[[str], object] = lambda text: No
             name=name,
             fanouts=fanouts,
             task="embedding",
-            runtime="onnx",
             progress=False,
         )
     progress("trees on the embedding")

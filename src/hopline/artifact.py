@@ -289,9 +289,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
         task: how logits become probabilities and labels: `multiclass` softmax and argmax, `binary`
             sigmoid of one logit and >= 0.5, `multilabel` sigmoid per column; `regression` and
             `embedding` have neither; `several`: each of `head.outputs` has its own.
-        runtime: `onnx` is split into stages; `torch` is served whole by the torch runtime
-            (`whole_file`, a torch.export program) on the sampled ego-graph.
-        why_whole: for `torch`, reason that it could not be split.
         graph_schema: schema of the graph that it was packaged for (graph.json's `schema`).
         fanouts: edge type key -> sampled neighbours for each hop, seed-outward (PyG's order);
             -1 means all.
@@ -324,9 +321,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
     head: Head
     levels: tuple[dict[str, Stage], ...] = ()
     format: int = 1
-    runtime: Literal["onnx", "torch"] = "onnx"
-    whole_file: str | None = None
-    why_whole: str = ""
     sampling: Literal["uniform", "recent", "weighted"] = "uniform"
     max_degree: int | None = None
     salt: int = 0
@@ -350,10 +344,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def files_read(self, folder: Path) -> set[str]:
         """Paths inside the folder of the files that serving it reads."""
         stages = [stage for stages in self.levels for stage in stages.values()]
-        named = {self.head.file, self.whole_file, *(stage.file for stage in stages)}
+        named = {self.head.file, *(stage.file for stage in stages)}
         named |= {stage.query or None for stage in stages}
-        if self.runtime == "torch":
-            named.add("whole.json")
         named |= {encoder.model["file"] for encoder in self.encoders.values()}
         if self.embeddings:
             named |= {path.relative_to(folder).as_posix() for path in folder.glob("embeddings/*")}
@@ -412,6 +404,7 @@ SpecT = TypeVar("SpecT", bound=Spec)
 class _Kind(msgspec.Struct):
     kind: str = "graph"
     format: int = 1
+    runtime: str = ""
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -480,6 +473,12 @@ def read_artifact(folder: Path, spec_type: type[SpecT], kind: str, *, verify: bo
             raise ArtifactError(
                 f"{path}: format {found.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
                 "upgrade hopline"
+            )
+        if found.runtime == "torch":
+            raise ArtifactError(
+                f"{folder} was packaged whole by an earlier Hopline (runtime torch). Whole models are no "
+                "longer served: their answers were compared on the graph of packaging alone. Package it "
+                "again: it is split into stages, or refused with the place that prevents it"
             )
         if found.kind != kind:
             raise ArtifactError(f"{folder} is a {found.kind} model; a {kind} model is needed")

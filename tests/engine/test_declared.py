@@ -46,7 +46,7 @@ WRONG = [
     ("gcn", lambda m: m["fanouts"].clear(), "no fanouts of edge type 'node__to__node'"),
     ("gcn", lambda m: m["levels"].pop(), "2 levels for 2 layers"),
     ("gcn", lambda m: m.update(max_degree=0), "max_degree is 0"),
-    ("gcn", lambda m: m.update(runtime="torch"), "whole.json: this model reads it"),
+    ("gcn", lambda m: m.update(runtime="torch"), "packaged whole by an earlier Hopline"),
     ("gcn", lambda m: input_of(m, "reduce").update(columns=[0, 10**6]), "are not within"),
     ("gcn", lambda m: input_of(m, "reduce").update(columns=[-9, 2]), r"columns \[-9, 2\] are not within"),
     ("gcn", lambda m: input_of(m, "reduce").update(edge_type="x"), "edge type 'x' is not in graph_schema"),

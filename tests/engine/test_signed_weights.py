@@ -15,7 +15,7 @@ from torch import nn
 with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
-    from torch_geometric.nn import GCNConv, GraphConv, TAGConv
+    from torch_geometric.nn import GCNConv, GraphConv
 
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, StateCachePlan, load_model
@@ -50,8 +50,6 @@ def module(name):
         return Convs(GraphConv(DIM, 8, aggr=name), GraphConv(8, 3, aggr=name)).eval()
     if name == "gcn twice":
         return Convs(GCNConv(DIM, 8), GCNConv(8, 3)).eval()
-    if name == "whole":
-        return Convs(TAGConv(DIM, 3, K=2)).eval()
     return Convs(GCNConv(DIM, 3, add_self_loops=name == "gcn")).eval()
 
 
@@ -110,8 +108,7 @@ def packaged(tmp_path_factory):
                 tmp_path_factory.mktemp("models"),
                 name="m",
                 task="embedding",
-                fanouts=[-1] * (3 if name == "whole" else len(torch_module.convs)),
-                runtime="torch" if name == "whole" else "auto",
+                fanouts=[-1] * len(torch_module.convs),
             )
             found[name, low] = Packaged(report.path, report.spec, torch_module)
         return found[name, low]
@@ -127,19 +124,10 @@ def rows(model, ids, as_of=NO_CUT):
 @pytest.mark.parametrize("caches", [False, True])
 def test_answers_are_those_of_pyg(packaged, name, caches):
     case, graph = packaged(name), ratings()
-    assert case.spec.runtime == "onnx"
     found, expected = rows(case.model(graph, caches), np.arange(N)), case.oracle(graph)
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
     assert np.isfinite(expected).any()
     assert np.isnan(expected).any() == name.startswith("gcn")
-
-
-def test_a_model_that_is_served_whole_answers_as_pyg(packaged):
-    case, graph = packaged("whole"), ratings()
-    assert case.spec.runtime == "torch"
-    answerer = Answerer(load_model(case.folder, case.spec, graph), ("embedding",), 0)
-    (found,) = answerer.answer([ScoreRequest("m", nodes=np.arange(N))])
-    np.testing.assert_allclose(found.outputs["embedding"], case.oracle(graph), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -217,28 +205,24 @@ def test_an_unseen_node_answers_as_if_it_were_in_the_graph(packaged, name):
 
 def test_packaging_refuses_to_sample_by_negative_weights(tmp_path):
     options = {"name": "m", "task": "embedding", "fanouts": [3, 3], "sampling": "weighted"}
-    for runtime in ("auto", "torch"):
-        with pytest.raises(
-            PackagingError, match=f"weights of edge type '{EDGE}' may be negative.*'uniform'"
-        ):
-            package(module("add"), ratings(), tmp_path, runtime=runtime, **options)
+    with pytest.raises(PackagingError, match=f"weights of edge type '{EDGE}' may be negative.*'uniform'"):
+        package(module("add"), ratings(), tmp_path, **options)
     assert package(module("add"), ratings(low=0), tmp_path, **options).spec.sampling == "weighted"
 
 
 def test_a_model_that_samples_by_weight_does_not_fit_a_graph_with_negative_ones(packaged):
-    for name in ("add", "whole"):
-        case = packaged(name, 0)
-        spec = msgspec.structs.replace(
-            case.spec, sampling="weighted", fanouts={EDGE: (3,) * len(case.spec.fanouts[EDGE])}
-        )
-        load_model(case.folder, spec, ratings(low=0))
-        for graph in (ratings(), live(ratings())[1]):
-            with pytest.raises(
-                SchemaMismatch, match=f"weights of edge type '{EDGE}' may be negative"
-            ) as refused:
-                load_model(case.folder, spec, graph)
-            assert len(refused.value.differences) == 1
-            assert isinstance(refused.value, ArtifactError)
+    case = packaged("add", 0)
+    spec = msgspec.structs.replace(
+        case.spec, sampling="weighted", fanouts={EDGE: (3,) * len(case.spec.fanouts[EDGE])}
+    )
+    load_model(case.folder, spec, ratings(low=0))
+    for graph in (ratings(), live(ratings())[1]):
+        with pytest.raises(
+            SchemaMismatch, match=f"weights of edge type '{EDGE}' may be negative"
+        ) as refused:
+            load_model(case.folder, spec, graph)
+        assert len(refused.value.differences) == 1
+        assert isinstance(refused.value, ArtifactError)
 
 
 def test_weights_of_an_unseen_node_are_not_negative_where_the_model_samples_by_them(packaged):

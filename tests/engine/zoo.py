@@ -327,7 +327,7 @@ def build(repository: Path) -> dict[str, Case]:
         ("gat", Gat(), g, [4, 3], {"task": "multiclass"}),
         ("mixed", Mixed(), g, [4, 3, 3], {"task": "multiclass"}),
         ("aggregated", Aggregated(), g, [4, 3, 3], {"task": "multiclass"}),
-        ("general", General(), g, [4, 3, 3], {"task": "multiclass", "runtime": "onnx"}),
+        ("general", General(), g, [4, 3, 3], {"task": "multiclass"}),
         ("hetero", Hetero(), heterogeneous(), [4, 3], {"task": "multiclass", "target": "user"}),
         (
             "learned",

@@ -1,4 +1,4 @@
-"""The same of the engine: models in stages, models served whole, and what becomes of logits."""
+"""The same of the engine: models in stages, and what becomes of logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 from hopline.engine import (
     answer,
     attention,
-    ego,
     fused_path,
     inline,
     interner,
@@ -270,57 +269,6 @@ def unseen_nodes_read_edge_attributes_in_reverse(patch):
         return values[::-1].copy() if what == "edge_attr" else values
 
     after(patch, inline, "_edge_values", wrong)
-
-
-# --- the engine, models served whole ---
-
-
-@fault("ego", "whole", runtime="torch")
-def edges_beside_an_ego_graph_lead_to_the_seed(patch):
-    def wrong(slots, *_):
-        for name, edges in slots.items():
-            if name.startswith("edge_index"):
-                edges[:, -ego._FURTHER :] = np.arange(ego._FURTHER)
-        return slots
-
-    after(patch, ego.EgoModel, "_tensors", wrong)
-
-
-@fault("ego", "whole", runtime="torch")
-def edges_are_reversed(patch):
-    def wrong(slots, *_):
-        return {name: rows[::-1] if name.startswith("edge_index") else rows for name, rows in slots.items()}
-
-    after(patch, ego.EgoModel, "_tensors", wrong)
-
-
-@fault("ego", "whole", runtime="torch")
-def ego_graph_has_one_hop_less(patch):
-    def wrong(slots, self, node_type, seed, as_of):
-        kept, self._samplers = self._samplers, self._samplers[:-1]
-        try:
-            return right(self, node_type, seed, as_of)
-        finally:
-            self._samplers = kept
-
-    right = ego.EgoModel._slots
-    after(patch, ego.EgoModel, "_slots", wrong)
-
-
-@fault("ego", "whole", runtime="torch")
-def edge_attributes_are_one_row_off(patch):
-    def wrong(slots, *_):
-        return {n: np.roll(rows, 1, 0) if n.startswith("edge_attr") else rows for n, rows in slots.items()}
-
-    after(patch, ego.EgoModel, "_tensors", wrong)
-
-
-@fault("ego", "fast_rgcn", runtime="torch")
-def relations_are_numbered_from_the_last(patch):
-    def wrong(slots, *_):
-        return slots | {"edge_type:*": slots["edge_type:*"].max() - slots["edge_type:*"]}
-
-    after(patch, ego.EgoModel, "_tensors", wrong)
 
 
 # --- after the model ---

@@ -30,11 +30,11 @@ from hopline.packaging.dense import (
 FAULTS = {}
 
 
-def fault(family, planted_in, *, runtime="onnx"):
+def fault(family, planted_in):
     """Register a plant: the family of faults, the model of the test that runs the faulty code."""
 
     def register(plant):
-        FAULTS[plant.__name__] = (family, plant, planted_in, runtime)
+        FAULTS[plant.__name__] = (family, plant, planted_in)
         return plant
 
     return register
@@ -436,7 +436,7 @@ def activation_of_the_module_is_applied_again(patch):
     patch.setattr(job.heads, "logits_below", lambda traced, output, task: output)
 
 
-@fault("activation", "sigmoid", runtime="torch")
+@fault("activation", "clamped")
 def inverse_of_the_activation_is_left_out(patch):
     patch.setattr(job, "ToLogits", lambda *outputs: torch.nn.Identity())
 

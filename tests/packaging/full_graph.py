@@ -130,13 +130,8 @@ def states(artifact: Path, graph: Graph | CheckGraph) -> list[States]:
         graph: any graph with the schema that the model was packaged for.
 
     Returns: for each level, node type -> float32 [N, state_dim].
-
-    Raises:
-        ArtifactError: the model is not split into stages.
     """
     spec = read_spec(artifact)
-    if spec.runtime != "onnx":
-        raise ArtifactError(f"{artifact}: runtime {spec.runtime!r} has no stages")
     check = graph if isinstance(graph, CheckGraph) else CheckGraph.of(graph)
     levels: list[States] = []
     for stages in spec.levels:

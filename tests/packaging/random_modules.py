@@ -94,15 +94,15 @@ class Bench:
             check_nodes=CHECK_NODES,
             head=head,
         )
-        random_and_accepted = case.random and found.kind in ("split", "whole")
+        random_and_accepted = case.random and found.kind == "split"
         if random_and_accepted and not any("random" in note or "dropout" in note for note in found.notes):
             return replace(found, kind="silent", why="random lines were left out without a note")
-        if not case.pure and found.kind in ("split", "whole"):
+        if not case.pure and found.kind == "split":
             return replace(
                 found, kind="silent", why="accepted, though the same rows have other answers later"
             )
         if found.kind == "silent" and _left_at_default(case, found):
-            return replace(found, kind="whole", why="noted as left at its default: " + found.why)
+            return replace(found, kind="split", why="noted as left at its default: " + found.why)
         return found
 
 

@@ -12,7 +12,7 @@ from torch_geometric import nn as pyg
 import hopline
 from hopline.artifact import read_spec
 from hopline.engine.model import load_model
-from hopline.errors import PackagingError
+from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.check_graph import CheckGraph
 from tests.packaging.graphs import homogeneous
 
@@ -63,12 +63,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("runtime", ["onnx", "torch"])
 @pytest.mark.parametrize("name", ENDS)
-def test_probabilities_are_served_as_the_module_answers_them(name, runtime, tmp_path):
+def test_probabilities_are_served_as_the_module_answers_them(name, tmp_path):
     columns, task, end = ENDS[name]
     graph, model = homogeneous(), Ends(columns, end)
-    report = package(model, graph, tmp_path, task=task, runtime=runtime)
+    report = package(model, graph, tmp_path, task=task)
     expect_served(report, model, graph)
 
 
@@ -143,13 +142,16 @@ class Normed(nn.Module):
         self.conv, self.norm, self.lin = pyg.SAGEConv(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
 
     def forward(self, x, edge_index):
-        return self.lin(self.norm(self.conv(x, edge_index)).relu())
+        return self.after(self.lin(self.norm(self.conv(x, edge_index)).relu()))
+
+    def after(self, out):
+        return out
 
 
-def test_a_function_in_place_of_forward_may_hold_the_module(tmp_path):
+def test_a_function_that_holds_the_module_sees_it_in_eval_mode(tmp_path):
     model, graph = Normed(), homogeneous()
-    before, own = copy.deepcopy(model.state_dict()), model.forward
-    model.forward = lambda x, edge_index: own(x, edge_index) * 3
+    before = copy.deepcopy(model.state_dict())
+    model.after = lambda out: out if model.training else out * 3
     report = package(model, graph, tmp_path)
     assert model.training
     assert model.norm.training
@@ -159,9 +161,18 @@ def test_a_function_in_place_of_forward_may_hold_the_module(tmp_path):
         x, edges = check.features["node"], check.edges["node__to__node"].edge_index
         expected = model.eval()(torch.from_numpy(x), torch.from_numpy(edges)).numpy()
     served = load_model(report.path, read_spec(report.path), graph)
-    np.testing.assert_allclose(
-        served.final_states({"node": np.arange(graph.num_nodes)})["node"], expected, atol=1e-4
-    )
+    states = served.final_states({"node": np.arange(graph.num_nodes)})["node"]
+    np.testing.assert_allclose(served.outputs(("logits",), states)["logits"], expected, atol=1e-4)
+
+
+def test_a_function_in_place_of_forward_that_holds_the_module_is_refused(tmp_path):
+    model = Normed()
+    own = model.forward
+    model.forward = lambda x, edge_index: own(x, edge_index) * 3
+    with pytest.raises(NotSplittable, match=r"test_activation\.py:.*change forward in a subclass"):
+        package(model, homogeneous(), tmp_path)
+    assert model.training
+    assert model.norm.training
 
 
 def test_a_function_in_place_of_forward_hides_the_weights(tmp_path):

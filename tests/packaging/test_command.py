@@ -196,7 +196,7 @@ def test_fanouts_are_one_list_or_one_for_each_edge_type():
 
 @pytest.mark.parametrize(
     ("option", "choices"),
-    [("--task", "multiclass, binary"), ("--runtime", "auto, onnx"), ("--sampling", "uniform, recent")],
+    [("--task", "multiclass, binary"), ("--device", "cpu, cuda"), ("--sampling", "uniform, recent")],
 )
 def test_a_choice_that_is_none_lists_what_there_is(files, option, choices):
     done = run(

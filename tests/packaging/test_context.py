@@ -76,7 +76,7 @@ def answerer(model, tmp_path_factory):
     )
     report = hopline.package(
         model, graph, tmp_path_factory.mktemp("models"), name="m", target="account", fanouts=[-1, -1],
-        task="multiclass", runtime="onnx",
+        task="multiclass",
     )  # fmt: skip
     return Answerer(load_model(report.path, report.spec, graph), ("logits",), 1000)
 

@@ -11,7 +11,7 @@ from torch_geometric.utils import add_self_loops, degree, remove_self_loops, sca
 import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.errors import BadRequest, NotServable, NotSplittable, PackagingError, SchemaMismatch
+from hopline.errors import BadRequest, NotSplittable, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.changes import Changes, EdgeChanges
 from hopline.packaging import trace
@@ -237,7 +237,7 @@ class Along(nn.Module):
 
 
 def package(model, graph, folder, **options):
-    options = {"fanouts": [-1, -1], "task": "multiclass", "runtime": "onnx"} | options
+    options = {"fanouts": [-1, -1], "task": "multiclass"} | options
     return hopline.package(model, graph, folder, name="m", **options)
 
 
@@ -301,9 +301,7 @@ def test_a_model_that_reads_along_the_edges_is_served_as_without_reverse_lists(t
 
 def test_without_reverse_lists_the_refusal_names_them(tmp_path):
     _, graph = one_way(both=False)
-    with pytest.raises(NotServable, match=r"both_directions=True\) or `hopline graph build --both-dir"):
-        package(Turned(), graph, tmp_path, runtime="auto")
-    with pytest.raises(NotSplittable, match="both_directions=True"):
+    with pytest.raises(NotSplittable, match=r"both_directions=True\) or `hopline graph build --both-dir"):
         package(Turned(), graph, tmp_path)
 
 

@@ -13,13 +13,12 @@ from torch_geometric.nn import models
 import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.errors import NotServable, PackagingError
+from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.locality import neighborhood, renumbered, repeated
+from hopline.packaging.locality import renumbered, repeated
 from hopline.packaging.probe import Probe, strangers
 from hopline.types import ScoreRequest
 from tests.packaging.graphs import hetero, homogeneous
-from tests.packaging.unsplit import BySourceDegree
 
 
 def package(model, graph, repository, **options):
@@ -104,9 +103,6 @@ class BySize(Two):
         (PerNode(), 2, "depend on how many nodes"),
         (Numbered(), 2, r"(one number of nodes only|depend on how many).*embeddings=\{'emb': node type\}"),
         (OfAllNodes(), 2, "one number of nodes only"),
-        (Reversed(), 2, r"outgoing edges.*both_directions=True\)"),
-        (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),
-        (Two(BySourceDegree(6, 8)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
         (
             Two(last=pyg.SAGEConv(8, 3, aggr="lstm")),
@@ -124,9 +120,10 @@ def test_what_no_neighbourhood_shows_is_refused_with_the_way_out(model, fanouts,
     assert not list(tmp_path.iterdir())
 
 
-def test_the_hops_that_a_refusal_names_are_enough(tmp_path):
-    model = Two(BySourceDegree(6, 8))
-    assert package(model, homogeneous(), tmp_path, fanouts=[-1] * 3).spec.runtime == "torch"
+@pytest.mark.parametrize("model", [Reversed(), Two(pyg.SAGEConv(6, 8, flow="target_to_source"))])
+def test_edges_that_leave_a_node_are_refused_with_the_way_out(model, tmp_path):
+    with pytest.raises(NotSplittable, match=r"node__rev_to__node.*both_directions=True\)"):
+        package(model, homogeneous(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +135,15 @@ def test_a_split_model_has_a_fanout_for_each_hop(model, tmp_path):
     assert package(model, homogeneous(), tmp_path, fanouts=[-1] * 3).spec.num_layers == 3
 
 
-def test_a_wrong_stage_ends_in_a_whole_model_that_is_right(tmp_path, monkeypatch):
+def test_a_wrong_stage_is_refused(tmp_path, monkeypatch):
     from hopline.packaging.dense import sums
 
     monkeypatch.setattr(
         sums.DenseSum, "forward", lambda self, neighbours, own=None: self.neighbour(neighbours)
     )
-    graph, model = homogeneous(), Two()
-    report = package(model, graph, tmp_path)
-    assert report.spec.runtime == "torch"
-    assert "differ from the module's" in report.spec.why_whole
+    with pytest.raises(ParityError, match="differ from the module's"):
+        package(Two(), homogeneous(), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 class Statement(Two):
@@ -194,14 +190,12 @@ class Typed(Two):
 
 @pytest.mark.parametrize("model", [Statement, Flag, Masked, Aliased, Input, Typed])
 def test_changes_in_place_and_questions_of_type_are_split_as_they_run(model, tmp_path):
-    report = package(model(), homogeneous(), tmp_path)
-    assert report.spec.runtime == "onnx"
+    package(model(), homogeneous(), tmp_path)
 
 
-def test_a_change_through_a_view_is_served_whole(tmp_path):
-    report = package(Column(), homogeneous(), tmp_path)
-    assert report.spec.runtime == "torch"
-    assert "in place" in report.spec.why_whole
+def test_a_change_through_a_view_is_refused_with_its_place(tmp_path):
+    with pytest.raises(NotSplittable, match="in place"):
+        package(Column(), homogeneous(), tmp_path)
 
 
 def test_a_branch_on_a_size_is_named_in_the_report(tmp_path):
@@ -222,6 +216,20 @@ class Spread(nn.Module):
 
     def forward(self, x, edge_index):
         return self.conv(self.conv(x, edge_index), edge_index)
+
+
+def neighborhood(graph, target, seed, hops):
+    """Edges that a message to the seed crosses within some hops, and nodes: by type, bool."""
+    reached = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
+    reached[target][seed] = True
+    crossed = {key: np.zeros(len(edges.indices), np.bool_) for key, edges in graph.edges.items()}
+    for _ in range(hops):
+        before = {name: rows.copy() for name, rows in reached.items()}
+        for key, edges in graph.edges.items():
+            into = before[edges.dst][edges.destinations]
+            crossed[key] |= into
+            reached[edges.src][edges.indices[into]] = True
+    return crossed, reached
 
 
 def test_a_probe_has_chains_longer_than_the_hops_isolated_nodes_and_a_hub():
@@ -307,7 +315,7 @@ class Deviation(nn.Module):
 
 
 def test_inner_values_are_measured_by_their_own_rounding_not_by_that_of_the_answers(tmp_path):
-    options = {"fanouts": [-1], "runtime": "onnx", "task": "regression"}
+    options = {"fanouts": [-1], "task": "regression"}
     report = package(Deviation(), homogeneous(offset=30.0), tmp_path, **options)
     assert report.spec.parity["served"]["embedding"] > 1e-4 > report.spec.parity["served"]["logits"]
     assert any("own embeddings in float32" in note for note in report.notes)
@@ -333,12 +341,12 @@ class Autocast(nn.Module):
         return self.conv(h.float(), edge_index)
 
 
-def test_autocast_is_served_whole_or_noted_or_refused(tmp_path):
+def test_autocast_is_noted_or_refused(tmp_path):
     try:
         report = package(Autocast(), homogeneous(), tmp_path, fanouts=[-1])
     except PackagingError:
         return
-    assert report.spec.runtime == "torch" or any("torch.autocast" in note for note in report.notes)
+    assert any("torch.autocast" in note for note in report.notes)
 
 
 def change_edges(conv):
@@ -369,8 +377,7 @@ class OfPna(nn.Module):
 
 @pytest.mark.parametrize("change", [change_edges, change_first, change_to_layer, change_bias])
 def test_a_conv_with_replaced_parts_is_split_by_its_code(change, tmp_path):
-    report = package(OfPna(change), homogeneous(attr_dim=2), tmp_path, fanouts=[-1])
-    assert report.spec.runtime == "onnx"
+    package(OfPna(change), homogeneous(attr_dim=2), tmp_path, fanouts=[-1])
 
 
 class Stacked(nn.Module):
@@ -379,8 +386,8 @@ class Stacked(nn.Module):
         self.a, self.b = pyg.SAGEConv(6, 3), pyg.SAGEConv(6, 3)
 
     def forward(self, x, edge_index):
-        found = torch.stack([self.a(x, edge_index), self.b(x, edge_index)])
-        return found.mean(0, keepdim=True).squeeze(0)
+        found = torch.stack([self.a(x, edge_index), self.b(x, edge_index)], dim=1)
+        return found.mean(1, keepdim=True).squeeze(1)
 
 
 def test_a_reduction_that_keeps_its_dimension_is_served(tmp_path):

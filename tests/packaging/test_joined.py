@@ -74,7 +74,7 @@ def test_hgt_is_served_as_stages(tmp_path):
     """Isolated nodes too; the answers of a batch are those of single nodes, to the bit."""
     graph, model = hetero(author_dim=6), hgt(6, 6, 6)
     options = {"name": "m", "task": "embedding", "target": "paper", "fanouts": [-1, -1]}
-    report = hopline.package(model, graph, tmp_path, runtime="onnx", **options)
+    report = hopline.package(model, graph, tmp_path, **options)
     served, ids = load_model(report.path, report.spec, graph), np.arange(40)
     rows = served.final_states({"paper": ids})["paper"].copy()
     for node in ids[::3]:

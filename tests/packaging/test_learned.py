@@ -94,12 +94,10 @@ KINDS = {"range": None, "int": [7 * at + 3 for at in range(N)], "string": [f"u{a
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("runtime", ["auto", "torch"])
-def test_rows_are_those_of_the_nodes(kind, runtime, tmp_path):
+def test_rows_are_those_of_the_nodes(kind, tmp_path):
     data, graph = with_features(KINDS[kind])
     model = ByNumber()
-    report = package(model, graph, tmp_path, runtime=runtime)
-    assert report.spec.runtime == ("onnx" if runtime == "auto" else "torch")
+    report = package(model, graph, tmp_path)
     ids = KINDS[kind] or list(range(N))
     np.testing.assert_allclose(answer(report, graph, nodes=ids), expected(model, data), atol=1e-5)
     spec = read_spec(report.path)
@@ -161,7 +159,6 @@ def test_a_model_of_pyg_without_features_is_served(tmp_path):
     model, graph = Whole(N, 16, 2).eval(), Graph.from_pyg(data)
     options = {"task": "embedding", "fanouts": [-1] * 2, "embeddings": {"embedding": "node"}}
     report = package(model, graph, tmp_path, **options)
-    assert report.spec.runtime == "onnx"
     with torch.no_grad():
         wanted = model(data.edge_index)
     np.testing.assert_allclose(answer(report, graph, "embedding", nodes=list(range(N))), wanted, atol=1e-5)
@@ -175,7 +172,6 @@ def test_two_towers_without_edges_score_pairs(tmp_path):
     tables = {"user_emb": "user", "item_emb": "item"}
     options = {"task": "binary", "fanouts": [], "head": "dot", "target": ("user", "item")}
     report = package(model, graph, tmp_path, embeddings=tables, **options)
-    assert report.spec.runtime == "onnx"
     users, items = list(range(20)), list(range(10, 30))
     with torch.no_grad():
         rows = model(None)
@@ -195,7 +191,7 @@ def test_factors_of_users_and_items_score_pairs(tmp_path):
     graph, model = Graph.from_pyg(data), Factors().eval()
     tables = {"user_emb": "user", "item_emb": "item"}
     options = {"task": "regression", "fanouts": [], "head": "dot", "target": ("user", "item")}
-    report = package(model, graph, tmp_path, embeddings=tables, runtime="onnx", **options)
+    report = package(model, graph, tmp_path, embeddings=tables, **options)
     with torch.no_grad():
         wanted = (model.user_emb.weight * model.item_emb.weight[:20]).sum(1)
     found = answer(report, graph, pairs=(list(range(20)), list(range(20))))
@@ -216,9 +212,7 @@ def test_a_table_is_read_by_the_numbers_of_a_loader(tmp_path):
     data["user"].num_nodes, data["item"].x = 20, torch.randn(30, 8)
     data["item", "by", "user"].edge_index = torch.stack([torch.arange(30), torch.arange(30) % 20])
     model, graph = Net().eval(), Graph.from_pyg(data)
-    report = package(
-        model, graph, tmp_path, embeddings={"emb": "user"}, target="user", fanouts=[-1], runtime="onnx"
-    )
+    report = package(model, graph, tmp_path, embeddings={"emb": "user"}, target="user", fanouts=[-1])
     data["user"].node_id = torch.arange(20)
     with torch.no_grad():
         wanted = model(data)

@@ -144,7 +144,7 @@ MODELS = {
 
 
 def package(model, graph, repository, fanouts=(-1, -1), **options):
-    options = {"name": "m", "task": "multiclass", "runtime": "onnx", **options}
+    options = {"name": "m", "task": "multiclass", **options}
     return hopline.package(model.eval(), graph, repository, fanouts=list(fanouts), **options)
 
 
@@ -300,7 +300,7 @@ class Normed(nn.Module):
 @pytest.mark.parametrize("model", [TopK, Normed, lambda: Net(pyg.Set2Set(HIDDEN, 2), 2 * HIDDEN)])
 def test_what_reads_a_graph_in_another_way_is_refused(model, tmp_path):
     with pytest.raises(PackagingError):
-        package(model(), Graph.from_pyg(graphs()), tmp_path, [-1] * 2, runtime="auto")
+        package(model(), Graph.from_pyg(graphs()), tmp_path, [-1] * 2)
     assert not (tmp_path / "m").exists()
 
 

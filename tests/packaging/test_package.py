@@ -24,12 +24,10 @@ from hopline.errors import (
     NotSplittable,
     PackagingError,
     ParityError,
-    RuntimeFailure,
 )
 from hopline.graph import Graph
 from hopline.packaging import export, job
 from hopline.packaging.check_graph import CheckGraph
-from hopline.runtimes.torch import WholeModel
 from hopline.types import ScoreRequest
 from tests.packaging import full_graph
 from tests.packaging.graphs import hetero, homogeneous, relational
@@ -40,7 +38,7 @@ BLOCK_KINDS = {"positions", "mask", "is_self", "edge_weight", "edge_attr"}
 
 
 def package(model, graph, repository, **options):
-    options = {"name": "m", "fanouts": [4], "task": "multiclass", "runtime": "onnx", **options}
+    options = {"name": "m", "fanouts": [4], "task": "multiclass", **options}
     return hopline.package(model, graph, repository, **options)
 
 
@@ -210,9 +208,7 @@ def test_an_existing_version_is_refused_and_replaced_only_on_request(sage):
         package(model, graph, repository, name="sage", fanouts=[1, 1])
     assert read_spec(report.path) == report.spec
     again = package(model, graph, repository, name="sage", fanouts=[1, 1], version="2")
-    replaced = package(
-        model, graph, repository, name="sage", fanouts=[2, 2], version="2", overwrite=True, runtime="onnx"
-    )
+    replaced = package(model, graph, repository, name="sage", fanouts=[2, 2], version="2", overwrite=True)
     assert again.path == replaced.path
     assert read_spec(again.path).fanouts == {"node__to__node": (2, 2)}
     assert sorted(entry.name for entry in again.path.parent.iterdir()) == ["1", "2"]
@@ -421,24 +417,10 @@ def test_a_large_graph_is_checked_on_a_sample(tmp_path):
     assert report.spec.parity["check_edges"]["node__to__node"] > 0
 
 
-def test_what_cannot_be_split_is_served_whole(tmp_path, caplog):
-    model, graph, fanouts = BySourceDegree(6, 3), homogeneous(), (3, 3)
-    with pytest.raises(NotSplittable):
-        package(model, graph, tmp_path, fanouts=fanouts)
-    report = package(model, graph, tmp_path, fanouts=fanouts, runtime="auto")
-    spec = read_spec(report.path)
-    assert (spec.runtime, spec.levels, spec.fanouts) == ("torch", (), {"node__to__node": fanouts})
-    assert spec.why_whole in caplog.text
-    assert set(spec.files) == {"whole.pt2", "whole.json"}
-    whole = WholeModel(report.path, spec)
-    for num_nodes, num_edges in ((3, 2), (9, 20), (100, 700)):
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(num_nodes, 6)).astype(np.float32)
-        edge_index = rng.integers(0, num_nodes, (2, num_edges))
-        seeds = np.array([0, num_nodes - 1])
-        expected = answers(model, torch.from_numpy(x), torch.from_numpy(edge_index))
-        slots = {"features:node": x, "edge_index:node__to__node": edge_index}
-        np.testing.assert_allclose(whole.run_slots(slots, seeds), expected[seeds], atol=1e-5)
+def test_what_cannot_be_split_is_refused_with_its_place(tmp_path):
+    with pytest.raises(NotSplittable, match="index_put"):
+        package(BySourceDegree(6, 3), homogeneous(), tmp_path, fanouts=[3, 3])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -502,51 +484,16 @@ def test_two_columns_for_a_binary_task_hint_at_multiclass(tmp_path):
 
 
 def test_the_oracle_needs_no_torch():
-    code = "import tests.packaging.full_graph, hopline.runtimes.torch, sys; print('torch' in sys.modules)"
+    code = "import tests.packaging.full_graph, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_a_whole_model_of_several_types_names_its_slots(tmp_path):
-    class Model(Bipartite):
-        def forward(self, x_dict, edge_index_dict):
-            x_dict = super().forward(x_dict, edge_index_dict)
-            return x_dict["paper"]
-
-    graph = hetero()
-    with pytest.warns(UserWarning, match="author"):
-        model = Model()
-    features, edges = tensors(graph)
-    expected = answers(model, features, {tuple(key.split("__")): value for key, value in edges.items()})
-    report = package(model, graph, tmp_path, target="paper", runtime="torch", fanouts=[2])
-    whole = WholeModel(report.path, report.spec)
-    slots = {f"features:{name}": rows.numpy() for name, rows in features.items()}
-    slots |= {f"edge_index:{key}": edge_index.numpy() for key, edge_index in edges.items()}
-    seeds = np.array([0, 7, 39])
-    np.testing.assert_allclose(whole.run_slots(slots, seeds), expected[seeds], atol=1e-5)
-    with pytest.raises(RuntimeFailure, match="features:author"):
-        whole.run_slots({name: array for name, array in slots.items() if name != "features:author"}, seeds)
-
-
-def test_a_node_head_is_part_of_a_whole_model(tmp_path):
-    graph, model, head, fanouts = homogeneous(), BySourceDegree(6, 3), nn.Linear(3, 1), [-1, -1]
-    report = package(model, graph, tmp_path, head=head, task="binary", runtime="torch", fanouts=fanouts)
-    features, edges = tensors(graph)
-    x, edge_index = features["node"], edges["node__to__node"]
-    with torch.no_grad():
-        expected = head(model.eval()(x, edge_index)).numpy()
-    slots = {"features:node": x.numpy(), "edge_index:node__to__node": edge_index.numpy()}
-    answer = WholeModel(report.path, report.spec).run_slots(slots, np.array([1]))
-    np.testing.assert_allclose(answer, expected[[1]], atol=1e-5)
-
-
-def test_a_file_that_the_runtime_cannot_load_is_a_reason_to_serve_whole(tmp_path, monkeypatch):
+def test_a_file_that_the_runtime_cannot_load_is_refused(tmp_path, monkeypatch):
     def refuse(path, *_):
         raise ArtifactError(f"{path}: ONNX Runtime cannot load it: no kernel for GatherND")
 
     monkeypatch.setattr("hopline.runtimes.onnx.session", refuse)
     model, graph = pyg.SAGEConv(6, 3), homogeneous()
-    report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="embedding")
-    assert "no kernel for GatherND" in report.spec.why_whole
     with pytest.raises(NotSplittable, match="no kernel for GatherND"):
-        hopline.package(model, graph, tmp_path, name="n", fanouts=[-1], task="embedding", runtime="onnx")
+        hopline.package(model, graph, tmp_path, name="n", fanouts=[-1], task="embedding")

@@ -149,9 +149,7 @@ def test_a_model_without_convs_is_split(tmp_path):
         def forward(self, x, edge_index):
             return self.lin(x)
 
-    report = hopline.package(
-        Model(), homogeneous(), tmp_path, name="m", fanouts=[], task="multiclass", runtime="onnx"
-    )
+    report = hopline.package(Model(), homogeneous(), tmp_path, name="m", fanouts=[], task="multiclass")
     assert report.spec.num_layers == 0
 
 

@@ -134,7 +134,6 @@ def test_a_nan_in_a_later_graph_reaches_every_answer_that_the_module_gives_it_to
     features = rng.uniform(0.1, 2.0, (NUM_NODES, 6)).astype(np.float32)
     report = package(
         module, Graph.from_edges(edges, features), tmp_path, name="m", fanouts=[-1], task="embedding",
-        runtime="onnx",
     )  # fmt: skip
     later = features.copy()
     later[::9, 2] = -1.0

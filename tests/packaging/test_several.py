@@ -118,7 +118,7 @@ class ByLevel(Encoder):
 
 
 def package(module, graph, repository, **options):
-    options = {"name": "m", "fanouts": [4, 4], "task": TASKS, "runtime": "onnx", **options}
+    options = {"name": "m", "fanouts": [4, 4], "task": TASKS, **options}
     return hopline.package(module.eval(), graph, repository, **options)
 
 
@@ -233,21 +233,12 @@ def test_heads_for_several_tasks_over_one_encoder(tmp_path, as_dict):
     assert_as_the_module(found, rows, tasks)
 
 
-@pytest.mark.parametrize("runtime", ["onnx", "torch"])
-def test_outputs_of_two_layers_that_are_probabilities(tmp_path, runtime):
+def test_outputs_of_two_layers_that_are_probabilities(tmp_path):
     module, graph = ByLevel(), homogeneous()
     tasks = {"fraud": "binary", "kind": "multiclass"}
-    report = package(module, graph, tmp_path, task=tasks, runtime=runtime)
+    report = package(module, graph, tmp_path, task=tasks)
     found = served(report, graph)
     assert_as_the_module(found, truth(module, graph), tasks, probabilities=tasks)
-
-
-def test_a_whole_model_answers_several_outputs(tmp_path):
-    module, graph = Tasks(), homogeneous()
-    report = package(module, graph, tmp_path, runtime="torch")
-    assert report.spec.runtime == "torch"
-    assert "embedding" not in outputs_of(report.spec)
-    assert_as_the_module(served(report, graph), truth(module, graph))
 
 
 class Pooled(Encoder):
@@ -266,7 +257,7 @@ def test_a_model_of_graphs_answers_several_outputs(tmp_path):
     data = [Data(x=torch.randn(each.shape[1] // 2 + 1, 6), edge_index=each) for each in edges]
     graph = Graph.from_pyg(data)
     tasks = {"toxic": "binary", "weight": "regression"}
-    report = package(module, graph, tmp_path, task=tasks, runtime="onnx")
+    report = package(module, graph, tmp_path, task=tasks)
     found = served(report, graph, nodes=list(range(len(data))), spec=report.spec)
     batch = Batch.from_data_list(data)
     with torch.no_grad():
@@ -362,7 +353,7 @@ class Broken(Tasks):
 
 def test_a_small_output_that_mixes_rows_is_found_beside_a_large_one(tmp_path):
     with pytest.raises(PackagingError, match=r"node by node|mixes rows|depend"):
-        package(Broken(), homogeneous(), tmp_path, runtime="auto")
+        package(Broken(), homogeneous(), tmp_path)
 
 
 class One(Encoder):

@@ -83,7 +83,7 @@ def test_what_a_matrix_holds_otherwise_is_named(form, conv, options, cause, tmp_
     ],
 )
 def test_what_a_matrix_holds_the_same_way_is_served(conv, options, tmp_path):
-    assert package(Sparse(conv), graph_of(**options), tmp_path).spec.runtime == "onnx"
+    package(Sparse(conv), graph_of(**options), tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"repeats": True}, {"loops": True}])
@@ -94,16 +94,15 @@ def test_one_odd_edge_outside_of_the_sample_is_enough(options, tmp_path):
 
 def test_pairs_and_stages_only_get_the_cause_too(tmp_path):
     graph = graph_of(repeats=True)
-    for options in ({"task": "binary", "head": "dot"}, {"runtime": "onnx"}):
+    for options in ({"task": "binary", "head": "dot"}, {}):
         with pytest.raises(NotServable, match="repeated edges"):
             package(Sparse(pyg.SAGEConv), graph, tmp_path, **options)
 
 
 @pytest.mark.parametrize("trait", ["repeats", "loops"])
-@pytest.mark.parametrize("runtime", ["onnx", "torch"])
-def test_a_later_graph_with_edges_that_were_not_compared_is_refused(trait, runtime, tmp_path):
+def test_a_later_graph_with_edges_that_were_not_compared_is_refused(trait, tmp_path):
     graph = graph_of()
-    report = package(Sparse(pyg.SAGEConv), graph, tmp_path, runtime=runtime)
+    report = package(Sparse(pyg.SAGEConv), graph, tmp_path)
     load_model(report.path, report.spec, graph)
     with pytest.raises(SchemaMismatch, match=r"node__to__node has no .*rely on that; this graph has"):
         load_model(report.path, report.spec, graph_of(**{trait: True}))
@@ -137,7 +136,7 @@ def test_a_list_of_edges_may_get_repeated_edges_and_self_loops(tmp_path):
 )
 def test_an_unseen_node_may_not_have_edges_that_were_not_compared(described, message, tmp_path):
     graph = graph_of()
-    report = package(Sparse(pyg.SAGEConv), graph, tmp_path, runtime="onnx")
+    report = package(Sparse(pyg.SAGEConv), graph, tmp_path)
     answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
     (refused,) = answerer.answer([ScoreRequest("m", inline=described)])
     assert isinstance(refused, BadRequest)

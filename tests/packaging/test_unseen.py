@@ -76,9 +76,7 @@ def test_neighbours_of_another_type_are_never_copies():
 @pytest.mark.parametrize("given", [False, True])
 def test_weights_of_an_unseen_node_are_read_only_by_models_that_read_weights(given, tmp_path):
     graph = homogeneous(weight=True)
-    report = hopline.package(
-        Gcn(), graph, tmp_path, name="m", fanouts=[-1, -1], task="regression", runtime="onnx"
-    )
+    report = hopline.package(Gcn(), graph, tmp_path, name="m", fanouts=[-1, -1], task="regression")
     answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
     edges = graph.edges[EDGE]
     at = slice(edges.indptr[2], edges.indptr[3])
@@ -104,7 +102,7 @@ class Readers(nn.Module):
 
 def test_a_type_whose_raw_features_are_all_that_is_read_has_unseen_nodes(tmp_path):
     torch.manual_seed(0)
-    options = {"target": "author", "fanouts": [-1], "task": "embedding", "runtime": "onnx"}
+    options = {"target": "author", "fanouts": [-1], "task": "embedding"}
     report = hopline.package(Readers(), hetero(), tmp_path, name="m", **options)
     assert "author" not in report.spec.levels[0]
     assert report.spec.parity["max_abs_diff"] < 1e-5

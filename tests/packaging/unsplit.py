@@ -1,4 +1,4 @@
-"""A convolution that no stage can compute, so that it is served whole."""
+"""A convolution that no stage can compute, so that it is refused."""
 
 import torch
 from torch import nn

@@ -116,7 +116,6 @@ class FakeServed:
             "artifact_hash": "a",
             "preprocessing_hash": "p",
             "feature_schema_hash": "f",
-            "runtime": "onnx",
         }
         return ModelInfo(
             self.name, versions, self.version, "READY", "", "node", "int", (), (), (), "", properties

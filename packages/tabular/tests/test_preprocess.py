@@ -332,7 +332,7 @@ def loop_graph(frame, count=12):
     return Graph.from_tables({"node": NodeTable(columns=frame)}, {("node", "to", "node"): EdgeTable(edges)})
 
 
-def test_a_model_that_is_served_whole_reads_encoded_columns(tmp_path):
+def test_a_small_graph_is_read_by_its_encoded_columns(tmp_path):
     from torch_geometric.nn import GraphSAGE
 
     frame = pd.DataFrame({"country": ["DE", "JP", "FR"] * 4, "amount": np.arange(12.0)})
@@ -341,8 +341,7 @@ def test_a_model_that_is_served_whole_reads_encoded_columns(tmp_path):
     fitted.fit(frame)
     module = GraphSAGE(4, 8, 1, 2).eval()
     report = hopline.package(
-        module, graph, tmp_path, name="risk", fanouts=[-1], task="multiclass", runtime="torch",
-        preprocess={"node": fitted},
+        module, graph, tmp_path, name="risk", fanouts=[-1], task="multiclass", preprocess={"node": fitted}
     )  # fmt: skip
     edges = torch.tensor(np.stack([np.arange(12), np.roll(np.arange(12), 1)]))
     with torch.no_grad():

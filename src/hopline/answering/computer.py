@@ -17,7 +17,6 @@ from hopline.scheduling.work import Work, predicted_rows
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
-    from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
     from hopline.engine.source import Absent, FetchedInputs
     from hopline.scheduling.batcher import Batcher
@@ -132,7 +131,7 @@ class Computer:
         """
         return None
 
-    def graph_model(self) -> Model | EgoModel | None:
+    def graph_model(self) -> Model | None:
         """The graph model that it computes with; None where it is of another kind."""
         return None
 

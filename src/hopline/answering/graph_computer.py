@@ -5,7 +5,6 @@ This file is long because rows of stores and edges of stores are fetched for one
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from hopline.answering.prefetcher import Wanted
 from hopline.answering.seed_tensors import seed_tensors
 from hopline.config.schema import Config
 from hopline.engine.answer import Answerer, cut_of
-from hopline.engine.ego import EgoModel
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
     from hopline.scheduling.batcher import Batcher
 
 _NOTHING_YET = FetchedInputs()
-#: Requests by which a model that is served whole warms up the event loop's thread.
-_PREFLIGHTS = 16
 #: Rows of a batch that is over before a deadline could be looked at: some 100 µs.
 _FEW_ROWS = 256
 
@@ -72,7 +68,7 @@ class GraphComputer(Computer):
 
     def __init__(
         self,
-        model: Model | EgoModel,
+        model: Model,
         config: Config,
         sources: Sources | None = None,
         version: str | None = None,
@@ -150,16 +146,6 @@ class GraphComputer(Computer):
         work = Work(request, _dropped, num_seeds=num_seeds)
         self.predict(work)
         self.rows_per_seed = self._rows.learn([work], rows[-1], is_first=True)
-
-    async def warm_up_here(self) -> None:
-        """The same on the event loop, one node at a time, from all over the graph; for whole models.
-
-        torch and malloc keep something for each thread and size: a first request would pay for it.
-        """
-        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
-        for node in np.linspace(0, num_nodes - 1, _PREFLIGHTS, dtype=np.int64):
-            self._preflight(np.array([node]))
-            await asyncio.sleep(0)
 
     async def warm_up_reading(self) -> None:
         """Answer a few requests out of the graph store, so that it is known to work.
@@ -426,7 +412,7 @@ class GraphComputer(Computer):
             seeds[node_type] = np.concatenate([seeds[node_type], ids]) if node_type in seeds else ids
         return Wanted(self.name, self.version, cut_of(request), seeds)
 
-    def graph_model(self) -> Model | EgoModel:
+    def graph_model(self) -> Model:
         """As `Computer.graph_model`."""
         return self.model
 
@@ -479,14 +465,12 @@ class GraphComputer(Computer):
             graph_version=self.model.graph.version,
             properties={
                 "task": {each.name: each.task for each in head.outputs} or spec.task,
-                "runtime": spec.runtime,
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,
                 "max_degree": spec.max_degree,
                 "classes": {each.name: each.classes for each in head.outputs} or list(spec.classes),
                 "parity": spec.parity,
-                "why_whole": spec.why_whole,
                 "columns": [] if self.model.encoder is None else self.model.encoder.columns,
                 **graph_model_hashes(spec),
             },

@@ -17,7 +17,7 @@ from hopline.artifact import ModelSpec, Spec
 
 _DIGITS = 16
 #: Fields of model.json on which no answer depends.
-NOT_CONTENT = ("name", "version", "parity", "producer", "why_whole")
+NOT_CONTENT = ("name", "version", "parity", "producer")
 
 
 def hash_of(value: Any) -> str:

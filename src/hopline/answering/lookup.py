@@ -19,7 +19,6 @@ from hopline.answering.counted_version import CountedVersion
 from hopline.answering.graph_computer import GraphComputer
 from hopline.answering.precomputed_files import replaced
 from hopline.answering.served import Ran, Recorder
-from hopline.engine.ego import EgoModel
 from hopline.engine.fallbacks import STALE_ROW
 from hopline.engine.final_rows import Cold, FinalRows
 from hopline.engine.model import Model
@@ -56,7 +55,7 @@ class DirectAnswers:
     def __init__(
         self,
         precomputed: Mapping[str, FinalRows],
-        model: Model | EgoModel,
+        model: Model,
         name: str,
         version: str,
         default_outputs: tuple[str, ...],

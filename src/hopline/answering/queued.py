@@ -24,7 +24,6 @@ from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
     from hopline.answering.lookup import LookUp
-    from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
     from hopline.scheduling.shared_limiter import Bucket
 
@@ -170,7 +169,7 @@ class QueuedVersion(CountedVersion):
         """As `Preprocessing.preprocessed`."""
         return self.computer.preprocessed(request)
 
-    def graph_model(self) -> Model | EgoModel | None:
+    def graph_model(self) -> Model | None:
         """As `ReadsGraph.graph_model`."""
         return self.computer.graph_model()
 

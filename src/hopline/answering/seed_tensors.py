@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest
 
@@ -27,7 +26,7 @@ _MOST_ROWS = 64
 
 
 def seed_tensors(
-    model: Model | EgoModel, graph: Graph | LiveView, l1_rows: Mapping[str, L1Rows], request: ScoreRequest
+    model: Model, graph: Graph | LiveView, l1_rows: Mapping[str, L1Rows], request: ScoreRequest
 ) -> dict[str, AnyArray]:
     """Feature rows and in-degrees of a request's first nodes.
 
@@ -62,7 +61,7 @@ def seed_tensors(
 
 def _side(
     side: str,
-    model: Model | EgoModel,
+    model: Model,
     graph: Graph | LiveView,
     l1_rows: Mapping[str, L1Rows],
     node_type: str,

@@ -17,7 +17,6 @@ from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
-    from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
 
 
@@ -116,7 +115,7 @@ class Preprocessing(Protocol):
 class ReadsGraph(Protocol):
     """A version that may have a graph model in this process; not all can."""
 
-    def graph_model(self) -> Model | EgoModel | None:
+    def graph_model(self) -> Model | None:
         """The model; None where there is none. Only to be read."""
         ...
 

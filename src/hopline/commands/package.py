@@ -132,12 +132,6 @@ def package(
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Statistics of all rows are constants: those of this graph.")
     ] = False,
-    runtime: Annotated[
-        str,
-        typer.Option(
-            help="onnx (error if the model cannot be split into layers), torch (whole model) or auto."
-        ),
-    ] = "auto",
     device: Annotated[
         str, typer.Option(help="cuda keeps attention in the stages, where a GPU computes it; or cpu.")
     ] = "cpu",
@@ -175,7 +169,6 @@ def package(
     for each in tasks.values() if isinstance(tasks, dict) else (tasks,):
         check_choice("--task", each, _TASKS)
     check_choice("--output", output, ("auto", "logits", "probabilities"))
-    check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
     check_choice("--device", device, get_args(Device))
     check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
     notes: list[str] = []
@@ -197,8 +190,8 @@ def package(
             classes=_class_names(classes or ()), arguments=parse_arguments(argument or ()),
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
             later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
-            freeze=freeze, runtime=cast(Any, runtime), device=cast(Any, device), check_nodes=check_nodes,
-            overwrite=overwrite, progress=progress,
+            freeze=freeze, device=cast(Any, device), check_nodes=check_nodes, overwrite=overwrite,
+            progress=progress,
         )  # fmt: skip
     for note in notes:
         typer.echo(f"note: {note}", err=True)

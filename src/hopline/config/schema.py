@@ -161,7 +161,7 @@ class ComputeConfig:
     )
     device: Literal["cpu", "cuda", "tensorrt"] = setting(
         "cpu",
-        "where models run; refused if ONNX Runtime or torch does not support it; no fallback to the CPU",
+        "where models run; refused if ONNX Runtime does not support it; no fallback to the CPU",
     )
 
 

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.engine.ego import EgoModel
 from hopline.engine.fallbacks import STALE_ROW, in_order
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.inline import parse_inline
@@ -53,7 +52,7 @@ class Answerer:
 
     def __init__(
         self,
-        model: Model | EgoModel,
+        model: Model,
         default_outputs: tuple[str, ...],
         max_inline_neighbors: int,
         version: str = "",

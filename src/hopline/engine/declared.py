@@ -38,7 +38,6 @@ class _Check:
 
     def model(self) -> None:
         spec, head = self._spec, self._spec.head
-        is_whole = spec.runtime == "torch"
         self._need(spec.num_layers >= 0, f"num_layers is {spec.num_layers}")
         self._need(spec.max_degree is None or spec.max_degree > 0, f"max_degree is {spec.max_degree}")
         for key, fanouts in spec.fanouts.items():
@@ -48,7 +47,7 @@ class _Check:
                 f"fanouts of {key!r} are {list(fanouts)}; -1 takes all neighbours",
             )
             self._need(
-                is_whole or len(fanouts) == spec.num_layers,
+                len(fanouts) == spec.num_layers,
                 f"{len(fanouts)} fanouts of {key!r} for {spec.num_layers} layers",
             )
         for key in spec.edges_without:
@@ -64,14 +63,6 @@ class _Check:
         ends = [head.node_type] + [head.dst_node_type or head.node_type] * (head.kind == "link")
         for node_type in ends:
             self._node(node_type)
-        if is_whole:
-            self._where = ""
-            self._need(spec.whole_file is not None, "no whole_file, which runtime 'torch' needs")
-            self._need(
-                len({len(fanouts) for fanouts in spec.fanouts.values()}) == 1,
-                "edge types have different numbers of fanouts, or there are none",
-            )
-            return
         self._where = ""
         self._need(
             len(spec.levels) == spec.num_layers + 1,

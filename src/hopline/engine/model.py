@@ -15,7 +15,6 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
-from hopline.engine.ego import EgoModel
 from hopline.engine.encoders import encoder_of
 from hopline.engine.execute import execute
 from hopline.engine.fused_path import FusedPath
@@ -31,7 +30,6 @@ from hopline.engine.source import Ages, FetchedEdgesByType, FetchedRowsByType, R
 from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
 from hopline.engine.tasks import outputs_of
-from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
@@ -403,27 +401,13 @@ def load_model(
     state_caches: Mapping[tuple[int, str], StateCache] | None = None,
     threads: int = 1,
     sources: Mapping[str, RowSource] | None = None,
-) -> Model | EgoModel:
-    """Load a model version on the runtime that it was packaged for; see `Model`.
+) -> Model:
+    """Load a model version with its student; see `Model`.
 
-    Raises:
-        ArtifactError: a model that is served whole reads features that are not in the graph.
-        SchemaMismatch: see `check_schema`.
+    Raises: SchemaMismatch: see `check_schema`.
     """
     if sources and sources.keys() & (spec.embeddings.keys() | spec.encoders.keys()):
         spec.check_plain_features("a server with a feature store")
-    if spec.runtime == "torch":
-        if any(is_in_store(edge) for edge in graph.edges.values()):
-            raise ArtifactError(
-                f"{spec.name}/{spec.version} is served whole, which needs edges in memory; those of this "
-                "graph lie in a graph store; serve the folder of the graph"
-            )
-        if sources:
-            raise ArtifactError(
-                f"{spec.name}/{spec.version} is served whole, which needs features in the graph; "
-                f"features.store holds those of {', '.join(sorted(sources))}"
-            )
-        return EgoModel(folder, spec, graph, threads)
     model = Model(folder, spec, graph, state_caches, threads, sources)
     model.student = student_of(folder, spec, threads)
     return model

@@ -157,7 +157,7 @@ def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:
         raise PrecomputedFileError(
             f"{path} has rows of {plan.node_type!r}; {spec.name} needs rows of {' and '.join(types)}"
         )
-    state_dim = head.output_dim if spec.runtime == "torch" else spec.levels[-1][plan.node_type].state_dim
+    state_dim = spec.levels[-1][plan.node_type].state_dim
     #: Columns of logits that the file may have; where the state is the logits they may be omitted.
     logits = (head.output_dim,) if head.kind == "node" and head.file is not None else (0, head.output_dim)
     if plan.state_dim != state_dim or plan.output_dim not in logits:

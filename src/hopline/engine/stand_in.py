@@ -14,7 +14,6 @@ from hopline.engine.source import FetchedRowsByType, RowRead
 from hopline.types import AnyArray, ScoreRequest
 
 if TYPE_CHECKING:
-    from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
 
 #: Outputs that a student can answer: its states are not the teacher's embedding.
@@ -24,10 +23,10 @@ OUTPUTS = frozenset({"logits", "probabilities", "label"})
 LEAST_SHARE = 0.5
 
 
-def stands_in(model: Model | EgoModel, request: ScoreRequest, names: Sequence[str]) -> bool:
+def stands_in(model: Model, request: ScoreRequest, names: Sequence[str]) -> bool:
     """True if a model has a student that can answer the request: known nodes, present graph."""
     return (
-        getattr(model, "student", None) is not None
+        model.student is not None
         and not request.inline
         and request.as_of is None
         and OUTPUTS.issuperset(names)

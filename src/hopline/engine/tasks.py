@@ -45,10 +45,9 @@ def outputs_of(spec: ModelSpec) -> Outputs:
         tensor = TensorInfo(prefix + kind, datatype, shape)
         found[prefix + kind] = Output(task, kind, columns, tensor, kind in usual.split())
 
-    if spec.runtime != "torch" or spec.task == "embedding":  # served whole, its states are logits
-        width = spec.levels[-1][head.node_type].state_dim if spec.levels else head.output_dim
-        a, b = head.embedding or (0, width)
-        add("", spec.task, "embedding", None, b - a)
+    width = spec.levels[-1][head.node_type].state_dim if spec.levels else head.output_dim
+    a, b = head.embedding or (0, width)
+    add("", spec.task, "embedding", None, b - a)
     if spec.task == "several":
         add("", spec.task, "logits", None, head.output_dim)
     for name, task, (a, b) in ((each.name, each.task, each.columns) for each in spec.named_outputs):

@@ -15,9 +15,8 @@ from hopline.answering.precomputed_files import precomputed_rows
 from hopline.answering.queued import QueuedVersion
 from hopline.answering.unit import Unit
 from hopline.artifact import ModelSpec, read_spec
-from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.model import Model, StateCachePlan, load_model
+from hopline.engine.model import StateCachePlan, load_model
 from hopline.engine.schema import check_schema
 from hopline.engine.source import RowSource
 from hopline.files import expanded
@@ -40,8 +39,6 @@ async def load_graph_version(load: Load, folder: Path, limits: ModelLimits, tool
     await tools.in_thread(served.warm_up)
     computer = served.computer
     assert isinstance(computer, GraphComputer)
-    if isinstance(computer.model, EgoModel):
-        await computer.warm_up_here()
     if computer.reads_store:
         await computer.warm_up_reading()
     await _prewarm(computer, tools)
@@ -83,7 +80,7 @@ def _computer(
     l1_rows = rows if sources is None else sources.l1_rows
     loaded = load_model(folder, spec, graph, state_caches, config.compute.threads, l1_rows)
     edges = None
-    if inputs.store is not None and isinstance(loaded, Model):
+    if inputs.store is not None:
         edges = inputs.store.fetcher(loaded.edge_columns)
     return GraphComputer(loaded, config, sources, load.unit.id, edges)
 
@@ -133,10 +130,8 @@ async def _look_up(
 
 async def _prewarm(computer: GraphComputer, tools: Tools) -> None:
     settings = tools.config.features
-    if (
-        isinstance(computer.model, Model)
-        and not isinstance(computer.model.graph, LiveView)
-        and (settings.prewarm_nodes or settings.prewarm_file is not None)
+    if not isinstance(computer.model.graph, LiveView) and (
+        settings.prewarm_nodes or settings.prewarm_file is not None
     ):
         from hopline.answering.prewarm import prewarm
 

@@ -21,7 +21,7 @@ FREEZE = (
     "packaging, and a later graph is answered with those of that graph"
 )
 HOW_RUN = (
-    "If forward asks how it runs (type(x) is Tensor, is_compiling(), try), write isinstance(x, Tensor)"
+    "if forward asks how it runs (type(x) is Tensor, is_compiling(), try), write isinstance(x, Tensor)"
 )
 NUMBER = (
     "a model without features has a table with a row for each node: declare it, "
@@ -99,12 +99,18 @@ DERIVATIVE = (
     "a package computes no gradients: write the derivative as an expression, such as 3 * x**2, or train a "
     "layer that answers it"
 )
-#: Word of a source that makes a size a constant for torch.export -> cause and remedy.
-CONSTANTS = {
-    "len(": "len(x) of a tensor is a constant: write x.size(0)",
-    "sparse": "a server reads edges as a list, and builds no sparse matrix of them: write "
+#: Words of a refusal to split -> the remedy, where the code that refuses knows none.
+_REMEDIES = {
+    "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",
+    "sparse_": "a server reads edges as a list, and builds no sparse matrix of them: write "
     "torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)",
-    "uantile": "a quantile over neighbours exports for one size: use median, mean, sum, max or attention",
+    "outside of a message-passing layer": "sum rows of edges by torch_geometric.utils.scatter(rows, "
+    "edge_index[1], dim_size=x.size(0)) or in a convolution",
+    "__array_struct__": "use torch in place of NumPy",
+    "not installed as a submodule": "forward runs a module outside of the model: make it an "
+    "attribute, and change forward in a subclass",
+    "the model fails on the graph at": HOW_RUN,
+    "_cdist_forward": "torch.cdist has no form in ONNX: write (a[:, None] - b).norm(dim=-1)",
 }
 TYPED = (
     "edge types as numbers are an argument: package a module whose forward(x, edge_index, edge_type) calls "
@@ -112,12 +118,18 @@ TYPED = (
 )
 
 
+def remedy(refusal: str) -> str:
+    """The remedy for a refusal to split, to append to it; "" if none is known."""
+    return next((f"; {each}" for words, each in _REMEDIES.items() if words in refusal), "")
+
+
 def instead_of(lines: str) -> str:
     """The remedy for lines of a forward that decide by numbers of all nodes or edges."""
     if re.search(r"\bunique\w*\(", lines):
         return (
-            "keep the sorted values of the training graph as a buffer, and use torch.searchsorted: "
-            "torch.unique numbers the values of all nodes, and a server computes few nodes at a time"
+            "keep the sorted values of the training graph as a buffer, and count those that are less, "
+            "(values < x[:, None]).sum(1): torch.unique numbers the values of all nodes, and a server "
+            "computes few nodes at a time"
         )
     if re.search(r"\b(while|break)\b", lines):
         return (

@@ -87,7 +87,7 @@ def export(
 
     Raises:
         NotSplittable: the exporter refuses an operation, with the reason. Its own failures pass through:
-            a broken installation must not make models be served whole.
+            a broken installation must not look like a refusal of the model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _keep_tables()

@@ -28,14 +28,6 @@ class NewVersion:
     folder: Path
     path: Path
 
-    def clear(self) -> None:
-        """Remove everything written so far."""
-        for entry in self.folder.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-
 
 def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -> Path:
     """The path of a new version; checks that it may be written before the work is done.

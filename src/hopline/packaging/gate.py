@@ -26,7 +26,6 @@ from torch import Tensor
 
 from hopline.artifact import ModelSpec, NamedOutput
 from hopline.engine.answer import Answerer
-from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.tasks import outputs_of
 from hopline.errors import NotSplittable, ParityError
@@ -40,9 +39,8 @@ from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
 #: Absolute tolerance, and relative for values above 1.
 TOLERANCE = 1e-4
-#: Real nodes that are requested: of a model in stages, and of one served whole, for which each node takes
-#: a thousand times as long.
-_SEEDS = {"onnx": 512, "torch": 128}
+#: Real nodes that are requested.
+_SEEDS = 512
 #: Of these, how many are requested alone.
 _ALONE = 96
 #: A served answer may be this many times as far off as the module's own float32 rounding.
@@ -149,7 +147,6 @@ def judge(
             the node and both values.
         NotSplittable: the engine cannot load it.
     """
-    whole = spec.runtime == "torch"
     offers = outputs_of(spec)
     names = tuple(name for name in answered.expected() if name in offers)
     all_neighbours = {key: (-1,) * len(values) for key, values in spec.fanouts.items()}
@@ -162,7 +159,7 @@ def judge(
     with _one_thread(), quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about shapes of single requests
         for served_spec in served_as:
-            for is_cached in (False,) if whole else (False, True):
+            for is_cached in (False, True):
                 answerer = Answerer(
                     _loaded(folder, served_spec, answered.probe.graph, is_cached), names, _MOST_NEIGHBOURS
                 )
@@ -182,7 +179,7 @@ def judge(
     return figures
 
 
-def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model | EgoModel:
+def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model:
     """The artifact as a server loads it, with or without a state cache that holds all rows.
 
     Raises: NotSplittable: the engine cannot load it.
@@ -229,13 +226,13 @@ class _Calls:
         self.figures: dict[str, float] = {}
 
     def each_way(self) -> None:
-        """Some alone; all in one request and in a batch of requests (some, for a whole model)."""
+        """Some alone; all in one request and in a batch of requests."""
         alone = self._spread(_ALONE)
         for at in alone:
             self._compare("alone", [np.array([at])])
         if not len(alone):
             return
-        together = alone[:8] if self._spec.runtime == "torch" else self._requested
+        together = self._requested
         self._compare("in one request", [together], self._names)
         # Some are requested twice, in one request and in two.
         again = np.concatenate([together[::-1], together[:5], together[:2]])
@@ -408,10 +405,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def sides_of(
-    probe: Probe, targets: Sequence[str], runtime: str, is_link: bool, *, real: bool = True
+    probe: Probe, targets: Sequence[str], is_link: bool, *, real: bool = True
 ) -> tuple[IdArray, ...]:
     """Nodes, or pairs of nodes, that are requested; without the real ones only strangers."""
-    most = _SEEDS[runtime] if real else 0
+    most = _SEEDS if real else 0
     if not is_link:
         return (probe.seeds(targets[0], most),)
     rng = np.random.default_rng(0)

@@ -6,7 +6,6 @@ It is long because all steps share what the run has found out so far.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,33 +22,30 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import edge_kinds, gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import HOW_RUN
+from hopline.packaging.advice import HOW_RUN, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import OPSET, export_stage
-from hopline.packaging.locality import check_memory, check_reach, check_sizes, explain, works_on_all
+from hopline.packaging.locality import check_memory, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
+from hopline.packaging.proxy import BRANCH
 from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
-from hopline.packaging.repeatable import check_repeatable, may_be_random
+from hopline.packaging.repeatable import check_repeatable
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen, chosen, copied
-from hopline.packaging.whole import Program, write_whole
 from hopline.types import IdArray, Progress
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
 
-log = logging.getLogger("hopline.packaging")
-
 #: Names of the steps, for progress output; the stages in between have their own names.
 MODULE = "running the model on a part of the graph"
 TRACE = "tracing the model"
-WHOLE = "exporting the whole model"
 FREEZE = "computing statistics on the whole graph"
 COMPARE = "comparing served answers with the model"
 
@@ -95,7 +91,6 @@ class Job:
     embedding_layer: str = ""
     decisions: list[str] = field(default_factory=list)
     draws: list[str] = field(default_factory=list)
-    whole_because: PackagingError | None = None
 
     def ask_module(
         self, check_nodes: int, output: Mapping[str, Output], classes: Mapping[str, tuple[str, ...]]
@@ -126,7 +121,7 @@ class Job:
                 self._run_on_probe(wide=False)
         except PackagingError as error:
             if not self.is_link:
-                why = explain(self.reference, self.probe, np.zeros(0, np.int64), 0)
+                why = explain(self.reference, self.probe)
                 if why:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
@@ -180,7 +175,7 @@ class Job:
         has = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
         self.probe = self._probe(has, wide=wide)
         if self.is_link:
-            sides = gate.sides_of(self.probe, self.targets, "onnx", True)
+            sides = gate.sides_of(self.probe, self.targets, True)
             self.pairs = (sides[0], sides[1])
         self.rows = self.reference.answers(self.probe.check, self.pairs)
 
@@ -198,11 +193,10 @@ class Job:
         )
         self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
 
-    def answered(self, runtime: str) -> gate.Answered:
+    def answered(self) -> gate.Answered:
         """The module's answers for the requested nodes."""
-        sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
-        embedding = None if runtime == "torch" else self.embedding
-        return self._answered(self.probe, sides, self.probe.check, self.pairs, self.rows, embedding)
+        sides = self.pairs or gate.sides_of(self.probe, self.targets, False)
+        return self._answered(self.probe, sides, self.probe.check, self.pairs, self.rows, self.embedding)
 
     def _answered(
         self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,
@@ -220,7 +214,7 @@ class Job:
     def _agrees(self, folder: Path, spec: ModelSpec, kinds: edge_kinds.Kinds) -> bool:
         """True if served answers for strangers with such edges are the module's."""
         probe = self._probe(kinds, wide=False, seed=1)
-        sides = gate.sides_of(probe, self.targets, spec.runtime, self.is_link, real=False)
+        sides = gate.sides_of(probe, self.targets, self.is_link, real=False)
         try:
             self.compare(folder, spec, probe, sides, self.reference)
         except PackagingError:
@@ -238,7 +232,7 @@ class Job:
     def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
         """The module's answers for nodes that requests describe, if the artifact accepts such nodes."""
         read = (self.graph.schema.edge_types[key] for key in spec.fanouts)
-        if spec.runtime == "torch" or self.is_link or any(edges.reverse_of for edges in read):
+        if self.is_link or any(edges.reverse_of for edges in read):
             return []
         target, check = self.targets[0], self.probe.check
         of = chosen(check, target, self.probe.seeds(target, _COPIED_FROM))
@@ -259,7 +253,7 @@ class Job:
         Raises: ParityError: they differ.
         """
         self.progress(COMPARE, 0.0)
-        served = gate.judge(folder, spec, answered := self.answered(spec.runtime), self._unseen(spec))
+        served = gate.judge(folder, spec, answered := self.answered(), self._unseen(spec))
         self.notes += answered.imprecise()
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()), "tolerance": gate.TOLERANCE, "served": served,
@@ -277,18 +271,14 @@ class Job:
         ]
         return msgspec.structs.replace(spec, parity=figures, edges_without=relied_on)
 
-    def refuse(self, reason: PackagingError, *, of_stages: bool = False) -> NoReturn:
-        """Raise `reason`, or an error that says why no way of serving could be right.
-
-        Args:
-            of_stages: stages were compared, which read degrees of the whole graph.
-        """
-        error = self._explained(reason, of_stages)
+    def refuse(self, reason: NotSplittable | ParityError) -> NoReturn:
+        """Raise `reason`, or an error that says on what else than its neighbourhood an answer depends."""
+        error = self._explained(reason)
         if error is reason:
             raise reason  # "from reason" would make it its own cause
         raise error from reason
 
-    def _explained(self, reason: PackagingError, of_stages: bool) -> PackagingError:
+    def _explained(self, reason: NotSplittable | ParityError) -> PackagingError:
         why = matrix_causes(self.binding, self.graph, self.reference.module)
         if why and not self._agrees_as_list():
             return NotServable(
@@ -296,16 +286,16 @@ class Job:
                 f"as a list: {why}; or use edge_index in forward, and train with that. The check found: "
                 f"{reason}"
             )
-        if self.is_link or of_stages:
-            return reason
-        seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
-        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.decisions)
-        if not why:
-            return ParityError(f"{reason}. {HOW_RUN}") if isinstance(reason, ParityError) else reason
-        if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:
-            # it has fewer convolutions, and would be refused in stages because of the number of fanouts
-            why += ", runtime='torch'"
-        return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
+        why = ""
+        if not self.binding.members:
+            is_branch = isinstance(reason, ParityError) or BRANCH in str(reason)
+            why = explain(self.reference, self.probe, self.decisions, is_branch=is_branch)
+        if why:
+            return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
+        if isinstance(reason, ParityError):
+            return ParityError(f"{reason}; {HOW_RUN}")
+        known = remedy(str(reason))
+        return NotSplittable(f"{reason}{known}") if known else reason
 
     def _agrees_as_list(self) -> bool:
         """True if the module's answers over a sparse matrix are those over a list."""
@@ -316,38 +306,6 @@ class Job:
         except PackagingError:  # code over the matrix itself, adj_t.sum(1), accepts no list
             return False
         return not self.reference.differ(self.rows, rows).any()
-
-    def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
-        """Write the whole model and compare its answers.
-
-        Raises: NotServable, ParityError, PackagingError: as `package`.
-        """
-        if self.draws:
-            raise may_be_random(self.draws)
-        self.whole_because = reason
-        self.progress(WHOLE, 0.0)
-        # torch.export treats sizes of 0 and 1 as constants
-        sizes = [len(edges.indices) for edges in self.check.edges.values()]
-        sizes += map(len, self.check.features.values())
-        example = self.check if min(sizes) > 1 else self.probe.check
-        try:
-            inverse = self._to_logits()
-            head = self.head if isinstance(self.head, nn.Module) else None
-            whole = Program(self.model, self.binding, self.targets[0], head, inverse)
-            spec = write_whole(folder, spec, whole, example, reason)
-            check_signs(spec.sampling, self.graph.schema, self.binding.relations)
-            # the number of fanouts of a whole model is that of the hops of its ego-graph
-            fanouts = resolve_fanouts(self.fanouts, num_hops(self.fanouts), self.binding.relations)
-            spec = msgspec.structs.replace(spec, fanouts=fanouts)
-            self.progress(WHOLE, 1.0)
-            spec = self.judge(folder, spec)
-        except PackagingError as error:
-            self.refuse(error)
-        self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
-        sides = self.pairs or gate.sides_of(self.probe, self.targets, "torch", False)
-        check_reach(self.reference, self.probe, sides, num_hops(self.fanouts))
-        log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
-        return spec
 
     @property
     def is_link(self) -> bool:

@@ -1,29 +1,28 @@
 """Finds out why a module cannot be served node by node, from its answers on changed graphs.
 
-Used when served answers differ from the module's, and to find what no comparison on the same graph can
-show: an answer that depends on how many nodes there are, or on a hop that counts less than the tolerance.
-Each check changes one thing of a graph and tests answers for nodes whose neighbourhood did not change.
+Used when a module cannot be split or served answers differ from its own, and to find what no comparison on
+the same graph can show: an answer that depends on how many nodes there are. Each check changes one thing
+of a graph and tests answers for nodes whose neighbourhood did not change.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
 from hopline.packaging import probe as probes
-from hopline.packaging.advice import BOTH_DIRECTIONS, FREEZE, instead_of
+from hopline.packaging.advice import FREEZE, instead_of
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.frozen import Frozen, Place
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Pairs, Reference, Rows, as_rows
+from hopline.packaging.reference import Pairs, Reference, Rows
 from hopline.packaging.watch import watched
 from hopline.types import FloatArray, IdArray
 
@@ -34,15 +33,6 @@ _MOST_OF_ALL = 2_000_000
 #: A tensor that is this many times as large for twice the graph grows with its square; in bytes, tensors
 #: that do not matter.
 _SQUARE, _SMALL = 3.0, 1 << 18
-#: Differences that are rounding, in float64 and in float32: a share of a number, and of 1.
-_EXACT, _ROUNDED = 1e-9, 1e-5
-#: Hops that are tried beyond the packaged ones.
-_FURTHER = 16
-#: Neighbours in a crowd, how much larger their features are, and how many nodes get one.
-_CROWD, _FAR, _CROWDED = 1000, 1000.0, 3
-
-#: Node type -> bool [N].
-Nodes = dict[str, NDArray[np.bool_]]
 
 
 def check_sizes(
@@ -90,7 +80,7 @@ def check_sizes(
 def check_memory(
     reference: Reference, probe: Probe, pairs: Pairs | None, decisions: Sequence[str] = ()
 ) -> None:
-    """Check that twice as many nodes and edges take about twice as much memory.
+    """Check that twice as many nodes and edges take about twice as much memory, before many more are tried.
 
     Raises: NotServable: a tensor grows with the square, as a dense n × n matrix.
     """
@@ -161,18 +151,17 @@ def works_on_all(reference: Reference, graph: Graph, check: CheckGraph) -> bool:
 
 
 def explain(
-    reference: Reference, probe: Probe, seeds: IdArray, hops: int, decisions: Sequence[str] = (),
-) -> str:  # fmt: skip
-    """Why answers for nodes differ from those on their neighbourhoods, and the remedy; "" if unknown.
+    reference: Reference, probe: Probe, decisions: Sequence[str] = (), *, is_branch: bool = False
+) -> str:
+    """Why answers for nodes depend on more than their neighbourhoods, and the remedy; "" if unknown.
 
     Args:
-        seeds: rows of the target type, int64 [n]. hops: those of the packaged model.
         decisions: lines of its source that branch on values of tensors.
+        is_branch: such a branch is the only other cause.
     """
     try:
-        return _depends_on_other_nodes(reference, probe, decisions) or _looks_further(
-            reference, probe, 0, seeds, hops, decisions
-        )
+        why = _depends_on_other_nodes(reference, probe, decisions)
+        return why or (_decided(decisions) if is_branch else "")
     except PackagingError:  # it fails on some of the changed graphs: those show nothing
         return ""
 
@@ -294,153 +283,3 @@ def _scaled(graph: CheckGraph, *, nodes: bool, edges: bool) -> CheckGraph:
         attr, weight = (None if column is None else scaled(column) for column in (part.attr, part.weight))
         each[key] = replace(part, attr=attr, weight=weight)
     return CheckGraph(features, each)
-
-
-def check_reach(reference: Reference, probe: Probe, sides: Sequence[IdArray], hops: int) -> None:
-    """Check that answers depend on no more hops than those of the packaged model, however little they do.
-
-    What a layer reads of one hop more, such as the degrees of its neighbours, can change the answers of the
-    gate's graph by less than its tolerance, and those of another graph by more.
-
-    Args:
-        sides: rows of each target type, int64 [n].
-
-    Raises: NotServable: they do; says how many hops they depend on.
-    """
-    for side, seeds in enumerate(sides):
-        why = _looks_further(reference, probe, side, _spread(seeds), hops, ())
-        if why:
-            raise NotServable(f"the model cannot be served node by node: {why}")
-
-
-def _looks_further(
-    reference: Reference, probe: Probe, side: int, seeds: IdArray, hops: int, decisions: Sequence[str],
-) -> str:  # fmt: skip
-    """Advice: more hops give the module's answers, or outgoing edges leave the neighbourhood."""
-    most, target = hops + _FURTHER, reference.targets[side]
-    chains = probes.strangers(probe.real, most, np.random.default_rng(4))
-    graph = probes.beside(probe.check, chains)
-    tried = _spread(seeds)
-    # the middle of the chains: further from both ends than all hops that are tried
-    tried = np.append(tried, probe.check.num_nodes(target) + probes.middle_of_chains(most))
-    answers, whole, tolerance = _precise(reference, side, graph)
-    one_way = {key: edges.src for key, edges in probe.check.edges.items() if probes.may_be_one_way(edges)}
-    crowded = {*tried[-_CROWDED:].tolist(), *tried[:_CROWDED].tolist()}
-
-    def agrees(seed: int, count: int) -> bool:
-        crossed, reached = neighborhood(graph, target, seed, count)
-        part = probes.part_of(graph, crossed)
-        inside, others = answers(part)[seed], [whole[seed]]
-        if seed in crowded:
-            _, nearer = neighborhood(graph, target, seed, count - 1)
-            rim = {name: rows & ~nearer[name] for name, rows in reached.items()}
-            read = {key: np.flatnonzero(nearer[src])[:_CROWDED] for key, src in one_way.items()}
-            read |= {key: np.union1d(read[key], seed) for key, src in one_way.items() if src == target}
-            for scale in (_FAR, -_FAR):
-                try:
-                    others.append(answers(_with_crowds(part, rim, read, scale))[seed])
-                except PackagingError as error:  # it may refuse such features
-                    if _varies_in_width(error):
-                        raise
-        return all(
-            bool(np.isclose(inside, other, tolerance, tolerance, equal_nan=True).all()) for other in others
-        )
-
-    right = 0
-    for place, seed in enumerate([*tried.tolist(), *np.setdiff1d(seeds, tried).tolist()]):
-        if place >= len(tried) and right > hops:
-            break  # the other seeds serve if these agree: the last hop may matter to few nodes only
-        found = next((count for count in range(max(1, right, hops), most + 1) if agrees(seed, count)), 0)
-        if not found:
-            return _decided(decisions) or (
-                "it reads more than a node's in-neighbours: outgoing edges "
-                "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
-                f"the whole graph. For edges that leave a node, {BOTH_DIRECTIONS}"
-            )
-        right = max(right, found)
-    if right > hops:
-        return (
-            f"it reads {right} hops and {hops} fanouts were given: some layer reads several hops, or "
-            f"reads the degrees of its neighbours. Give {right} fanouts, for example "
-            f"fanouts={[-1] * right}"
-        )
-    return ""
-
-
-def _with_crowds(part: CheckGraph, rim: Nodes, read: Mapping[str, IdArray], scale: float) -> CheckGraph:
-    """A graph in which some nodes have crowds of neighbours with far larger features.
-
-    Args:
-        rim: node type -> bool [N], these nodes; a model that reads no further answers as without.
-        read: edge type -> nodes from which edges go to a crowd.
-        scale: of features; columns of integers (maybe codes) are unchanged.
-    """
-    rng = np.random.default_rng(5)
-    rows = {}
-    for name, known in part.features.items():
-        drawn = known[rng.integers(0, len(known), _CROWD)]
-        codes = (known == np.rint(known)).all(axis=0)
-        rows[name] = np.where(codes, drawn, scale * (1 + np.abs(drawn))).astype(np.float32)
-    none = np.zeros(0, np.int64)
-    nowhere = {key: each.taken(none, none, none, _CROWD) for key, each in part.edges.items()}
-    joined = probes.beside(part, CheckGraph(rows, nowhere))
-    edges = {}
-    for key, one in part.edges.items():
-        chosen = np.flatnonzero(rim[one.dst])[: _CROWDED if len(one.indices) else 0]
-        src = np.tile(part.num_nodes(one.src) + np.arange(_CROWD), len(chosen))
-        dst = np.repeat(chosen, _CROWD)
-        if one.src == one.dst:  # both directions: a model may count on them
-            src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        if len(one.indices) and key in read:
-            src = np.concatenate([src, np.repeat(read[key], _CROWD)])
-            dst = np.concatenate(
-                [dst, np.tile(part.num_nodes(one.dst) + np.arange(_CROWD), len(read[key]))]
-            )
-        edges[key] = one.taken(
-            np.concatenate([np.arange(len(one.indices)), one.drawn(len(src), rng)]),
-            np.concatenate([one.indices, src]), np.concatenate([one.destinations, dst]),
-            joined.num_nodes(one.dst),
-        )  # fmt: skip
-    return CheckGraph(joined.features, edges)
-
-
-def _spread(seeds: IdArray) -> IdArray:
-    return seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
-
-
-def _precise(
-    reference: Reference, side: int, graph: CheckGraph
-) -> tuple[Callable[[CheckGraph], Rows], Rows, float]:
-    """A function for answers, in float64 if the module runs so; those on a graph; and what is rounding."""
-
-    def answers(part: CheckGraph) -> Rows:
-        return as_rows(exact.states_of_nodes(part)[side]) if exact.is_link else exact.answers(part)
-
-    exact, least = reference.in_float64(), _EXACT
-    try:
-        whole = answers(graph)
-    except PackagingError:
-        exact, least = reference, _ROUNDED
-        whole = answers(graph)
-    with np.errstate(invalid="ignore"):
-        noise = np.abs(answers(probes.reordered(graph)) - whole) / (1 + np.abs(whole))
-    return answers, whole, max(least, 100 * float(np.nan_to_num(noise, posinf=0.0).max(initial=0.0)))
-
-
-def neighborhood(
-    graph: CheckGraph, target: str, seed: int, hops: int
-) -> tuple[dict[str, NDArray[np.bool_]], Nodes]:
-    """The part of a graph within some hops of a seed.
-
-    Returns: edges that a message to the seed crosses, edge type -> bool [E], and nodes.
-    """
-    reached = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
-    reached[target][seed] = True
-    crossed = {key: np.zeros(len(edges.indices), np.bool_) for key, edges in graph.edges.items()}
-    for _ in range(hops):
-        before = {name: rows.copy() for name, rows in reached.items()}
-        for key, edges in graph.edges.items():
-            into = before[edges.dst][edges.destinations]
-            crossed[key] |= into
-            reached[edges.src][edges.indices[into]] = True
-    return crossed, reached

@@ -1,6 +1,6 @@
 """`hopline.package`: packages a PyG module for a graph as an artifact folder.
 
-Run the module, split or export it, compare what would be served, rename into place: the steps of `job.py`.
+Run the module, split it, compare what would be served, rename into place: the steps of `job.py`.
 """
 
 from __future__ import annotations
@@ -121,9 +121,6 @@ def _not_a_module(given: Any, what: str) -> str:
     return f"{what} must be a torch.nn.Module; got {type(given).__name__}"
 
 
-Runtime = Literal["auto", "onnx", "torch"]
-
-
 def package(
     module: nn.Module, graph: Graph, repository: Path | str, *, name: str, fanouts: Fanouts,
     task: Task | Mapping[str, Task], version: str = "1", sampling: Sampling = "uniform",
@@ -132,9 +129,9 @@ def package(
     target: str | tuple[str, str] | None = None, classes: Sequence[str] | Mapping[str, Sequence[str]] = (),
     arguments: Mapping[str, Role | None] | None = None, embeddings: Mapping[str, str] | None = None,
     later_nodes: Later = "refuse", relations: Sequence[str] | None = None,
-    output: Output | Mapping[str, Output] = "auto", freeze: bool = False, runtime: Runtime = "auto",
-    device: Device = "cpu", check_nodes: int = 512, overwrite: bool = False,
-    progress: Progress | bool | None = None, preprocess: Mapping[str, Any] | None = None,
+    output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
+    check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
+    preprocess: Mapping[str, Any] | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -170,7 +167,6 @@ def package(
             applies the task's sigmoid or softmax to logits only. Of several outputs, by name.
         freeze: statistics of all rows, such as the mean of all nodes in PyG's `LayerNorm(mode="graph")`,
             are computed once, on this graph, and are constants: a later graph is answered with them.
-        runtime: "onnx" fails if the model cannot be split, "torch" never splits, "auto" tries.
         device: where stages are computed: "cuda" keeps attention in the stages, so that a GPU computes it.
             On a CPU such a package answers the same, several times slower.
         check_nodes: nodes of each type of the graph on which the package is checked.
@@ -185,7 +181,7 @@ def package(
     Raises:
         PackagingError: bad arguments, or a version that exists.
         NotServable: an answer depends on more than the node's neighbourhood; the message says on what.
-        NotSplittable: runtime "onnx" and the model cannot be split; the message says where and why.
+        NotSplittable: the model cannot be split into stages; the message says where and why.
         ParityError: what would be served differs from the module's answers.
     """
     started = time.perf_counter()
@@ -195,7 +191,7 @@ def package(
     for named, value, hint in (
         *(("task", value, Task) for value in tasks.values()),
         *(("output", value, Output) for value in outputs.values()),
-        ("runtime", runtime, Runtime), ("device", device, Device), ("later_nodes", later_nodes, Later),
+        ("device", device, Device), ("later_nodes", later_nodes, Later),
     ):  # fmt: skip
         check_choice(named, value, get_args(hint))
     settings.check_sampling(sampling, schema)
@@ -275,18 +271,11 @@ def package(
             spec = msgspec.structs.replace(spec, head=several, format=OUTPUTS_FORMAT)
         spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
         try:
-            if runtime == "torch":
-                raise NotSplittable("runtime='torch' was requested")
             written = job.judge(place.folder, job.write_stages(place.folder, spec))
             if untouched is not None:
                 written = _compared(place.folder, written, job, untouched)
         except (NotSplittable, ParityError) as reason:
-            if runtime == "onnx" or job.is_link or untouched is not None or binding.members:
-                if isinstance(reason, ParityError) or (runtime == "auto" and not binding.members):
-                    job.refuse(reason, of_stages=isinstance(reason, ParityError))
-                raise
-            place.clear()
-            written = job.write_whole(place.folder, spec, reason)
+            job.refuse(reason)
         if tables:
             plain = msgspec.json.decode(msgspec.json.encode(whole.schema))
             learned = write_tables(place.folder, whole, tables, later_nodes)
@@ -311,7 +300,7 @@ def _compared(folder: Path, spec: ModelSpec, job: Job, untouched: Reference) -> 
     """Compare with the module as it was passed, on the whole graph. Raises: ParityError: they differ."""
     whole, frozen, untouched.parts = CheckGraph.of(job.graph), job.binding.frozen, job.reference.parts
     probe = Probe(job.graph, whole, whole, 0, np.zeros(0, np.int64))
-    sides = gate.sides_of(probe, job.targets, "torch", job.is_link)
+    sides = gate.sides_of(probe, job.targets, job.is_link)
     parity = {**spec.parity, "whole_graph": job.compare(folder, spec, probe, sides, untouched)}
     named = {} if frozen is None else {name: value.tolist() for name, value in frozen.named.items()}
     return msgspec.structs.replace(spec, frozen=named, parity=parity)

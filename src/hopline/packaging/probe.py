@@ -130,11 +130,6 @@ def strangers(
     return CheckGraph(features, edges)
 
 
-def middle_of_chains(hops: int) -> IdArray:
-    """Strangers of a type with more than `hops` further ones before and behind them."""
-    return _WIDTH * (_steps(hops) // 2) + np.arange(_WIDTH)
-
-
 def _steps(hops: int) -> int:
     return 2 * hops + 4
 
@@ -215,15 +210,6 @@ def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
 
 def _joined(one: FloatArray | None, other: FloatArray | None) -> FloatArray | None:
     return None if one is None or other is None else np.concatenate([one, other])
-
-
-def part_of(graph: CheckGraph, edges: Mapping[str, NDArray[np.bool_]]) -> CheckGraph:
-    """The same nodes with some of the edges.
-
-    Args:
-        edges: edge type -> bool [E], true for those that stay.
-    """
-    return CheckGraph(graph.features, {key: part.taken(edges[key]) for key, part in graph.edges.items()})
 
 
 def reordered(graph: CheckGraph) -> CheckGraph:

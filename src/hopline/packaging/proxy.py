@@ -23,6 +23,9 @@ from torch_geometric.utils import scatter
 from hopline.packaging.frozen import Frozen
 from hopline.packaging.user_source import user_line
 
+#: Ends a refusal of code that branches on numbers of tensors.
+BRANCH = "cannot be followed"
+
 #: Keys of node.meta: what the value was, and the earlier values that computing it changed in place.
 VALUE, CHANGED = "value", "changed"
 _UNKNOWN = object()
@@ -73,7 +76,7 @@ class ValueProxy(fx.Proxy):
             return self._decided(value, what)
         if isinstance(value, int | float | Tensor) and self.tracer.is_constant(self.node):
             return value.item() if isinstance(value, Tensor) else value
-        raise TraceError(f"{what}() of a tensor's numbers{_line()} cannot be followed")
+        raise TraceError(f"{what}() of a tensor's numbers{_line()} {BRANCH}")
 
     def _decided(self, value: Any, what: str) -> Any:
         self.tracer.decisions.append((self.node, f"{what} {value}"))
@@ -225,7 +228,7 @@ class RunningTracer(fx.Tracer):
             return bool(value)
         if isinstance(value, int | float | Tensor) and self.is_constant(obj.node):
             return bool(value)
-        raise TraceError(f"a condition on a tensor's numbers{_line()} cannot be followed")
+        raise TraceError(f"a condition on a tensor's numbers{_line()} {BRANCH}")
 
     def is_constant(self, node: fx.Node) -> bool:
         """True if a value is computed from parameters and buffers alone, unchanged by this call."""

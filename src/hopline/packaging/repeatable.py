@@ -83,14 +83,6 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     return check.seen
 
 
-def may_be_random(draws: list[str]) -> NotServable:
-    """The refusal of a module that draws random numbers, where nothing shows that no answer reads them."""
-    return NotServable(
-        f"in eval mode forward draws random numbers ({'; '.join(draws)}): the answers compared do not show "
-        f"it, others may. Draw while self.training only, or in __init__; {_SAME}"
-    )
-
-
 def _has_order(value: object) -> bool:
     """True for a set whose order may be another in each process."""
     return isinstance(value, set | frozenset) and not all(isinstance(each, int) for each in value)

@@ -32,8 +32,8 @@ class PackageReport:
     Attributes:
         path: the artifact folder `<repository>/<name>/<version>`.
         spec: as written to model.json.
-        stages: figures of each stage, empty for a whole model.
-        notes: for the user: how forward was called, why a model is served whole, and so on.
+        stages: figures of each stage.
+        notes: for the user: how forward was called, what the answers rely on, and so on.
         seconds: how long packaging took.
     """
 

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, MessagePassing
 
-from hopline.errors import NotSplittable, PackagingError
+from hopline.errors import NotServable, NotSplittable, PackagingError
 from hopline.packaging import edges as lists
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import BUILDERS
@@ -32,7 +32,7 @@ from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, same_tensor, value_of
 from hopline.packaging.reference import of_target, shared_copy
 from hopline.packaging.several import Heads, Several
-from hopline.packaging.user_source import LIBRARIES
+from hopline.packaging.user_source import LIBRARIES, user_line
 from hopline.packaging.watch import is_draw, seeded
 
 
@@ -276,11 +276,10 @@ def trace(
     except PackagingError:
         raise
     except Exception as error:  # tracing runs any user code, which may raise any error
-        raise NotSplittable(
-            f"{type(model).__name__}.forward cannot be traced: "
-            + ("" if isinstance(error, TraceError) else f"{type(error).__name__}: ")
-            + str(error)
-        ) from error
+        why, where = str(error), user_line(error)
+        if not isinstance(error, TraceError):
+            why = f"{type(error).__name__}: {error}{f' (at {where})' if where else ''}"
+        raise NotSplittable(f"{type(model).__name__}.forward cannot be traced: {why}") from error
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
     group_by_members(module, binding.members, slots)
@@ -308,7 +307,7 @@ def check_draws(traced: Traced, again: Callable[[], Traced], draws: list[str]) -
         again: traces the model once more; with another seed, numbers that Python drew are others in it.
         draws: where it draws.
 
-    Raises: NotSplittable: answers may read them.
+    Raises: NotServable: answers may read them.
     """
     with seeded(_OTHER_SEED):
         other = again()
@@ -319,13 +318,19 @@ def check_draws(traced: Traced, again: Callable[[], Traced], draws: list[str]) -
         and is_draw(str(getattr(n.target, "__name__", n.target)), n.args, n.kwargs)
         for n in traced.module.graph.nodes
     ):
-        raise NotSplittable(f"it reads random numbers ({'; '.join(draws)})")
+        raise NotServable(
+            f"in eval mode forward draws random numbers ({'; '.join(draws)}), and nothing shows that no "
+            "answer reads them: draw while self.training only, or in __init__; a server must answer the "
+            "same question the same way"
+        )
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:
     """Make the target types' tensors the only outputs."""
     node = next(node for node in module.graph.nodes if node.op == "output")
-    result = node.args[0]
+    result: Any = node.args[0]
+    if isinstance(result, fx.Node) and isinstance(result.target, type) and issubclass(result.target, tuple):
+        result = result.args  # a named tuple
     found: dict[str, fx.Node] = {}
     for target in targets:
         value = of_target(result, target)

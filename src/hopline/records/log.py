@@ -64,18 +64,18 @@ def _identity_of(served: Version) -> _Identity:
         str(properties.get("artifact_hash", "")),
         str(properties.get("preprocessing_hash", "")),
         str(properties.get("feature_schema_hash", "")),
-        _runtime_name("torch" if properties.get("runtime") == "torch" else "onnxruntime"),
+        _runtime_name(),
         isinstance(served, Preprocessing),
     )
 
 
 @functools.cache
-def _runtime_name(library: str) -> str:
+def _runtime_name() -> str:
     """Versions of Hopline and of the library that runs models."""
     try:
-        return f"hopline {__version__}, {library} {version(library)}"
+        return f"hopline {__version__}, onnxruntime {version('onnxruntime')}"
     except PackageNotFoundError:  # a build under another name, such as onnxruntime-gpu
-        return f"hopline {__version__}, {library}"
+        return f"hopline {__version__}, onnxruntime"
 
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """Decides on which device this process computes.
 
-All models of a process share one device, because torch's number of threads and ONNX Runtime's environment
-also belong to the process. `place_models` is called once by the code that loads models, before it loads
-any. Independent of the libraries; `onnx.py` and `torch.py` read the device here.
+All models of a process share one device, because ONNX Runtime's environment also belongs to the process.
+`place_models` is called once by the code that loads models, before it loads
+any. Independent of the libraries; `onnx.py` reads the device here.
 """
 
 from __future__ import annotations

@@ -148,30 +148,6 @@ def test_narrow_features_are_widened(tmp_path, dtype):
     assert (found["logits"] == online(report.path, graph, ("logits",))["logits"]).all()
 
 
-class Whole(nn.Module):
-    """Reads computed edge weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.a = zoo.GCNConv(6, 3, normalize=False)
-
-    def forward(self, x, edge_index, edge_weight):
-        return self.a(x, edge_index, edge_weight.sqrt())
-
-
-def test_a_model_that_is_served_whole_is_scored_node_by_node(cases, tmp_path):
-    torch.manual_seed(3)
-    graph = cases["gcn"].graph
-    report = package(
-        Whole().eval(), graph, tmp_path / "r", name="odd", fanouts=[3], task="multiclass", check_nodes=60,
-        runtime="torch",
-    )  # fmt: skip
-    assert read_spec(report.path).runtime == "torch"
-    found = score(report.path, graph, tmp_path / "out", outputs=("logits", "label"), threads=1)
-    for output, values in online(report.path, graph, ("logits", "label")).items():
-        assert (found[output] == values).all()
-
-
 def test_a_table_has_the_ids_and_says_what_it_is(cases, tmp_path):
     case = cases["hetero"]
     found = score(case.folder, case.graph, tmp_path / "out", outputs=("state", "label"))

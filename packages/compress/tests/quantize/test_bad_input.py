@@ -67,24 +67,6 @@ def test_a_table_model(cases, refused, tmp_path):
     )
 
 
-def test_a_model_that_is_served_whole(cases, refused, tmp_path):
-    folder = tmp_path / "whole" / "1"
-    folder.mkdir(parents=True)
-    for name in ("model.pt2", "whole.json"):
-        (folder / name).write_bytes(b"x")
-    split = read_spec(cases["sage"].folder)
-    spec = msgspec.structs.replace(
-        split,
-        runtime="torch",
-        whole_file="model.pt2",
-        why_whole="it mixes rows",
-        levels=(),
-        head=msgspec.structs.replace(split.head, file=None),
-    )
-    write_spec(folder, spec)
-    refused(PackagingError, r"served whole .*it mixes rows.*ONNX stages", folder, cases["sage"].graph)
-
-
 def test_a_version_that_is_quantised_already(cases, refused, tmp_path):
     case = cases["states"]
     done = quantize(case.folder, case.graph, tmp_path, QUICK)

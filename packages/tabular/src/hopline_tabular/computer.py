@@ -288,7 +288,6 @@ class TabularComputer(Computer):
         spec = self.spec
         properties = {
             "task": spec.task,
-            "runtime": "onnx",
             "columns": [_described(column) for column in spec.columns],
             "classes": list(spec.classes),
             "parity": spec.parity,

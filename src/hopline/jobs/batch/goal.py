@@ -173,7 +173,6 @@ class Goal:
 
     Attributes:
         spec: as rows are computed, with all neighbours where the run is exact.
-        is_whole: the model is served whole; its only level is 1, the logits.
         types: node types, one table for each.
         needed: for each level, the node types that are computed.
         scored: node type -> int64 ids, distinct, in the requested order; None means all.
@@ -192,16 +191,12 @@ class Goal:
         self._graph = graph
         self._options = options
         self.spec = with_all_neighbors(spec) if options.exact else spec
-        self.is_whole = spec.runtime == "torch"
         self.types = needs.head_types(spec)
         self.duplicates = 0
         self.scored = self._find_nodes(options.nodes) if options.nodes is not None else None
         self.previous = PreviousRun(options.since) if options.since is not None else None
         self.changes: SnapshotChanges | None = None
         self.rows: dict[tuple[int, str], IdArray] = {}
-        if self.is_whole:
-            self._plan_whole()
-            return
         self.needed = needs.needed_levels(self.spec, graph)
         if self.scored is not None:
             self.rows = needs.rows_for(self.spec, graph, self.needed, self.scored)
@@ -209,17 +204,6 @@ class Goal:
             self.previous.check(self.identity, self.needed)
             self.changes = self.previous.changes(self.spec, graph)
             self.rows = self.changes.rows(self.needed)
-
-    def _plan_whole(self) -> None:
-        if self.previous is not None:
-            raise BatchError(
-                f"{self.spec.name}/{self.spec.version} is served whole and stores no states: start without "
-                "--since"
-            )
-        node_type = self.types[0]
-        self.needed = [[], [node_type]]
-        if self.scored is not None:
-            self.rows[1, node_type] = np.sort(self.scored[node_type])
 
     def _find_nodes(self, nodes: ExternalIds) -> dict[str, IdArray]:
         if self._options.since is not None:

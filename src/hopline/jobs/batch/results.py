@@ -34,8 +34,7 @@ def available_outputs(spec: ModelSpec) -> tuple[str, ...]:
     """Outputs that a run can write for a model; for single nodes, a link model has only its embedding."""
     if spec.head.kind == "link":
         return ("embedding", _STATE)
-    # served whole, no state precedes the logits
-    return (*outputs_of(spec), *(() if spec.runtime == "torch" else (_STATE,)))
+    return (*outputs_of(spec), _STATE)
 
 
 def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -85,7 +84,7 @@ class _Head:
         self._offers = outputs_of(spec)
         self._names = names
         self._stage: RowStage | None = None
-        if spec.head.file is not None and spec.head.kind == "node" and spec.runtime == "onnx":
+        if spec.head.file is not None and spec.head.kind == "node":
             self._stage = RowStage(
                 folder / spec.head.file, ["h"], [state_dim], "logits", spec.head.output_dim, 1
             )

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec, Stage, read_spec
-from hopline.engine.ego import EgoModel
 from hopline.engine.interner import Interner
 from hopline.engine.level import Level
 from hopline.engine.view import EdgeView
@@ -62,7 +61,7 @@ class RowComputer:
 
     Args:
         folder, spec, graph: the model (for exact rows, `with_all_neighbors`) and its graph.
-        level, node_type: a stage with a file, or the only level of a model that is served whole.
+        level, node_type: a stage with a file.
         below: node type -> rows one level below (raw features where that level has no file).
         raw: this node type's raw features, float32 [N, d], for stages that read them.
         compact_edges: 0 reads rows below in place; otherwise the rows of that many edges are copied
@@ -84,21 +83,16 @@ class RowComputer:
         self._below = below
         self._raw = frozen(raw)
         self._compact_edges = compact_edges
-        self._ego = EgoModel(folder, spec, graph, 1) if spec.runtime == "torch" else None
         self._interners = {name: Interner() for name in below}
         self._buffers: dict[str, FloatArray] = {}
-        if self._ego is None:
-            self._level = Level(folder, spec, graph, level, node_type, None, 1)
-            self._relations = list(self._level.relations.values())
+        self._level = Level(folder, spec, graph, level, node_type, None, 1)
+        self._relations = list(self._level.relations.values())
 
     def compute(self, ids: IdArray, out: FloatArray) -> int:
         """Fill `out` float32 [n, state_dim] with the states of ids (int64 [n], distinct).
 
         Returns: sampled edges.
         """
-        if self._ego is not None:
-            out[:] = self._ego.final_states({self._node_type: ids})[self._node_type]
-            return 0
         num_edges = 0
         for a, b in self._pieces(ids):
             num_edges += self._piece(ids[a:b], out[a:b])

@@ -286,7 +286,7 @@ class BatchRun:
             rows=listed,
             limit_bytes=self._options.memory_bytes,
         )
-        if self._goal.is_whole or not self._options.memory_bytes:
+        if not self._options.memory_bytes:
             return work, copied
         trial = Worker(dataclasses.replace(work, compact_edges=1, span_rows=1), self._graph, self._spec)
         taken = trial.taken_bytes()
@@ -303,16 +303,10 @@ class BatchRun:
                 kept[out] = MemoryRows(num_rows, dim)
 
     def _dim(self, level: int, node_type: str) -> int:
-        return (
-            self._spec.head.output_dim
-            if self._goal.is_whole
-            else self._spec.levels[level][node_type].state_dim
-        )
+        return self._spec.levels[level][node_type].state_dim
 
     def _below(self, level: int, node_type: str) -> tuple[dict[str, Path], Path | None]:
         """Files of the rows one level below, and of the raw features, that a stage reads."""
-        if self._goal.is_whole:
-            return {}, None
         stage = self._spec.levels[level][node_type]
         found = {}
         if level:
@@ -427,7 +421,7 @@ class BatchRun:
         return ResultWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
 
     def _final_file(self, top: int, node_type: str) -> Path:
-        if not self._goal.is_whole and self._spec.levels[top][node_type].file is None:
+        if self._spec.levels[top][node_type].file is None:
             return feature_file(self._graph, node_type, self._work.folder)
         return state_path(self._work.folder, top, node_type)
 

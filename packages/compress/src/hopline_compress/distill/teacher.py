@@ -48,9 +48,7 @@ def read_teacher(folder: Path) -> ModelSpec:
             f"{shown} cannot teach a student: its task is {spec.task}; {_WHY_NOT[spec.task]} (tasks "
             "multiclass and binary can)"
         )
-    if not any(stage.inputs for level in spec.levels[1:] for stage in level.values()) and not (
-        spec.runtime == "torch"
-    ):
+    if not any(stage.inputs for level in spec.levels[1:] for stage in level.values()):
         raise BadRequest(f"{shown} reads no neighbours: it is a student already, or does not need one")
     return spec
 

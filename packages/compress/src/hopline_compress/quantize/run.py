@@ -218,7 +218,7 @@ def quantize(
         advance: called with (step, done, in all).
 
     Raises:
-        PackagingError: the model cannot be quantised (a tabular model, one served whole, one that is
+        PackagingError: the model cannot be quantised (a tabular model, one that is
             quantised already, or one without large enough layers), or the version exists.
         SchemaMismatch: the graph has another schema; each difference is named.
         NodeNotFound, BadRequest: calibration nodes or labels that do not fit.
@@ -297,11 +297,6 @@ def _graph_model(folder: Path) -> ModelSpec:
         raise PackagingError(
             f"{spec.name}/{spec.version} has several outputs, and what rounding costs is measured of one: "
             "quantise a package of each, task={name: task}"
-        )
-    if spec.runtime != "onnx":
-        raise PackagingError(
-            f"{spec.name}/{spec.version} is served whole by the {spec.runtime} runtime ({spec.why_whole}); "
-            "only models that are split into ONNX stages can be quantised"
         )
     if "quantized" in spec.parity:
         raise PackagingError(

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hopline.artifact import ModelSpec
-from hopline.engine.model import Model, load_model
-from hopline.errors import ArtifactError
+from hopline.engine.model import load_model
 from hopline.features.l1_rows import L1Rows
 from hopline.graph import Graph
 from hopline.types import FloatArray, IdArray
@@ -47,10 +46,7 @@ class Neighborhood:
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, l1_rows: Mapping[str, L1Rows]) -> None:
         sources = {name: Presence(rows) for name, rows in l1_rows.items()}
-        model = load_model(folder, spec, graph, sources=sources)
-        if not isinstance(model, Model):  # a model that is served whole reads no remote features
-            raise ArtifactError(f"{spec.name}/{spec.version} reads no features that could be prefetched")
-        self._model = model
+        self._model = load_model(folder, spec, graph, sources=sources)
 
     def lacking(self, seeds: Mapping[str, IdArray], as_of: int) -> dict[str, IdArray]:
         """Return the missing rows of the L1 feature cache: node type -> int64 distinct ids.
