@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 from torch_geometric.nn import models
 
 import hopline
@@ -164,6 +165,17 @@ def test_a_model_with_statistics_of_all_rows_is_split_and_equals_pyg(make, tmp_p
     report = package(model, graph, tmp_path)
     found = answer(report, graph, nodes=list(range(60)))
     np.testing.assert_allclose(found, expected(model, graph), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ids", [[f"u{row}" for row in range(50)], list(range(49, -1, -1))])
+def test_nodes_have_the_ids_of_the_caller(ids, tmp_path):
+    torch.manual_seed(0)
+    data = Data(x=torch.randn(50, 6), edge_index=torch.randint(0, 50, (2, 200)))
+    model = drawn(Centred())
+    graph = hopline.Graph.from_pyg(data, ids=ids)
+    found = answer(package(model, graph, tmp_path), graph, nodes=ids)
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model(data.x, data.edge_index), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "a condition"])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
@@ -298,8 +297,8 @@ def _freeze(job: Job, check_nodes: int) -> Reference:
 
 def _compared(folder: Path, spec: ModelSpec, job: Job, untouched: Reference) -> ModelSpec:
     """Compare with the module as it was passed, on the whole graph. Raises: ParityError: they differ."""
-    whole, frozen, untouched.parts = CheckGraph.of(job.graph), job.binding.frozen, job.reference.parts
-    probe = Probe(job.graph, whole, whole, 0, np.zeros(0, np.int64))
+    frozen, untouched.parts = job.binding.frozen, job.reference.parts
+    probe = Probe.of_all(job.graph)
     sides = gate.sides_of(probe, job.targets, job.is_link)
     parity = {**spec.parity, "whole_graph": job.compare(folder, spec, probe, sides, untouched)}
     named = {} if frozen is None else {name: value.tolist() for name, value in frozen.named.items()}

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED
 from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.graph.ids import RangeIds
+from hopline.graph.parts import Nodes
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.edge_kinds import Kinds
 from hopline.types import FloatArray, IdArray
@@ -70,6 +72,13 @@ class Probe:
         beginnings = (0, first - core - _FEW) if wide else (0,)
         asked = np.concatenate([at + np.arange(core) for at in beginnings])
         return cls(graph, CheckGraph.of(graph), real, hops, asked)
+
+    @classmethod
+    def of_all(cls, graph: Graph) -> Probe:
+        """A whole graph without strangers."""
+        nodes = {name: Nodes(part.features, RangeIds(part.num_nodes)) for name, part in graph.nodes.items()}
+        check = CheckGraph.of(graph)
+        return cls(Graph(graph.schema, nodes, graph.edges), check, check, 0, np.zeros(0, np.int64))
 
     def seeds(self, node_type: str, most: int) -> IdArray:
         """Nodes to request: real ones from the smallest to the largest in-degree, and strangers.
