@@ -319,8 +319,8 @@ def check_draws(traced: Traced, again: Callable[[], Traced], draws: list[str]) -
         for n in traced.module.graph.nodes
     ):
         raise NotServable(
-            f"in eval mode forward draws random numbers ({'; '.join(draws)}), and nothing shows that no "
-            "answer reads them: draw while self.training only, or in __init__; a server must answer the "
+            f"in eval mode forward draws random numbers ({'; '.join(draws)}): the answers compared do not "
+            "show it, others may. Draw while self.training only, or in __init__; a server must answer the "
             "same question the same way"
         )
 
