@@ -3,7 +3,6 @@
 import msgspec
 import numpy as np
 import pytest
-import torch
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.utils import degree
@@ -13,8 +12,8 @@ from hopline.artifact import NEGATIVE, ONE_WAY, read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.inline import parse_inline
 from hopline.engine.model import load_model
-from hopline.errors import BadRequest, NotServable, SchemaMismatch
-from hopline.graph import Graph
+from hopline.errors import BadRequest, NotSplittable, SchemaMismatch
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph_store.disk import DiskStore
 from hopline.types import InlineNode, ScoreRequest
 from tests.packaging.live_graph import live_view
@@ -59,27 +58,25 @@ def package(model, graph, repository, fanouts=(-1, -1, -1)):
     return hopline.package(model, graph, repository, name="m", fanouts=list(fanouts), task="multiclass")
 
 
+#: What a model would rely on that reads out-degrees of the in-neighbours' lists.
+NO_ONE_WAY = {KEY: (ONE_WAY,)}
+
+
+@pytest.mark.parametrize("graph", [graph_of(), graph_of((5, 9))], ids=["both directions", "one way"])
 @pytest.mark.parametrize("model", [Normed, lambda: pyg.ChebConv(6, 3, 2)], ids=["degree", "ChebConv"])
-def test_out_degrees_are_served_on_edges_of_both_directions_only(model, tmp_path):
-    graph, model = graph_of(), model()
-    report = package(model, graph, tmp_path)
-    assert read_spec(report.path).edges_without == {KEY: (ONE_WAY,)}
-    assert any("rely on node__to__node having no one-way edges" in note for note in report.notes)
-    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
-    (found,) = answerer.answer([ScoreRequest("m", nodes=list(range(60)))])
-    edges = graph.edges[KEY]
-    into = np.repeat(np.arange(60), np.diff(edges.indptr))
-    with torch.no_grad():
-        wanted = model.eval()(
-            torch.from_numpy(np.array(graph.nodes["node"].features)),
-            torch.from_numpy(np.stack([edges.indices, into]).astype(np.int64)),
-        )
-    np.testing.assert_allclose(found.outputs["logits"], wanted, atol=1e-5)
+def test_out_degrees_need_the_lists_of_both_directions(model, graph, tmp_path):
+    with pytest.raises(NotSplittable, match=r"both_directions=True"):
+        package(model(), graph, tmp_path)
+
+
+def test_a_model_that_relies_on_both_directions_is_refused_on_a_graph_with_one_way_edges(tmp_path):
+    graph = graph_of()
+    report = package(OfDestinations(), graph, tmp_path, fanouts=(-1, -1))
+    spec = msgspec.structs.replace(report.spec, edges_without=NO_ONE_WAY)
+    load_model(report.path, spec, graph)
     for later in (graph_of((5, 9)), live_view(graph)):
         with pytest.raises(SchemaMismatch, match=r"no one-way edges.*both directions"):
-            load_model(report.path, report.spec, later)
-    with pytest.raises(NotServable, match="outgoing edges"):
-        package(model, graph_of((5, 9)), tmp_path / "directed")
+            load_model(report.path, spec, later)
 
 
 class Followed(OfDestinations):
@@ -97,10 +94,10 @@ class Followed(OfDestinations):
 
 
 @pytest.mark.parametrize("model", [Followed(25), Followed(25, of_neighbours=True), Followed(400)])
-def test_out_degrees_beyond_those_of_the_sample_are_found(model, tmp_path):
-    with pytest.raises(NotServable, match="outgoing edges"):
-        package(model, graph_of((5, 9)), tmp_path / "directed")
-    assert package(model, graph_of(), tmp_path).spec.edges_without == {KEY: (ONE_WAY,)}
+@pytest.mark.parametrize("graph", [graph_of(), graph_of((5, 9))], ids=["both directions", "one way"])
+def test_out_degrees_beyond_those_of_the_sample_are_found(model, graph, tmp_path):
+    with pytest.raises(NotSplittable, match="both_directions=True"):
+        package(model, graph, tmp_path)
 
 
 def test_in_degrees_rely_on_nothing(tmp_path):
@@ -109,12 +106,8 @@ def test_in_degrees_rely_on_nothing(tmp_path):
     load_model(report.path, report.spec, graph_of((5, 9), (5, 9), (7, 7)))
 
 
-def test_one_edge_outside_of_the_sample_makes_a_graph_one_way(tmp_path):
-    large = graph_of((3, 1990), num_nodes=2000)
-    with pytest.raises(NotServable, match="outgoing edges"):
-        hopline.package(
-            Normed(), large, tmp_path, name="m", fanouts=[-1] * 3, task="multiclass", check_nodes=64
-        )
+def test_one_edge_outside_of_the_sample_makes_a_graph_one_way():
+    assert graph_of((3, 1990), num_nodes=2000).edges[KEY].has_one_way_edges
 
 
 @pytest.mark.parametrize(
@@ -148,7 +141,8 @@ def test_it_is_stored_with_the_graph_and_known_to_graph_stores(tmp_path):
 )
 def test_an_unseen_node_may_not_have_one_way_edges(nodes, is_good, tmp_path):
     graph = graph_of()
-    spec = package(Normed(), graph, tmp_path).spec
+    spec = package(OfDestinations(), graph, tmp_path, fanouts=(-1, -1)).spec
+    spec = msgspec.structs.replace(spec, edges_without=NO_ONE_WAY)
     if is_good:
         parse_inline(graph, "node", nodes, 9, (), spec, {})
         return
@@ -156,7 +150,7 @@ def test_an_unseen_node_may_not_have_one_way_edges(nodes, is_good, tmp_path):
         parse_inline(graph, "node", nodes, 9, (), spec, {})
 
 
-def weighted(low=0.5, signed=False):
+def weighted(low=0.5, signed=False, both_directions=False):
     """Pairs in both directions with one weight; `low` is the weight of one of them."""
     graph = graph_of()
     into = np.repeat(np.arange(60), np.diff(graph.edges[KEY].indptr))
@@ -164,8 +158,9 @@ def weighted(low=0.5, signed=False):
     weight = (0.2 + (ends.min(0) * 7 + ends.max(0)) % 10 / 5).astype(np.float32)
     pair = (ends.min(0) == ends.min(0)[0]) & (ends.max(0) == ends.max(0)[0])
     weight[pair] = low
-    x = np.array(graph.nodes["node"].features)
-    return Graph.from_edges(ends, x, edge_weight=weight, signed_weight=signed)
+    nodes = {"node": NodeTable(np.array(graph.nodes["node"].features))}
+    edges = {("node", "to", "node"): EdgeTable(ends, weight=weight, signed_weight=signed, by_row=True)}
+    return Graph.from_tables(nodes, edges, both_directions=both_directions)
 
 
 class Weighted(nn.Module):
@@ -178,12 +173,12 @@ class Weighted(nn.Module):
 
 
 def test_weights_of_the_whole_graph_are_served_where_none_is_negative(tmp_path):
-    graph = weighted()
-    report = package(Weighted(pyg.ChebConv(6, 3, 2)), graph, tmp_path)
-    assert read_spec(report.path).edges_without == {KEY: (ONE_WAY, NEGATIVE)}
-    assert any("no one-way edges and no negative weights" in note for note in report.notes)
-    load_model(report.path, report.spec, weighted(low=0.9))
-    for later in (weighted(low=-0.5), weighted(signed=True)):
+    graph = weighted(both_directions=True)
+    report = package(Weighted(pyg.ChebConv(6, 3, 2)), graph, tmp_path, fanouts=(-1, -1))
+    assert read_spec(report.path).edges_without == {KEY: (NEGATIVE,)}
+    assert any("having no negative weights" in note for note in report.notes)
+    load_model(report.path, report.spec, weighted(low=0.9, both_directions=True))
+    for later in (weighted(low=-0.5, both_directions=True), weighted(signed=True, both_directions=True)):
         with pytest.raises(SchemaMismatch, match=r"may be negative.*keep them >= 0"):
             load_model(report.path, report.spec, later)
 
