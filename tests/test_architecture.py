@@ -131,7 +131,7 @@ BUDGET: dict[str, int] = {
     "sampling": 451,
     "scheduling": 1567,
     "snapshots": 1245,
-    "testing": 796,
+    "testing": 885,
     "transports": 6822,
 }
 
