@@ -88,6 +88,23 @@ class Weighted(nn.Module):
         return self.last(pyg.global_add_pool(weights * h, batch))
 
 
+class Readout(nn.Module):
+    def forward(self, h, batch):
+        return torch.cat([pyg.global_add_pool(h, batch), pyg.global_max_pool(h, batch)], dim=1)
+
+
+class OwnModule(nn.Module):
+    """A readout in a module of the model's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.readout = pyg.SAGEConv(DIM, HIDDEN), Readout()
+        self.last = nn.Linear(2 * HIDDEN, 3)
+
+    def forward(self, x, edge_index, batch):
+        return self.last(self.readout(self.conv(x, edge_index).relu(), batch))
+
+
 class OfData(nn.Module):
     def __init__(self):
         super().__init__()
@@ -140,6 +157,7 @@ MODELS = {
     "a readout behind each layer": Several,
     "softmax by hand": Weighted,
     "data": OfData,
+    "own module": OwnModule,
 }
 
 
@@ -173,7 +191,7 @@ def served(report, graph, **request):
 def test_graphs_of_a_data_set_are_scored_as_by_pyg(name, tmp_path):
     model, data = MODELS[name](), graphs()
     graph = Graph.from_pyg(data)
-    layers = 1 if name in ("softmax by hand", "data") else 2
+    layers = 1 if name in ("softmax by hand", "data", "own module") else 2
     report = package(model, graph, tmp_path, (-1,) * layers)
     assert report.spec.head.node_type == "graph"
     found = served(report, graph, nodes=list(range(len(data))))

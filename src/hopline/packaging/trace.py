@@ -220,9 +220,10 @@ class _Tracer(RunningTracer):
         given = (*args, *kwargs.values())
         if any(isinstance(value, dict) for value in given):
             return forward(*args, **kwargs)
-        by_hand = any(
-            isinstance(value, fx.Proxy) and lists.edges_of(value.node) is not None for value in given
-        )
+        nodes = [value.node for value in given if isinstance(value, fx.Proxy)]
+        by_hand = any(lists.edges_of(node) is not None for node in nodes)
+        if not type(m).__module__.startswith("torch_geometric."):  # a readout of the model's own
+            by_hand = by_hand or any(str(lists.slot_of(node)).startswith("batch:") for node in nodes)
         if not isinstance(m, MessagePassing) and (own or by_hand):
             return forward(*args, **kwargs)
         if isinstance(m, MessagePassing):
