@@ -14,7 +14,9 @@ EDGES = "user_rates_item"
 def graph(num_nodes, num_edges):
     """As much of a graph as a plan reads: nothing is allocated."""
     nodes = {
-        name: SimpleNamespace(num_nodes=num_nodes, features=SimpleNamespace(shape=(num_nodes, 4)))
+        name: SimpleNamespace(
+            num_nodes=num_nodes, features=SimpleNamespace(shape=(num_nodes, 4)), columns=None
+        )
         for name in ("user", "item")
     }
     lists = SimpleNamespace(src="user", dst="item", num_edges=num_edges, attr=None, time=None, weight=None)
