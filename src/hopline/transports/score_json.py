@@ -231,30 +231,28 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     For pipelines, `parts` contains the version that answered each step.
     """
     missing = result.missing
-    # Fast path for a typical answer.
-    has_more = result.degraded or result.parts or result.graph_through_ms or result.features_age_ms >= 0
-    if missing is None and not has_more and num_values(result) <= SLICE_VALUES:
-        head = _answer_head(result.model, result.version, result.graph_version)
-        try:
-            return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
-        except orjson.JSONEncodeError:  # strings, or an array that is not contiguous
-            pass
-    parts: list[bytes | memoryview] = [
-        _answer_head(result.model, result.version, result.graph_version),
-        b'"outputs":{',
-    ]
-    for name, array in result.outputs.items():
-        parts.append(b'%b"%b":[' % (b"," if len(parts) > 2 else b"", name.encode()))
-        parts += _in_slices({name: array}, missing, lambda rows: next(iter(rows.values())))
-        parts.append(b"]")
-    degraded = b"[]" if not result.degraded else orjson.dumps(result.degraded)
-    tail = b"}" if missing is None else b',"missing":' + _missing_ids(request, missing) + b"}"
+    head = _answer_head(result.model, result.version, result.graph_version)
+    tail = b"}"
+    if missing is not None:
+        tail = b',"missing":' + _missing_ids(request, missing) + tail
     if result.graph_through_ms:
         tail = b',"graph_age_ms":%d%b' % (result.graph_age_ms(time.time()), tail)
     if result.features_age_ms >= 0:
         tail = b',"features_age_ms":%d%b' % (result.features_age_ms, tail)
     if result.parts:
         tail = b',"parts":' + orjson.dumps(result.parts) + tail
+    degraded = orjson.dumps(result.degraded) if result.degraded else b"[]"
+    if missing is None and num_values(result) <= SLICE_VALUES:  # a typical answer
+        try:
+            outputs = orjson.dumps(result.outputs, option=_NUMPY)
+            return b'%b"outputs":%b,"degraded":%b%b' % (head, outputs, degraded, tail)
+        except orjson.JSONEncodeError:  # strings, or an array that is not contiguous
+            pass
+    parts: list[bytes | memoryview] = [head, b'"outputs":{']
+    for name, array in result.outputs.items():
+        parts.append(b'%b"%b":[' % (b"," if len(parts) > 2 else b"", name.encode()))
+        parts += _in_slices({name: array}, missing, lambda rows: next(iter(rows.values())))
+        parts.append(b"]")
     return b"".join([*parts, b'},"degraded":', degraded, tail])
 
 
