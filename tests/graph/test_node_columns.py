@@ -114,16 +114,12 @@ def test_a_frame_with_texts_is_no_matrix_of_features_and_the_way_out_is_named():
         Graph.from_tables({"node": NodeTable(FRAME)}, LOOP)
 
 
-def test_narrow_features_and_live_graphs_refuse_columns():
+def test_narrow_features_refuse_columns():
     tables = {"node": NodeTable(columns=FRAME)}
     with pytest.raises(GraphError, match="has columns, whose features are float32"):
         Graph.from_tables(tables, LOOP, feature_dtype="int8")
     with pytest.raises(GraphError, match="has columns, whose features are float32"):
         built(FRAME).with_features_as("float16")
-    from hopline.graph.live.plan import make_plan
-
-    with pytest.raises(GraphError, match="live graph: node type 'node' has columns"):
-        make_plan(built(FRAME), lineage="", sequence=0, spare_nodes=1, spare_edges=1, num_levels=1)
 
 
 NODES = """id,amount,country,mcc,branch,active,opened,is_fraud

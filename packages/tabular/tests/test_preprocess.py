@@ -255,6 +255,76 @@ def test_a_graph_without_a_column_or_with_another_type_is_refused_when_loaded(wo
     np.testing.assert_allclose(ask(world.answerer(more), nodes=world.ids), world.pyg(), atol=1e-4)
 
 
+def later_graph(world, accounts, more_nodes=(), more_edges=(), merchants=None):
+    """A graph of later tables, with further node types and edge types."""
+    account, merchant = fraud.pairs()
+    nodes = {
+        "account": NodeTable(columns=accounts, column_types={"mcc": "text"}, ids=world.ids),
+        "merchant": NodeTable(columns=fraud.merchants() if merchants is None else merchants),
+    }
+    edges = {
+        fraud.PAYS: EdgeTable((account, merchant), by_row=True),
+        fraud.PAID_BY: EdgeTable((merchant, account), by_row=True),
+    }
+    return Graph.from_tables(nodes | dict(more_nodes), edges | dict(more_edges))
+
+
+def test_an_older_model_serves_a_graph_with_more_columns_categories_and_types(world, tmp_path):
+    frame = world.frame.assign(later=1.5, comment="x")
+    frame.loc[::9, "country"] = "XX"
+    frame.loc[::11, "mcc"] = "0001"
+    device = {"device": NodeTable(columns=pd.DataFrame({"os": ["a", "b"]}))}
+    uses = {("account", "uses", "device"): EdgeTable(([0, 1], [0, 1]), by_row=True)}
+    back = {("device", "used_by", "account"): EdgeTable(([0, 1], [0, 1]), by_row=True)}
+    graph = later_graph(world, frame, device, uses | back).save(tmp_path / "graph")
+    x = dict(world.x, account=fraud.dense(world.fitted["account"].transform(fitted_form(frame))))
+    with torch.no_grad():
+        expected = world.module(x, fraud.edge_indices()).numpy()
+    answerer = world.answerer(Graph.open(graph.path))
+    np.testing.assert_allclose(ask(answerer, nodes=world.ids), expected, atol=1e-4)
+    row = as_sent(world.frame.iloc[3])
+    node = InlineNode(
+        columns=row, neighbors={"merchant__paid_by__account": [3], "device__used_by__account": [1]}
+    )
+    found = ask(answerer, inline=[node])[0]
+    with torch.no_grad():
+        same = fraud.dense(world.fitted["account"].transform(fitted_form(world.frame.iloc[[3]])))
+        x["account"] = torch.cat([x["account"], same])
+        expected = world.module(x, fraud.edge_indices(([3], [fraud.ACCOUNTS]))).numpy()[-1]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("accounts", "merchants", "message"),
+    [
+        (
+            lambda frame: frame.drop(columns="opened"),
+            None,
+            "'opened' is missing; the model.* for timestamp",
+        ),
+        (lambda frame: frame.assign(opened="2024"), None, "'opened' is text; the model.* for timestamp"),
+        (lambda frame: frame.assign(active=1), None, "'active' is integer; the model.* for boolean"),
+        (lambda frame: frame.rename(columns={"age": "Age"}), None, "'age' is missing"),
+        (None, lambda frame: frame.assign(category=1), r"'category' is integer; .* text \(category:text\)"),
+        (
+            None,
+            lambda frame: frame.drop(columns="risk"),
+            "node type 'merchant': its column 'risk' is missing",
+        ),
+    ],
+)
+def test_a_column_that_a_model_reads_and_that_is_gone_or_of_another_type_is_named_when_loaded(
+    world, accounts, merchants, message
+):
+    same = lambda frame: frame  # noqa: E731
+    graph = later_graph(
+        world, (accounts or same)(world.frame), merchants=(merchants or same)(fraud.merchants())
+    )
+    with pytest.raises(SchemaMismatch, match=message):
+        world.answerer(graph)
+    later_graph(world, world.frame, merchants=fraud.merchants().drop(columns="unread"))
+
+
 def test_a_value_of_a_later_graph_that_an_encoder_refuses_is_named_when_loaded(tmp_path):
     frame = pd.DataFrame({"country": ["DE", "JP", "FR"] * 4, "amount": np.arange(12.0)})
     edges = {("node", "to", "node"): EdgeTable((np.arange(12), np.roll(np.arange(12), 1)))}

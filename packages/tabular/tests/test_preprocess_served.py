@@ -18,7 +18,7 @@ from hopline.records.inputs import input_hash, inputs_of
 from hopline.types import InlineNode, ScoreRequest
 from packages.tabular.tests import fraud_graph as fraud
 from packages.tabular.tests.test_preprocess import World, as_sent, fitted_form
-from tests.servers import running, spawn
+from tests.servers import running
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_columns_of_a_new_node_are_scored_over_http_and_from_the_client(world, s
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"columns": ROW | {"age": "old"}}, "column 'age', row 0: 'old' instead of a whole number"),
+        ({"columns": ROW | {"age": "old"}}, "inline[0].columns: 'age': 'old' instead of a whole number"),
         ({"columns": {"amount": 1}}, "inline[0].columns: 'country' is missing; a row has amount (float"),
         ({"features": [1.0]}, "inline[0].features: the model has preprocessing; send `columns`"),
         ({"columns": {"amount": [1]}}, "$.inline[0].columns"),
@@ -181,20 +181,39 @@ def test_a_model_in_a_process_of_its_own_takes_columns(world, tmp_path):
     ):
         node = InlineNode(columns=ROW, neighbors={"": [3, 5]})
         found = client.score_inline("risk", [node], outputs=["logits"]).outputs["logits"][0]
-        with pytest.raises(BadRequest, match="column 'age', row 0: 'old' instead of a whole number"):
+        with pytest.raises(BadRequest, match=r"inline\[0\].columns: 'age': 'old' instead of a whole"):
             client.score_inline("risk", [InlineNode(columns=ROW | {"age": "old"})])
     np.testing.assert_allclose(found, world.pyg(fitted_form(FRAME), [[3, 5]])[-1], atol=1e-4)
 
 
-def test_a_live_server_refuses_a_graph_with_columns(world, tmp_path):
+def test_a_live_server_takes_columns_in_events_and_keeps_them_over_a_restart(world, tmp_path):
     folder = world.report.path.parents[2]
-    process = spawn(
-        "hopline.service:Service",
-        graph__path=folder / "graph",
-        models__repository=folder / "models",
-        live__enabled=True,
-        live__folder=tmp_path / "live",
-    )
-    _, log = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "node type 'account' has columns, which events cannot change yet" in log
+    settings = {
+        "graph__path": folder / "graph", "models__repository": folder / "models", "live__enabled": True,
+        "live__folder": tmp_path / "live", "server__workers": 2,
+    }  # fmt: skip
+    event = {"op": "add_node", "node_type": "account", "node": "new", "columns": ROW}
+    edges = [
+        {"op": "add_edge", "edge_type": "merchant__paid_by__account", "src": merchant, "dst": "new"}
+        for merchant in (3, 5)
+    ]
+    wrong = {**event, "node": "other", "columns": ROW | {"age": "old"}}
+    expected = world.pyg(fitted_form(FRAME), [[3, 5]])[-1]
+    for first in (True, False):
+        with (
+            running("hopline.service:Service", **settings) as server,
+            hopline.Client(server.url) as client,
+        ):
+            if first:
+                outcome = client.send_events([event, wrong, *edges])
+                assert outcome.applied == 3
+                (refused,) = outcome.refused
+                assert (refused.index, refused.code) == (1, "bad_value")
+                assert "column 'age': 'old' instead of a whole number" in refused.reason
+            for _ in range(4):  # of both workers
+                found = client.score("risk", ["new", *world.ids[:20]], outputs=["logits"]).outputs["logits"]
+                np.testing.assert_allclose(found[0], expected, atol=1e-4)
+                np.testing.assert_allclose(found[1:], world.pyg()[:20], atol=1e-4)
+            node = InlineNode(columns=ROW, neighbors={"": [3, 5]})
+            inline = client.score_inline("risk", [node], outputs=["logits"]).outputs["logits"][0]
+            np.testing.assert_allclose(inline, expected, atol=1e-4)

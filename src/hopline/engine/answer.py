@@ -23,7 +23,7 @@ from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
-from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError
+from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, SchemaMismatch
 from hopline.graph import IdIndex
 from hopline.graph.live.view import LiveView
 from hopline.graph.store_columns import FetchedEdges
@@ -76,7 +76,12 @@ class Answerer:
         if self._live is None:
             return self._answer_all(requests)
         with self._live:  # one version for the whole batch, even if other callers pin it too
-            return self._answer_all(requests)
+            try:
+                return self._answer_all(requests)
+            except SchemaMismatch as error:  # a row of an event that the preprocessing does not accept
+                if len(requests) == 1:
+                    return [error]
+                return [outcome for request in requests for outcome in self.answer([request])]
 
     def _answer_all(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         rows = self._rows = self.rows

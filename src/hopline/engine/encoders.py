@@ -36,9 +36,10 @@ from hopline.errors import (
 )
 from hopline.files import draft_of, locked, publish_file
 from hopline.graph import Graph, GraphSchema, Nodes, NodeTypeSchema, storage
-from hopline.graph.live.view import LiveView
+from hopline.graph.live.view import LiveNodes, LiveRows, LiveView
+from hopline.graph.node_columns import values_of
 from hopline.runtimes.ort import ort
-from hopline.types import FloatArray, Progress
+from hopline.types import FloatArray, IdArray, Progress
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ TABULAR = Door("hopline.model_kinds", packages={"tabular": "'hopline[tabular]'"}
 _COMPARED = 10_000
 #: Rows that are encoded in one call.
 _CHUNK = 65_536
+#: Rows of a live graph that preprocessing may not accept when a model is loaded.
+_MOST_REFUSED = 100
 #: Seconds after its last use until a file of features is removed.
 _KEPT_S = 7 * 86_400
 
@@ -120,21 +123,120 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     """The graph with the features that a model's preprocessing makes of its columns.
 
     Raises:
-        SchemaMismatch: the preprocessing does not accept a value of the graph.
-        ArtifactError: the graph is live, or comes from a store without columns.
+        SchemaMismatch: the preprocessing does not accept a value of the graph, or many of a live one.
+        ArtifactError: the graph comes from a store without columns.
     """
     if not spec.encoders:
         return graph
-    if isinstance(graph, LiveView) or any(graph.nodes[name].columns is None for name in spec.encoders):
-        what = "a live graph" if isinstance(graph, LiveView) else "a graph store"
+    if isinstance(graph, LiveView):
+        loaded = {name: encoder_of(folder, spec, name) for name in spec.encoders}
+
+        def adapt(view: LiveView) -> None:
+            for name, encoder in loaded.items():
+                assert encoder is not None
+                view.nodes[name] = EncodedNodes(name, view.nodes[name], encoder, spec.encoders[name].width)
+            view.schema = with_features(view.schema, spec.encoders)
+
+        adapt(graph)
+        graph.adapt = adapt
+        with graph:
+            for name in loaded:
+                nodes = graph.nodes[name]
+                assert isinstance(nodes, EncodedNodes)
+                nodes.encode_all()
+        return graph
+    if any(graph.nodes[name].columns is None for name in spec.encoders):
         raise ArtifactError(
             f"{spec.name}/{spec.version} has preprocessing of {', '.join(spec.encoders)} (preprocess=), "
-            f"and {what} does not hold columns yet; serve a snapshot"
+            "and a graph store does not hold columns yet; serve a snapshot"
         )
     found = {name: _shared(folder, spec, name, graph) for name in spec.encoders}
     served = features_of(graph, found, spec.encoders)
     vars(served).update(version=graph.version, path=graph.path)  # answers name the graph as it is stored
     return cast(AnyGraph, served)
+
+
+class EncodedNodes(LiveNodes):
+    """Nodes of a live graph whose features are made of their columns, at the latest when they are read.
+
+    Args:
+        name: of the node type.
+        width: columns of the features.
+    """
+
+    def __init__(self, name: str, nodes: LiveNodes, encoder: RowEncoder, width: int) -> None:
+        vars(self).update(vars(nodes))
+        self._name = name
+        self._encoder = encoder
+        self._rows = np.zeros((len(nodes.features.array), width), np.float32)
+        self.ready = self._ready = np.zeros(len(self._rows), np.int64)
+        self.features = _EncodedRows(self, self._rows)
+
+    def slots(self, ids: IdArray) -> IdArray:
+        """As `LiveNodes.slots`, after making the rows that are missing.
+
+        Raises: SchemaMismatch: the preprocessing does not accept a value; names the node and the column.
+        """
+        found, refused = self.read(ids)
+        if refused:
+            raise self._refusal(ids[found == refused[-1][0]], refused[-1][1])
+        return found
+
+    def read(self, ids: IdArray) -> tuple[IdArray, list[tuple[int, str]]]:
+        """The slots of nodes, and those of them that are not accepted, with the reason."""
+        found, refused = super().slots(ids), list[tuple[int, str]]()
+        self._encode(found, refused)
+        return found, refused
+
+    def encode_all(self) -> None:
+        """Make the rows of the pinned version. Rows that are not accepted are refused when they are read.
+
+        Raises: SchemaMismatch: many rows are not accepted.
+        """
+        refused = list[tuple[int, str]]()
+        for begin in range(0, self.num_nodes, _CHUNK):
+            ids = np.arange(begin, min(begin + _CHUNK, self.num_nodes))
+            found = super().slots(ids)
+            self._encode(found, refused)
+            if len(refused) > _MOST_REFUSED:
+                raise self._refusal(ids[found == refused[-1][0]], refused[-1][1])
+        if refused:
+            log.warning("%d nodes of type %r: %s", len(refused), self._name, refused[0][1])
+
+    def _refusal(self, ids: IdArray, reason: str) -> SchemaMismatch:
+        (node,) = np.asarray(self.ids.external(ids[:1]), object)
+        why = f"node {node!r} of type {self._name!r}: {reason}; set its columns (set_features)"
+        return SchemaMismatch(why, [why])
+
+    def _encode(self, slots: IdArray, refused: list[tuple[int, str]]) -> None:
+        """Make missing rows; adds slots that are not accepted, with the reason, to `refused`."""
+        since = self._own.since
+        late = slots[self._ready[slots] != since[slots] + 1]
+        if not len(late):
+            return
+        late = np.unique(late)
+        values = values_of(self.column_schemas, *self.cells(late))
+        try:
+            self._rows[late] = self._encoder.encode(values, len(late))
+            self._ready[late] = since[late] + 1
+        except BadRequest as error:
+            if len(late) == 1:
+                refused.append((int(late[0]), str(error).replace(", row 0:", ":").removeprefix("row 0: ")))
+            for part in np.array_split(late, 2) if len(late) > 1 else ():
+                if len(refused) <= _MOST_REFUSED:
+                    self._encode(part, refused)
+
+
+class _EncodedRows(LiveRows):
+    """As `LiveRows`; a row that the preprocessing does not accept is NaN."""
+
+    _nodes: EncodedNodes
+
+    def __getitem__(self, ids: Any) -> FloatArray:
+        slots, refused = self._nodes.read(np.atleast_1d(np.asarray(ids, np.int64)))
+        found: FloatArray = self.array[slots]
+        found[np.isin(slots, [slot for slot, _ in refused])] = np.nan
+        return found[0] if np.ndim(ids) == 0 else found
 
 
 def encode_nodes(encoder: RowEncoder, graph: Graph, node_type: str) -> Iterator[FloatArray]:

@@ -54,8 +54,9 @@ _MAX_EDGES = 1 << 18
     OWN_SCALE_AT, OWN_OFFSET_AT, BASE_SCALE_AT, BASE_OFFSET_AT,
     NUM_IDS, NUM_COMPUTE,
     DATA_AT, ID_BITS, SCALE_AT, ZERO_CODE, LONG_BOUNDS_AT,
+    OWN_READY_AT, BASE_READY_AT,
     NUM_PLACES,
-) = range(81)  # fmt: skip
+) = range(83)  # fmt: skip
 
 
 @njit(inline="always")
@@ -161,6 +162,17 @@ def _find_slots(f):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _are_ready(slots, since_at, ready_at, num_slots):  # type: ignore[no-untyped-def]
+    """False if features of some slots have not been made; see `LiveNodes.ready`."""
+    late = 0
+    if ready_at != 0:
+        since, ready = _ints(since_at, num_slots), _ints(ready_at, num_slots)
+        for i in range(slots.shape[0]):
+            late += ready[slots[i]] != since[slots[i]] + 1
+    return late == 0
+
+
+@njit(nogil=True, cache=True)
 def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
     """Fill the runtime's input for the rows [a, b) to compute of level k.
 
@@ -222,7 +234,8 @@ def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-
         frames: int64 [levels, NUM_PLACES]; NUM_IDS and NUM_COMPUTE are filled.
         seeds: int64 [n] distinct ids. like: see `_gather`. packed: None, or 1 where edges are compressed.
 
-    Returns: the lowest level that has rows to compute, or the number of levels if no level has any.
+    Returns: the lowest level that has rows to compute, or the number of levels if no level has any; -1 if
+        features have not been made.
     """
     top = frames.shape[0] - 1
     ids = _ints(frames[top, IDS_AT], seeds.shape[0])
@@ -259,7 +272,15 @@ def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-
                 _ints(f[ROWS_AT], n + total),
             )
     if lowest == 0:
-        _find_slots(frames[0])
+        f = frames[0]
+        _find_slots(f)
+        n = f[NUM_COMPUTE]
+        own, base = _ints(f[OWN_SLOTS_AT], n), _ints(f[NEIGHBORS_AT], _ints(f[OFFSETS_AT], n + 1)[n])
+        if not (
+            _are_ready(own, f[OWN_SINCE_AT], f[OWN_READY_AT], f[NUM_OWN])
+            and _are_ready(base, f[BASE_SINCE_AT], f[BASE_READY_AT], f[NUM_BASE])
+        ):
+            return -1
     if lowest <= top:
         _gather(frames, lowest, 0, min(CHUNK_ROWS, frames[lowest, NUM_COMPUTE]), like)
     return lowest
@@ -334,8 +355,10 @@ class FusedPath:
             return None
         return FusedPath(chain[::-1], features, max_seeds, watch)
 
-    def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
+    def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray | None:
         """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
+
+        None if features of a live graph have not been made: the general path makes them.
 
         With a time cut, state caches are neither read nor filled: their rows are about the present graph.
         """
@@ -343,6 +366,8 @@ class FusedPath:
         use_caches = as_of == NO_CUT
         frames[:, VERSION] = self._clock.version
         lowest = descend(frames, ids, as_of, use_caches, self._like, self._packed)
+        if lowest < 0:
+            return None
         self._watch.sampled()
         counts = self._num_compute.tolist()
         requested = self._num_ids.tolist()
@@ -434,15 +459,18 @@ class FusedPath:
             }  # fmt: skip
         if below is None and level.own_slots is not None:
             heads, since, previous = level.own_slots.slot_arrays
+            ready = level.own_slots.ready
             values |= {
                 OWN_HEADS_AT: heads, NUM_OWN_HEADS: len(heads), OWN_SINCE_AT: since,
                 OWN_PREVIOUS_AT: previous, OWN_SLOTS_AT: np.empty(capacity, np.int64),
+                OWN_READY_AT: 0 if ready is None else ready,
             }  # fmt: skip
         if below is None and relation.source_slots is not None:
             heads, since, previous = relation.source_slots.slot_arrays
+            ready = relation.source_slots.ready
             values |= {
                 BASE_HEADS_AT: heads, NUM_BASE_HEADS: len(heads), BASE_SINCE_AT: since,
-                BASE_PREVIOUS_AT: previous,
+                BASE_PREVIOUS_AT: previous, BASE_READY_AT: 0 if ready is None else ready,
             }  # fmt: skip
         for at, value in values.items():
             if isinstance(value, np.ndarray):

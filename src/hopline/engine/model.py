@@ -308,8 +308,9 @@ class Model:
             node_type, ids = next(iter(wanted.items()))
             if node_type == self.spec.head.node_type and ids.shape[0] <= self._fused_path.max_seeds:
                 states = self._fused_path.run(ids, as_of)
-                self.guard.rows += self._fused_path.rows_ran
-                return {node_type: states}
+                if states is not None:
+                    self.guard.rows += self._fused_path.rows_ran
+                    return {node_type: states}
         return self._states(self.spec.num_layers, wanted, as_of)
 
     def inline_states(self, nodes: Mapping[str, InlineNodes], as_of: int) -> FloatArray:

@@ -5,7 +5,7 @@ A column that is null in a row is absent there. `Table` reads the columns that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +43,11 @@ def refuse_fields(table: Columns, first: int, graph: GraphSchema, refusals: Refu
     """
     names = {
         "attr": {name for each in graph.edge_types.values() for name in each.attr_names},
-        "features": {name for each in graph.node_types.values() for name in each.feature_names},
+        "features": {
+            name
+            for each in graph.node_types.values()
+            for name in (*each.feature_names, *(column.name for column in each.columns))
+        },
     }
     for at, op in enumerate(wire.OPS):
         fields = wire.FIELDS[op]
@@ -63,6 +67,7 @@ def refuse_fields(table: Columns, first: int, graph: GraphSchema, refusals: Refu
 
 def refuse_vectors(
     table: Columns,
+    named: Sequence[str],
     rows: IdArray,
     first: int,
     vector: str,
@@ -74,9 +79,9 @@ def refuse_vectors(
     """Refuse rows of one type with values by the name of another type's vector, or with a vector twice.
 
     Args:
+        named: of the table's columns, those that the type may only have in its vector.
         rows: that take the vector. vector: `attr` or `features`.
     """
-    named = [name for name in table.names if name not in wire.ALL_FIELDS]
     others = {name: in_order({name: 0.0}, dim, names, what) for name in named if name not in names}
     _refuse(
         table,

@@ -1,6 +1,7 @@
 """Events as an Arrow table: the fields of JSON events as columns, vectors as lists or column by column.
 
-Needs pyarrow, which is imported with the first Arrow message.
+Needs pyarrow, which is imported with the first Arrow message. This file is long because vectors and columns
+of nodes share the conversions of values.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import importlib
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,9 @@ from hopline.events import arrow_bounds, checks
 from hopline.events.arrow_fields import refuse_vectors
 from hopline.events.json_rows import described
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
-from hopline.events.wire import OPS
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
+from hopline.events.wire import ALL_FIELDS, OPS
+from hopline.graph.node_columns import cells_of
+from hopline.graph.schema import ColumnSchema, ColumnType, EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from hopline.types import AnyArray, IdArray
 
 #: The first bytes of every Arrow IPC stream, and of no JSON.
@@ -50,6 +52,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Type of a column of nodes -> kinds of Arrow types.
+_KINDS: dict[ColumnType, tuple[str, ...]] = {
+    "float": ("float", "int"),
+    "integer": ("int", "float"),
+    "boolean": ("bool",),
+    "text": ("string",),
+    "timestamp": ("timestamp", "string"),
+}
+
+
 def load() -> None:
     """Import pyarrow, if it is installed: inside a request, its import holds the loop for 10 to 70 ms."""
     with contextlib.suppress(ModuleNotFoundError):
@@ -70,7 +82,7 @@ def read_table(payload: bytes, graph: GraphSchema) -> Any:
         import pyarrow as pa
     except ModuleNotFoundError:
         raise BadRequest("reading an Arrow message needs: pip install 'hopline[parquet]'") from None
-    own = _vector_names(graph)
+    own = _named(graph)
     try:
         row_bytes = 4 * max((each.attr_dim for each in graph.edge_types.values()), default=0)
         arrow_bounds.check(payload, len(FIELDS) + len(own), row_bytes)
@@ -84,9 +96,12 @@ def read_table(payload: bytes, graph: GraphSchema) -> Any:
         return "too_large", f"an Arrow IPC stream that is too large: {error}"
     except (arrow_bounds.Malformed, pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
         return "malformed", f"not an Arrow IPC stream: {str(error)[:200]}"
-    text, limit = _text_bytes(table), arrow_bounds.most_bytes(len(payload))
+    text, limit = _text_bytes(table, own), arrow_bounds.most_bytes(len(payload))
     if text > limit:
-        return "too_large", f"an Arrow IPC stream whose ids have {text} bytes; the limit is {limit}"
+        return (
+            "too_large",
+            f"an Arrow IPC stream whose texts and ids have {text} bytes; the limit is {limit}",
+        )
     return _with_wide_indices(table)
 
 
@@ -123,12 +138,12 @@ def _stream(table: Any) -> bytes:
     return out.getvalue()
 
 
-def _text_bytes(table: Any) -> int:
-    """Bytes of ids that are stored once in a dictionary and written for each row."""
+def _text_bytes(table: Any, own: Collection[str]) -> int:
+    """Bytes of ids and texts that are stored once in a dictionary and written for each row."""
     import pyarrow.compute as pc
 
     total = 0
-    for name in ("id", "src", "dst", "node"):
+    for name in {"id", "src", "dst", "node", *own}:
         if name in table.schema.names and _is_dictionary(table.schema.field(name).type):
             for chunk in table.column(name).chunks:
                 lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0).to_numpy()
@@ -151,17 +166,14 @@ def _with_wide_indices(table: Any) -> Any:
     return table
 
 
-def _foreign_schema(schema: Any, graph: GraphSchema, own: set[str]) -> str:
+def _foreign_schema(schema: Any, graph: GraphSchema, own: Mapping[str, tuple[str, ...]]) -> str:
     """Why columns are not those of events of this graph; "" if they are."""
     names = Counter(schema.names)
     wrong = [f"{name[:40]} is repeated" for name, count in names.items() if count > 1]
     for field in schema:
-        kinds, name = FIELDS.get(field.name), field.name[:40]
+        kinds, name = FIELDS.get(field.name, own.get(field.name)), field.name[:40]
         if kinds is None:
-            if field.name not in own:
-                wrong.append(f"{name} is not in the graph")
-            elif _kind(field.type) not in ("float", "int"):
-                wrong.append(f"{name} is {_type_name(field)}, not a number")
+            wrong.append(f"{name} is not in the graph")
         elif _kind(field.type) not in (*kinds, "null"):
             wrong.append(f"{name} is {_type_name(field)}, not {' or '.join(kinds)}")
     if "op" not in names:
@@ -282,10 +294,36 @@ class Table:
         what = f"node type {name!r}"
         vectors = _Vectors("features", schema.feature_dim, schema.feature_names, f"{what}: features")
         vectors.if_missing = checks.no_features(what, schema.feature_dim)
-        self._refuse_others(vectors, rows, first, refusals)
+        self._refuse_others(vectors, rows, first, refusals, {column.name for column in schema.columns})
         rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
+        if lacks := [column.name for column in schema.columns if column.name not in self.names]:
+            why = f"{what}: columns without {', '.join(lacks[:12])}; it has {checks.takes(schema.columns)}"
+            refusals.add_all(rows + first, "bad_shape", why)
+            rows, features = rows[:0], None
+        cells, texts = checks.cells(
+            lambda column: self._cells(column, rows), rows + first, schema.columns, what, refusals
+        )
         add = self.ops[rows] == OPS.index("add_node")
-        return NodeRows(rows + first, self._ids("node", rows), add, features)
+        return NodeRows(rows + first, self._ids("node", rows), add, features, cells, texts)
+
+    def _cells(self, column: ColumnSchema, rows: IdArray) -> tuple[AnyArray, dict[int, str]]:
+        """A column as `cells_of`; times of Arrow as well."""
+        import pyarrow as pa
+
+        array = self._column(column.name, rows)
+        if array is None:
+            return cells_of(column.type, [None] * len(rows))
+        if not pa.types.is_timestamp(array.type):
+            return cells_of(column.type, _values(array))
+        ticks = pa.compute.cast(array, pa.int64()).to_pylist()
+        many, few = {"s": (10**6, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}[array.type.unit]
+        micros = [None if tick is None else tick * many // few for tick in ticks]
+        wrong = {
+            row: f"{tick} {array.type.unit} since 1970 is not stored exactly in microseconds"
+            for row, (tick, micro) in enumerate(zip(ticks, micros, strict=True))
+            if tick is not None and micro is not None and (float(micro) != micro or tick * many % few)
+        }
+        return np.array(micros, np.float64), wrong
 
     def _column(self, name: str, rows: IdArray | None = None) -> Any:
         """A column as one array, None if the table does not have it."""
@@ -312,8 +350,13 @@ class Table:
         ints: IdArray = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         return ints
 
-    def _refuse_others(self, wanted: _Vectors, rows: IdArray, first: int, refusals: Refusals) -> None:
-        refuse_vectors(self, rows, first, wanted.name, wanted.names, wanted.dim, wanted.what, refusals)
+    def _refuse_others(
+        self, wanted: _Vectors, rows: IdArray, first: int, refusals: Refusals, own: Collection[str] = ()
+    ) -> None:
+        others = [name for name in self.names if name not in ALL_FIELDS and name not in own]
+        refuse_vectors(
+            self, others, rows, first, wanted.name, wanted.names, wanted.dim, wanted.what, refusals
+        )
 
     def _vectors(
         self, wanted: _Vectors, rows: IdArray, first: int, needed: NDArray[np.bool_], refusals: Refusals
@@ -475,9 +518,15 @@ def _kind(kind: Any) -> str:
     return str(kind)
 
 
-def _vector_names(graph: GraphSchema) -> set[str]:
-    nodes = [name for each in graph.node_types.values() for name in each.feature_names]
-    return {*nodes, *(name for each in graph.edge_types.values() for name in each.attr_names)}
+def _named(graph: GraphSchema) -> dict[str, tuple[str, ...]]:
+    """Numbers of vectors and columns of nodes by name, with the kinds of Arrow types that they may have."""
+    vectors = [each.feature_names for each in graph.node_types.values()]
+    vectors += [each.attr_names for each in graph.edge_types.values()]
+    found: dict[str, tuple[str, ...]] = {name: ("float", "int") for names in vectors for name in names}
+    for node in graph.node_types.values():
+        for column in node.columns:
+            found[column.name] = (*found.get(column.name, ()), *_KINDS[column.type])
+    return found
 
 
 def _wanted(graph: GraphSchema) -> str:
@@ -485,6 +534,8 @@ def _wanted(graph: GraphSchema) -> str:
     for name, node in graph.node_types.items():
         if node.feature_dim:
             parts.append(f"features of {name!r}: {described(node.feature_dim, node.feature_names)}")
+        if node.columns:
+            parts.append(f"columns of {name!r}: {checks.takes(node.columns)}")
     for key, edge in graph.edge_types.items():
         if edge.attr_dim:
             parts.append(f"attr of {key!r}: {described(edge.attr_dim, edge.attr_names)}")

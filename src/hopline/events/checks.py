@@ -5,7 +5,7 @@ Only the schema is checked here; the writer knows which nodes exist.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from hopline.float32 import changed, refusal
 from hopline.graph.edge_times import UNITS, likely_range
 from hopline.graph.live.changes import EdgeChanges, Ids, NodeChanges
 from hopline.graph.live.check import NOT_SIGNED
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
-from hopline.types import FloatArray, IdArray
+from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
+from hopline.types import AnyArray, FloatArray, IdArray
 
 _INT64 = np.iinfo(np.int64)
 
@@ -69,13 +69,44 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
     if schema.feature_dim:
         lacks = np.ones(len(numbers), np.bool_) if rows.features is None else rows.features.absent()
         refusals.add_all(numbers[lacks], *no_features(what, schema.feature_dim))
-    else:
+    elif not schema.columns:
         refusals.add_all(
             numbers[~rows.add], "schema_changed", f"{what} has no features; nothing can be set"
         )
-    return NodeChanges(
-        ids(rows.ids, numbers, schema.id_kind, "node", refusals), rows.add, features, numbers
-    )
+    external = ids(rows.ids, numbers, schema.id_kind, "node", refusals)
+    return NodeChanges(external, rows.add, features, numbers, rows.cells, rows.texts)
+
+
+def cells(
+    read: Callable[[ColumnSchema], tuple[AnyArray, Mapping[int, str]]],
+    numbers: IdArray,
+    columns: Sequence[ColumnSchema],
+    what: str,
+    refusals: Refusals,
+) -> tuple[AnyArray | None, AnyArray | None]:
+    """Columns of events as in `NodeChanges`; a wrong value is refused with the name of its column.
+
+    Args:
+        read: a column, as `cells_of`.
+    """
+    if not columns:
+        return None, None
+    found = np.zeros((len(numbers), len(columns)))
+    texts = []
+    for at, column in enumerate(columns):
+        values, wrong = read(column)
+        for row, why in wrong.items():
+            refusals.add(int(numbers[row]), "bad_value", f"{what}: column {column.name!r}: {why}")
+        if column.type == "text":
+            texts.append(values)
+        else:
+            found[:, at] = values
+    return found, np.stack(texts, 1) if texts else np.empty((len(numbers), 0), object)
+
+
+def takes(columns: Sequence[ColumnSchema]) -> str:
+    """Columns of a node type, for messages."""
+    return ", ".join(f"{column.name} ({column.type})" for column in columns)
 
 
 def no_attr(what: str, dim: int) -> tuple[str, str]:

@@ -11,8 +11,9 @@ import numpy as np
 from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import AddEdge, AddNode, RemoveEdge, Vector, _Node
-from hopline.graph.schema import EdgeTypeSchema, NodeTypeSchema
-from hopline.types import IdArray
+from hopline.graph.node_columns import cells_of
+from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, NodeTypeSchema
+from hopline.types import AnyArray, IdArray
 
 _INT64 = np.iinfo(np.int64)
 
@@ -58,12 +59,49 @@ def node_rows(
     )
     if rows is not None:
         events, numbers = [events[row] for row in rows], numbers[rows]
+    kept = _with_columns(events, numbers, what, schema.columns, refusals)
+    if kept is not None:
+        events, numbers = [events[row] for row in kept], numbers[kept]
+        features = None if features is None else Column(features.values[kept])
+
+    def read(column: ColumnSchema) -> tuple[AnyArray, dict[int, str]]:
+        return cells_of(column.type, [(event.columns or {})[column.name] for event in events])
+
+    cells, texts = checks.cells(read, numbers, schema.columns, what, refusals)
     return NodeRows(
         numbers,
         [event.node for event in events],
         np.fromiter([type(event) is AddNode for event in events], np.bool_, len(events)),
         features,
+        cells,
+        texts,
     )
+
+
+def _with_columns(
+    events: Sequence[_Node],
+    numbers: IdArray,
+    what: str,
+    columns: Sequence[ColumnSchema],
+    refusals: Refusals,
+) -> list[int] | None:
+    """Rows of the events with a value for each column, None for all of them; others are refused."""
+    names = {column.name: None for column in columns}.keys()
+    wrong = [row for row, event in enumerate(events) if (event.columns or {}).keys() != names]
+    for row in wrong:
+        given, number = events[row].columns, int(numbers[row])
+        foreign = [name for name in given or () if name not in names]
+        if foreign or not names:
+            has = f"it has {checks.takes(columns)}" if names else "send features"
+            why = f"{what} has no column {_listed(foreign)}; {has}"
+            refusals.add(number, "schema_changed", why)
+        else:
+            lacks = [name for name in names if name not in (given or ())]
+            why = (
+                f"{what}: columns without {_listed(lacks)}; it has {checks.takes(columns)}; null is missing"
+            )
+            refusals.add(number, "bad_shape", why)
+    return sorted({*range(len(events))}.difference(wrong)) if wrong else None
 
 
 def int_column(

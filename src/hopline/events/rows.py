@@ -92,9 +92,12 @@ class NodeRows:
         ids: int64 [n], or n values of any type.
         add: bool [n].
         features: numbers [n, d], as sent; None if no event has any.
+        cells, texts: as in `NodeChanges`.
     """
 
     numbers: IdArray
     ids: IdArray | Sequence[Any]
     add: NDArray[np.bool_]
     features: Column | None
+    cells: AnyArray | None = None
+    texts: AnyArray | None = None

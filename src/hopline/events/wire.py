@@ -27,7 +27,7 @@ class _Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True)
 
 
 # Fields of type None are those that an operation does not take: null is absent, as in an Arrow column. The
-# vector is last, see `num_names`.
+# vector and columns are last, see `num_names`.
 
 
 class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -38,6 +38,7 @@ class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     node: None = None
     node_type: None = None
     features: None = None
+    columns: None = None
 
 
 class AddEdge(_Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     weight: None = None
     attr: None = None
     features: Vector | None = None
+    columns: dict[str, Any] | None = None
 
 
 class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fields=True):
@@ -95,11 +97,13 @@ class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fi
         node: id of the node.
         node_type: may be left out if the graph has one.
         features: all of them, as a list in the schema's order or an object with its names.
+        columns: for a node type with columns, a value by name: a number, text, boolean, null, or a time as
+            ISO 8601 text.
     """
 
 
 class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
-    """Replaces all features of a node.
+    """Replaces all features, or all columns, of a node.
 
     Attributes:
         id: an event with the id of an earlier one changes nothing.
@@ -107,6 +111,8 @@ class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_un
         node: id of the node.
         node_type: may be left out if the graph has one.
         features: all of them, as a list in the schema's order or an object with its names.
+        columns: for a node type with columns, a value by name: a number, text, boolean, null, or a time as
+            ISO 8601 text.
     """
 
 
@@ -169,12 +175,12 @@ def read_event(text: bytes) -> Event | str:
 
 
 def num_names(events: Iterable[Event]) -> int:
-    """Number of names in events, including each event's `op` and the names of its vector."""
+    """Number of names in events, including each event's `op`, and the names of its vector or columns."""
     count = 0
     for event in events:
         values = msgspec.structs.astuple(event)
-        vector = values[-1]
-        count += 1 + len(values) - values.count(None) + (len(vector) if type(vector) is dict else 0)
+        named = sum(len(each) for each in values[-2:] if type(each) is dict)
+        count += 1 + len(values) - values.count(None) + named
     return count
 
 

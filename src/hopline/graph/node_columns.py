@@ -6,7 +6,10 @@ copied as all of its arrays are. A text is stored once for each distinct value.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +18,7 @@ import numpy as np
 from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
 from hopline.graph.columns import read_only
+from hopline.graph.schema import ColumnSchema, ColumnType
 from hopline.types import AnyArray
 
 #: Words in the names of columns that a model predicts, or that divide its nodes.
@@ -31,6 +35,114 @@ def is_label(name: str) -> bool:
     """True for a column that is usually a label or a split: is_fraud, isFraud, y, target_1, train_mask."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     return any(word.lower() in _LABELS for word in words)
+
+
+_WORDS: dict[ColumnType, str] = {
+    "float": "a number",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "text": "a string",
+    "timestamp": "a time in ISO 8601, such as '2024-01-31T13:45:00Z'",
+}
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+#: float64 holds all integers up to this; the largest number that it holds.
+_LARGEST, _FINITE = 2**53, float(np.finfo(np.float64).max)
+#: Types of values that need not be looked at one by one.
+_USUAL: dict[ColumnType, set[type]] = {
+    "float": {float, int, type(None)},
+    "integer": {int, type(None)},
+    "boolean": {bool, type(None)},
+    "text": {str, type(None)},
+    "timestamp": {type(None)},
+}
+_NANOSECONDS = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
+
+
+def cell_of(kind: ColumnType, value: Any) -> Any:
+    """A value of a request or an event as a number or a text; None for a missing one.
+
+    A boolean is 0 or 1, a time is in microseconds since 1970 (UTC, unless it has a zone).
+
+    Raises: ValueError: it is no value of the type; says which value, and what the type has.
+    """
+    try:
+        if value is None or value != value:
+            return None
+        found = _cell_of(kind, value)
+    except (TypeError, ValueError, OverflowError):
+        found = None
+    if found is None:
+        raise ValueError(f"{shown(value)} instead of {_WORDS[kind]}")
+    if kind == "integer" and not -_LARGEST <= found <= _LARGEST:
+        raise ValueError(f"{shown(value)} is beyond ±{_LARGEST}")
+    if kind == "timestamp" and float(found) != found:
+        raise ValueError(f"{shown(value)} is too far from 1970 for fractions of a second")
+    return found
+
+
+def _cell_of(kind: ColumnType, value: Any) -> Any:
+    if kind == "text":
+        return str(value) if isinstance(value, str) else None
+    if kind == "timestamp":
+        if isinstance(value, str):
+            moment = None if _NANOSECONDS.search(value) else datetime.fromisoformat(value)
+        else:
+            moment = value if isinstance(value, datetime) and not getattr(value, "nanosecond", 0) else None
+        if moment is None:
+            return None
+        return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+    value = value.item() if isinstance(value, np.generic) else value
+    if kind == "boolean" or isinstance(value, bool):
+        return int(value) if isinstance(value, bool) and kind == "boolean" else None
+    if not isinstance(value, int | float) or not math.isfinite(float(value)):
+        return None
+    return value if kind == "float" or value == value // 1 else None
+
+
+def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[int, str]]:
+    """Values of one column: float64 [n], NaN for missing ones; of texts objects [n], None for missing ones.
+
+    Returns: the cells as `cell_of` has them; and position -> why a value is none of the type.
+    """
+    form = object if kind == "text" else np.float64
+    if set(map(type, values)) <= _USUAL[kind]:  # a tenth of the time of looking at each
+        try:
+            cells = np.array(values, form)
+        except OverflowError:
+            cells = np.array([np.inf])
+        if kind == "text" or not (np.abs(cells) > (_LARGEST if kind == "integer" else _FINITE)).any():
+            return cells, {}
+    found, wrong = list[Any](), dict[int, str]()
+    for at, value in enumerate(values):
+        try:
+            found.append(cell_of(kind, value))
+        except ValueError as error:
+            found.append(None)
+            wrong[at] = str(error)
+    return np.array(found, form), wrong
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def values_of(columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray) -> dict[str, Any]:
+    """Rows in the form of `NodeColumns.values`.
+
+    Args:
+        cells: float64 [n, columns] as of `cells_of`, with any number for a text.
+        texts: objects [n, columns of texts].
+    """
+    found: dict[str, Any] = {}
+    others = iter(texts.T)
+    for column, numbers in zip(columns, cells.T, strict=True):
+        if column.type == "text":
+            found[column.name] = next(others).tolist()
+        else:
+            found[column.name] = numbers / 1e6 if column.type == "timestamp" else numbers
+    return found
 
 
 class NodeColumns:
@@ -57,6 +169,22 @@ class NodeColumns:
             file.write_table(encoded)
         return cls(read_only(np.frombuffer(out.getvalue(), np.uint8)))
 
+    @classmethod
+    def of_cells(cls, columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray) -> NodeColumns:
+        """Store rows; the arguments are those of `values_of`."""
+        pa, table, others = arrow("pyarrow"), {}, iter(texts.T)
+        for column, numbers in zip(columns, cells.T, strict=True):
+            if column.type == "text":
+                table[column.name] = pa.array(next(others).tolist(), pa.string())
+                continue
+            absent = np.isnan(numbers)
+            if column.type != "float":
+                numbers = np.where(absent, 0.0, numbers).astype(np.int64)
+            stored = pa.array(numbers, mask=absent)
+            kinds = {"boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC")}
+            table[column.name] = stored.cast(kinds.get(column.type, stored.type))
+        return cls.of(pa.table(table))
+
     @cached_property
     def table(self) -> Any:
         """The columns as a `pyarrow.Table`.
@@ -70,6 +198,16 @@ class NodeColumns:
         except (pa.ArrowException, OSError) as error:
             raise GraphError(f"columns of nodes are damaged: {error}; build the graph again") from None
         return found
+
+    def size_of_texts(self) -> tuple[int, int]:
+        """The number of distinct texts of each column, added up, and their bytes."""
+        words = [
+            column.combine_chunks().dictionary
+            for column in self.table.columns
+            if type_of(column.type) == "text"
+        ]
+        count = arrow("pyarrow.compute").binary_length
+        return sum(map(len, words)), sum(int(np.nansum(count(each).to_numpy(False))) for each in words)
 
     def values(self, rows: slice | AnyArray) -> dict[str, Any]:
         """Some rows as preprocessing reads them: name -> float64 [n], or a list of texts.
@@ -140,7 +278,7 @@ def type_of(kind: Any) -> Any:
 
 
 def _values(column: Any) -> Any:
-    pa, kind = arrow("pyarrow"), type_of(column.type)
+    kind = type_of(column.type)
     if kind == "text":
         column = column.combine_chunks()
         if len(column.dictionary) > len(column):
@@ -148,9 +286,14 @@ def _values(column: Any) -> Any:
         # for few distinct texts, a tenth of the time of `to_pylist`
         texts = np.array([*column.dictionary.to_pylist(), None], object)
         return texts[column.indices.fill_null(len(texts) - 1).to_numpy()].tolist()
-    if kind == "boolean":
-        column = column.cast(pa.uint8())
-    elif kind == "timestamp":
-        column = column.cast(pa.int64())
-    numbers: AnyArray = column.cast(pa.float64(), safe=False).to_numpy()
+    numbers = numbers_of(column)
     return numbers / 1e6 if kind == "timestamp" else numbers
+
+
+def numbers_of(column: Any) -> AnyArray:
+    """A column of Arrow without texts as `cells_of` has its values."""
+    pa, kind = arrow("pyarrow"), type_of(column.type)
+    if kind in ("boolean", "timestamp"):
+        column = column.cast(pa.uint8() if kind == "boolean" else pa.int64())
+    numbers: AnyArray = column.cast(pa.float64(), safe=False).to_numpy()
+    return numbers

@@ -215,6 +215,7 @@ class GraphSchema(msgspec.Struct, frozen=True):
                 found += [
                     f"node type {name!r}: its column {column.name!r} is "
                     f"{types.get(column.name, 'missing')}; the model was packaged for {column.type}"
+                    + (f" ({column.name}:{column.type})" if column.name in types else "")
                     for column in want.columns
                     if types.get(column.name) != column.type
                 ]

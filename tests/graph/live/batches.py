@@ -68,11 +68,17 @@ def batches(draw: Any) -> Changes:
     nodes = {}
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
         n, dim = draw(sizes), draw(st.integers(0, 3))
+        rows = None, None
+        if draw(st.booleans()):
+            cells, texts = draw(column(np.float64, (n, dim))), draw(st.integers(0, 2))
+            words = st.lists(optional(STRINGS), min_size=n * texts, max_size=n * texts)
+            rows = cells, np.array(draw(words), object).reshape(n, texts)
         nodes[name] = NodeChanges(
             draw(ids(n)),
             draw(column(np.bool_, n)),
             draw(column(np.float32, (n, dim))),
             draw(orders(n, num_events)),
+            *rows,
         )
     return Changes(
         edges,
@@ -104,5 +110,7 @@ def same(a: Any, b: Any) -> bool:
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         a, b = np.asarray(a), np.asarray(b)
+        if a.dtype == object:
+            return a.shape == b.shape and a.tolist() == b.tolist()
         return a.shape == b.shape and (a.dtype == b.dtype or not a.size) and a.tobytes() == b.tobytes()
     return list(a) == list(b) if isinstance(a, list | tuple) else bool(a == b)

@@ -20,7 +20,9 @@ def graph(num_nodes, num_edges):
         for name in ("user", "item")
     }
     lists = SimpleNamespace(src="user", dst="item", num_edges=num_edges, attr=None, time=None, weight=None)
-    schema = SimpleNamespace(node_types={name: SimpleNamespace(id_kind="int") for name in nodes})
+    schema = SimpleNamespace(
+        node_types={name: SimpleNamespace(id_kind="int", columns=()) for name in nodes}
+    )
     return SimpleNamespace(nodes=nodes, edges={EDGES: lists}, schema=schema)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from hopline.answering.served import ReadsGraph, Version
 from hopline.artifact import ModelSpec
 from hopline.config.schema import DriftConfig
+from hopline.engine.encoders import RowEncoder
 from hopline.errors import ArtifactError
 from hopline.graph.live.view import LiveView
 from hopline_drift.hours import Hours
@@ -145,7 +146,7 @@ class _Watched:
 
     spec: ModelSpec
     graph: LiveView
-    encoder: None = None
+    encoder: RowEncoder | None
 
 
 def _model_of(served: Version) -> GraphModel | None:
@@ -154,5 +155,5 @@ def _model_of(served: Version) -> GraphModel | None:
     if model is None:
         return None
     if isinstance(model.graph, LiveView):  # pinned separately from computation, for use on another thread
-        return _Watched(model.spec, model.graph.beside("drift"))
+        return _Watched(model.spec, model.graph.beside("drift"), model.encoder)
     return model

@@ -10,6 +10,7 @@ import numpy as np
 from hopline.answering.computer import Computer
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.graph.node_columns import shown
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult
 from hopline_tabular.model import TabularModel
@@ -142,12 +143,6 @@ class ColumnCheck:
     def _refuse(self, row: int | None, text: str) -> NoReturn:
         at = "" if row is None else f", row {row}"
         raise BadRequest(f"column {self.name!r}{at}: {text}")
-
-
-def shown(value: Any) -> str:
-    """A value for a message, cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 #: Rows of a request whose preprocessed form the prediction log may have.

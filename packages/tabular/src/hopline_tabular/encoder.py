@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest
+from hopline.graph.node_columns import cell_of, shown
 from hopline.types import FloatArray
-from hopline_tabular.computer import ColumnCheck, made_up, shown
+from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import TabularSpec
 
@@ -80,17 +80,10 @@ class ColumnEncoder:
         )
 
 
-def _read(where: str, kind: str, value: Any) -> Any:
-    """A value of a request as the preprocessing reads it; `encode` checks the types that JSON has."""
-    if kind == "boolean" and value is not None:
-        if not isinstance(value, bool | np.bool_):
-            raise BadRequest(f"{where}: {shown(value)} instead of true or false")
-        return int(value)
-    if kind == "timestamp" and value is not None:
-        try:
-            moment = datetime.fromisoformat(value)
-        except (TypeError, ValueError):
-            wanted = "a time in ISO 8601, such as '2024-01-31T13:45:00Z'"
-            raise BadRequest(f"{where}: {shown(value)} instead of {wanted}") from None
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
-    return value
+def _read(where: str, kind: Any, value: Any) -> Any:
+    """A value of a request as the preprocessing reads it."""
+    try:
+        found = cell_of(kind, value)
+    except ValueError as error:
+        raise BadRequest(f"{where}: {error}") from None
+    return found / 1e6 if kind == "timestamp" and found is not None else found

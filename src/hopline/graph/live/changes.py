@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.types import FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray
 
 #: The caller's ids: int64 [n], or n strings.
 Ids: TypeAlias = IdArray | Sequence[str]
@@ -56,12 +56,16 @@ class NodeChanges:
         add: bool [n]; False sets the features of an existing node.
         features: float32 [n, d].
         order: int64 [n], ascending positions in the batch.
+        cells, texts: float64 [n, columns] and objects [n, columns of texts] as `values_of` takes them; None
+            where the type has no columns.
     """
 
     ids: Ids
     add: NDArray[np.bool_]
     features: FloatArray
     order: IdArray
+    cells: NDArray[np.float64] | None = None
+    texts: AnyArray | None = None
 
     def __len__(self) -> int:
         return len(self.add)
@@ -95,9 +99,9 @@ class Rejected:
 
     Attributes:
         order: its position in the batch.
-        code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "not_exact",
-            "no_time", "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of a missing edge),
-            "bad_id" or "full".
+        code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "bad_value" (of a column),
+            "not_finite", "not_exact", "no_time", "no_weight", "negative_weight", "no_attr", "no_edge" (a
+            removal of a missing edge), "bad_id" or "full".
         reason: what is wrong and how to correct it.
     """
 

@@ -41,12 +41,15 @@ class NodeRows:
     Attributes:
         added: the caller's ids of new nodes, in order; they become `first`, `first` + 1, ….
         ids: int64 [n] global ids whose rows are set, in order; values: float32 [n, dim].
+        cells, texts: as in `NodeChanges`.
     """
 
     first: int
     added: list[ExternalId]
     ids: IdArray
     values: FloatArray
+    cells: AnyArray
+    texts: AnyArray
 
 
 @dataclass(slots=True)
@@ -182,7 +185,13 @@ def _check_nodes(
             everyone, order, "bad_shape",
             lambda _: f"features of {node_type!r} have shape {shape}; the graph has {dim} numbers a node",
         )  # fmt: skip
-        return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32)), {}
+    cells, texts = _cells(nodes, schema)
+    if cells is None:
+        named = ", ".join(column.name for column in schema.columns) or "none"
+        why = f"node type {node_type!r} has the columns {named}; the event has others"
+        reject(everyone, order, "bad_shape", lambda _: why)
+    if cells is None or not checked.accepted[order].any():
+        return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32), texts[:0], texts[:0]), {}
     rounded = narrow.rounded(values, schema.feature_dtype)
     finite = np.asarray((np.isfinite(values) & np.isfinite(rounded)).all(axis=1))
     reject(
@@ -228,7 +237,17 @@ def _check_nodes(
                 added[name] = (targets[at], place)
                 names.append(name)
     keep = checked.accepted[order] & (targets >= 0)
-    return NodeRows(count, names, targets[keep], rounded[keep]), added
+    return NodeRows(count, names, targets[keep], rounded[keep], cells[keep], texts[keep]), added
+
+
+def _cells(nodes: NodeChanges, schema: NodeTypeSchema) -> tuple[AnyArray | None, AnyArray]:
+    """The cells and texts of nodes; no cells if they are not of the schema's columns."""
+    num_texts = sum(column.type == "text" for column in schema.columns)
+    none = np.empty((len(nodes), 0))
+    cells = none if nodes.cells is None else nodes.cells
+    texts = none if nodes.texts is None else nodes.texts
+    fits = cells.shape[1:] == (len(schema.columns),) and texts.shape[1:] == (num_texts,)
+    return cells if fits else None, texts
 
 
 def _check_edges(

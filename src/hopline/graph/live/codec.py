@@ -80,6 +80,7 @@ def decode_entry(data: bytes) -> StoredBatch:
 MAX_EVENTS = 2**24
 _MAGIC = b"HLch"
 _INT, _BOOL, _FLOAT, _LENGTH, _BYTE = (np.dtype(name) for name in ("<i8", "?", "<f4", "<u4", "u1"))
+_DOUBLE = np.dtype("<f8")
 #: Instead of the number of string bytes: ids are integers, or the column is missing.
 _NO_STRINGS = -1
 #: Instead of the first value of `order`: the column is stored.
@@ -101,13 +102,16 @@ class _Edges(msgspec.Struct, array_like=True):
 
 
 class _Nodes(msgspec.Struct, array_like=True):
-    """Head of one node type."""
+    """Head of one node type; `columns` is -1 where it has none."""
 
     name: str
     num_rows: int
     id_bytes: int
     first: int
     dim: int
+    columns: int = -1
+    num_texts: int = 0
+    text_bytes: int = 0
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -271,7 +275,15 @@ def _put_nodes(columns: _Columns, name: str, group: NodeChanges) -> _Nodes:
     first = columns.order(group.order, n)
     dim = int(np.shape(group.features)[-1])
     columns.put(f"features of {name}", group.features, _FLOAT, (n, dim))
-    return _Nodes(name, n, id_bytes, first, dim)
+    if group.cells is None or group.texts is None:
+        return _Nodes(name, n, id_bytes, first, dim)
+    shape = n, int(np.shape(group.cells)[-1])
+    columns.put(f"cells of {name}", group.cells, _DOUBLE, shape)
+    texts = group.texts.ravel().tolist()
+    columns.expect(f"texts of {name}", len(group.texts), n)
+    columns.put(f"texts of {name}", [text is not None for text in texts], _BOOL, (len(texts),))
+    text_bytes = columns.strings([text or "" for text in texts])
+    return _Nodes(name, n, id_bytes, first, dim, shape[1], group.texts.shape[1], text_bytes)
 
 
 def _decode(data: memoryview) -> Changes:
@@ -339,10 +351,10 @@ class _Cursor:
     def ids(self, count: int, num_bytes: int) -> Ids:
         return self.take(_INT, count) if num_bytes == _NO_STRINGS else self.strings(count, num_bytes)
 
-    def rows(self, count: int, dim: int) -> AnyArray:
+    def rows(self, count: int, dim: int, dtype: np.dtype[Any] = _FLOAT) -> AnyArray:
         if not 0 <= dim < 2**31:
             raise BadRequest(f"changes: rows of {dim} columns")
-        return self.take(_FLOAT, count * dim).reshape(count, dim)
+        return self.take(dtype, count * dim).reshape(count, dim)
 
     def order(self, count: int, first: int, num_events: int) -> IdArray:
         if first == _STORED:
@@ -373,7 +385,15 @@ def _take_nodes(cursor: _Cursor, head: _Nodes, num_events: int) -> NodeChanges:
     ids = cursor.ids(n, head.id_bytes)
     add = cursor.take(_BOOL, n)
     order = cursor.order(n, head.first, num_events)
-    return NodeChanges(ids, add, cursor.rows(n, head.dim), order)
+    features = cursor.rows(n, head.dim)
+    if head.columns < 0:
+        return NodeChanges(ids, add, features, order)
+    cells = cursor.rows(n, head.columns, _DOUBLE)
+    count = n * head.num_texts
+    given = cursor.take(_BOOL, count).tolist()
+    strings = cursor.strings(count, head.text_bytes)
+    texts = np.array([text if yes else None for text, yes in zip(strings, given, strict=True)], object)
+    return NodeChanges(ids, add, features, order, cells, texts.reshape(n, head.num_texts))
 
 
 def _plain(text: str) -> str:

@@ -6,6 +6,7 @@ reader from the version on that added it: ids beyond the node count of the reade
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,14 @@ def _add_strings(blob, offsets, slots, added, lengths, first):  # type: ignore[n
             at = (at + _ONE) & mask
         release_fence()
         slots[at] = first + i + 1
+
+
+def texts_of(memory: NodeMemory) -> LiveIds:
+    """The distinct texts in the columns of a node type, by their places."""
+    own = dataclasses.replace(
+        memory, id_slots=memory.text_slots, id_offsets=memory.text_offsets, id_blob=memory.text_blob
+    )
+    return LiveIds(StringIds.of([], "texts"), own, 0, lambda: int(memory.num_texts[0]))
 
 
 class LiveIds(IdIndex):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import GraphError
+from hopline.graph import hash_table
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.plan import EdgeRoom, LivePlan, NodeRoom
 from hopline.graph.live.version import NO_OFFSET, StreamOffset
@@ -25,7 +26,7 @@ from hopline.kernels.jit import njit
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
-_MAGIC = b"hopline live 2\n\x00"
+_MAGIC = b"hopline live 3\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
 #: Columns of the ring before the counts of nodes, one for each node type.
@@ -50,6 +51,13 @@ class NodeMemory:
     id_blob: NDArray[np.uint8]
     #: int64 [num_levels, capacity]: the version at which a state may last have changed.
     changed_at: IdArray
+    #: float64 [slots, columns], as `cells_of` has them; of a text its place among the texts.
+    cells: NDArray[np.float64]
+    #: int64 [8], the number of texts in the first.
+    num_texts: IdArray
+    text_slots: NDArray[np.int32]
+    text_offsets: IdArray
+    text_blob: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,6 +303,11 @@ def _node_shapes(room: NodeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], 
         ((added + 1 if strings else 0,), np.int64),
         ((room.id_bytes,), np.uint8),
         ((plan.num_levels, room.capacity), np.int64),
+        ((room.rows, room.columns), np.float64),
+        ((8 if room.texts else 0,), np.int64),
+        ((hash_table.capacity_for(room.texts) if room.texts else 0,), np.int32),
+        ((room.texts + 1 if room.texts else 0,), np.int64),
+        ((room.text_bytes,), np.uint8),
     ]
 
 

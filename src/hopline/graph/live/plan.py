@@ -29,6 +29,8 @@ class NodeRoom(msgspec.Struct, frozen=True):
         dim: columns of a feature row.
         id_kind: as in the schema.
         id_bytes: for the string ids of added nodes.
+        columns: of its table.
+        texts, text_bytes: distinct texts in the columns.
     """
 
     base: int
@@ -37,6 +39,9 @@ class NodeRoom(msgspec.Struct, frozen=True):
     dim: int
     id_kind: str
     id_bytes: int
+    columns: int = 0
+    texts: int = 0
+    text_bytes: int = 0
 
     @property
     def id_slots(self) -> int:
@@ -105,11 +110,10 @@ def make_plan(
     nodes = {}
     for name, part in graph.nodes.items():
         kind = graph.schema.node_types[name].id_kind
-        if part.columns is not None:
-            raise GraphError(
-                f"live graph: node type {name!r} has columns, which events cannot change yet: serve the "
-                "graph as a snapshot, without live.enabled"
-            )
+        columns = graph.schema.node_types[name].columns
+        num_texts, text_bytes = (0, 0) if part.columns is None else part.columns.size_of_texts()
+        text_columns = sum(column.type == "text" for column in columns)
+        spare_texts = text_columns * (spare_nodes + 1)
         capacity = part.num_nodes + spare_nodes
         if capacity > MAX_POSITIONS:
             raise GraphError(
@@ -125,6 +129,9 @@ def make_plan(
             dim=int(part.features.shape[1]),
             id_kind=kind,
             id_bytes=64 * spare_nodes if kind == "string" else 0,
+            columns=len(columns),
+            texts=num_texts + spare_texts,
+            text_bytes=text_bytes + 64 * spare_texts,
         )
     edges = {}
     for key, adjacency in graph.edges.items():

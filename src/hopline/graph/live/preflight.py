@@ -16,10 +16,11 @@ from hopline.graph.live.plan import make_plan
 from hopline.graph.live.seen import SeenWindow, hashed
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
+from hopline.graph.node_columns import NodeColumns
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from hopline.graph.snapshot import Graph
 from hopline.graph.tables import EdgeTable, NodeTable
-from hopline.types import FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Number of nodes of each type.
 _NODES = 2
@@ -67,7 +68,16 @@ def _graph(schema: GraphSchema) -> Graph:
 def _node_table(node: NodeTypeSchema) -> NodeTable:
     features = np.zeros((_NODES, node.feature_dim), np.float32)
     known = None if node.id_kind == "range" else _ids(node, 0, _NODES)
-    return NodeTable(features, ids=known, num_nodes=_NODES)
+    if not node.columns:
+        return NodeTable(features, ids=known, num_nodes=_NODES)
+    table = NodeColumns.of_cells(node.columns, *_cells(node)).table
+    kept = dict.fromkeys((column.name for column in node.columns), "")
+    return NodeTable(features, ids=known, num_nodes=_NODES, columns=table, column_types=kept)
+
+
+def _cells(node: NodeTypeSchema) -> tuple[AnyArray, AnyArray]:
+    num_texts = sum(column.type == "text" for column in node.columns)
+    return np.zeros((_NODES, len(node.columns))), np.full((_NODES, num_texts), "", object)
 
 
 def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
@@ -87,6 +97,7 @@ def _batches(schema: GraphSchema) -> Iterator[Changes]:
             set_or_add,
             np.ones((2, node.feature_dim), np.float32),
             np.arange(2) + 2 * at,
+            *_cells(node),
         )
         for at, (name, node) in enumerate(schema.node_types.items())
     }

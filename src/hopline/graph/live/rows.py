@@ -39,11 +39,11 @@ def fill(heads, since, previous, num_nodes, version):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True)
-def set_rows(heads, rows, since, previous, ids, values, version, free, retired, counters):  # type: ignore[no-untyped-def]
+def set_rows(heads, rows, cells, since, previous, ids, values, raw, version, free, retired, counters):  # type: ignore[no-untyped-def]
     """Set rows; for repeated ids the last row applies.
 
     Args:
-        ids: int64 [n]. values: float32 [n, dim].
+        ids: int64 [n]. values: float32 [n, dim]. raw: float64 [n, columns].
         free: int64 [slots], a stack with counters[FREE] entries.
         retired: int64 [n], filled with slots, counters[RETIRED] of them.
 
@@ -71,6 +71,8 @@ def set_rows(heads, rows, since, previous, ids, values, version, free, retired, 
                 num_retired += 1
         for c in range(rows.shape[1]):
             rows[slot, c] = values[i, c]
+        for c in range(cells.shape[1]):
+            cells[slot, c] = raw[i, c]
         release_fence()
         heads[v] = slot
     counters[RETIRED] = num_retired

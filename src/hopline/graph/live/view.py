@@ -18,10 +18,11 @@ from hopline.graph import csc
 from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import lists, rows
-from hopline.graph.live.ids import LiveIds
+from hopline.graph.live.ids import LiveIds, texts_of
 from hopline.graph.live.memory import THROUGH_MS, VERSION, EdgeMemory, LiveMemory, NodeMemory, offset_of
-from hopline.graph.live.plan import EdgeRoom, NodeRoom
+from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.live.version import StreamOffset, version_name
+from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, edge_key
 from hopline.graph.snapshot import Graph
@@ -63,11 +64,19 @@ class LiveNodes:
         ids: the caller's ids.
         capacity: upper bound of ids, including nodes added later.
         changed_at: int64 [levels, capacity]; see `changed_at.py`.
+        column_schemas: of its table.
+        ready: int64 [slots], where rows of `features` are made when they are read: one more than the
+            version of the row that was made; None where all rows exist.
     """
 
+    ready: IdArray | None = None
+
     def __init__(
-        self, memory: LiveMemory, name: str, room: NodeRoom, own: NodeMemory, base: IdIndex, clock: Clock
+        self, memory: LiveMemory, name: str, own: NodeMemory, base: IdIndex, reader: LiveView
     ) -> None:
+        room, clock = memory.plan.nodes[name], reader.clock
+        self.column_schemas = reader.schema.node_types[name].columns
+        self._texts = texts_of(own) if len(own.num_texts) else None
         self._place = memory.place_of_count(name)
         self._own = own
         self._clock = clock
@@ -87,6 +96,17 @@ class LiveNodes:
         own = self._own
         rows.slots_at(own.heads, own.since, own.previous, self._clock.version, ids, out)
         return out
+
+    def cells(self, slots: IdArray) -> tuple[AnyArray, AnyArray]:
+        """Rows of the columns, by slot: the last arguments of `values_of`."""
+        cells = self._own.cells[slots]
+        chosen = cells[:, [at for at, column in enumerate(self.column_schemas) if column.type == "text"]]
+        texts = np.full(chosen.shape, None, object)
+        given = ~np.isnan(chosen)
+        if self._texts is not None and given.any():
+            places, at = np.unique(chosen[given].astype(np.int64), return_inverse=True)
+            texts[given] = np.array(self._texts.external(places), object)[at]
+        return cells, texts
 
     @property
     def slot_arrays(self) -> tuple[IdArray, IdArray, IdArray]:
@@ -183,6 +203,7 @@ class LiveView:
     Attributes:
         clock: the pinned version, or the last one.
         on_pin: called when a version is pinned.
+        adapt: changes views for additional readers to what the model reads.
     """
 
     is_live: ClassVar[bool] = True
@@ -195,7 +216,7 @@ class LiveView:
         path: Path | None = None,
     ) -> None:
         self.memory = memory
-        self.schema = schema
+        self.schema = self._stored_schema = schema
         self.path = path
         self.clock = Clock()
         self._ids = ids
@@ -203,11 +224,11 @@ class LiveView:
         self._depth = 0
         self._others: dict[str, LiveView] = {}
         self.on_pin: list[Callable[[], None]] = []
+        self.adapt: Callable[[LiveView], None] = lambda view: None
         self._version: tuple[int, str] = (-1, "")
         plan = memory.plan
         self.nodes: dict[str, LiveNodes] = {
-            name: LiveNodes(memory, name, room, memory.nodes[name], ids[name], self.clock)
-            for name, room in plan.nodes.items()
+            name: LiveNodes(memory, name, memory.nodes[name], ids[name], self) for name in plan.nodes
         }
         self.edges: dict[str, LiveAdjacency] = {
             key: LiveAdjacency(key, room, memory.edges[key], self.nodes[room.dst], self)
@@ -218,7 +239,7 @@ class LiveView:
 
     def another(self) -> LiveView:
         """A view for another reader."""
-        return LiveView(self.memory, self.schema, self._ids, self.path)
+        return LiveView(self.memory, self._stored_schema, self._ids, self.path)
 
     def beside(self, purpose: str) -> LiveView:
         """A view for an additional reader, possibly on another thread. Each purpose always gets the same
@@ -226,6 +247,7 @@ class LiveView:
         found = self._others.get(purpose)
         if found is None:
             found = self._others[purpose] = self.another()
+            self.adapt(found)
         return found
 
     def __enter__(self) -> LiveView:
@@ -293,8 +315,12 @@ class LiveView:
             version = self.clock.version
             nodes = {}
             for name, part in self.nodes.items():
-                count = part.num_nodes
-                nodes[name] = Nodes(part.features[np.arange(count)], part.ids.frozen(count))
+                everyone = np.arange(part.num_nodes)
+                columns = None
+                if part.column_schemas:
+                    columns = NodeColumns.of_cells(part.column_schemas, *part.cells(part.slots(everyone)))
+                features = part.features[everyone]
+                nodes[name] = Nodes(features, part.ids.frozen(part.num_nodes), columns)
             edges = {}
             for key, edge in self.edges.items():
                 edges[key] = _frozen(edge, self.memory.edges[key], version, nodes[edge.dst].num_nodes)

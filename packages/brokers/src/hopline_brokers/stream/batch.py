@@ -7,8 +7,9 @@ never in one batch: the outcome of the second one may depend on that of the firs
 make the same versions: batches end where a span of the messages' own time ends.
 
 With `--on-unknown-node add`, nodes that events name are created before the events are applied. An added
-edge creates its missing ends, with features of zero. Adding a node or setting its features creates or
-updates it, as needed. Nodes are never deleted, so known nodes are not looked up again.
+edge creates its missing ends, with features of zero and without values of columns. Adding a node or
+setting its features creates or updates it, as needed. Nodes are never deleted, so known nodes are not
+looked up again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hopline.events.rows import Refused
 from hopline.graph.live.changes import Changes, NodeChanges, Rejected
 from hopline.graph.live.version import MESSAGES, OFFSET, StreamMessage, digest_of
 from hopline.graph.schema import GraphSchema
-from hopline.types import ExternalId, FloatArray
+from hopline.types import ExternalId
 from hopline_brokers.stream.dead_letters import DeadLetter, StreamStopped
 
 #: Nodes that are remembered as existing; beyond this, all are forgotten.
@@ -50,12 +51,12 @@ class Upserts:
 
     def missing(self, changes: Changes) -> Changes:
         """Nodes to add first: all named nodes that are not known to exist."""
-        rows: dict[str, dict[ExternalId, FloatArray | None]] = {}
+        rows: dict[str, dict[ExternalId, tuple[NodeChanges, int] | None]] = {}
         for name, part in changes.nodes.items():
             wanted = rows.setdefault(name, {})
             for row, node in enumerate(_plain(part.ids)):
                 if (name, node) not in self._known:
-                    wanted.setdefault(node, part.features[row])
+                    wanted.setdefault(node, (part, row))
         for key, edges in changes.edges.items():
             adds = (~edges.remove).tolist()
             kind = self._schema.edge_types[key]
@@ -79,15 +80,26 @@ class Upserts:
         for name, part in added.nodes.items():
             self._known.update((name, node) for node in _plain(part.ids))
 
-    def _added(self, name: str, wanted: dict[ExternalId, FloatArray | None], first: int) -> NodeChanges:
-        features = np.zeros((len(wanted), self._schema.node_types[name].feature_dim), np.float32)
-        for row, values in enumerate(wanted.values()):
-            if values is not None:
-                features[row] = values
+    def _added(
+        self, name: str, wanted: dict[ExternalId, tuple[NodeChanges, int] | None], first: int
+    ) -> NodeChanges:
+        schema, count = self._schema.node_types[name], len(wanted)
+        num_texts = sum(column.type == "text" for column in schema.columns)
+        features = np.zeros((count, schema.feature_dim), np.float32)
+        cells, texts = (
+            np.full((count, len(schema.columns)), np.nan),
+            np.full((count, num_texts), None, object),
+        )
+        for row, given in enumerate(wanted.values()):
+            if given is not None:
+                part, at = given
+                features[row] = part.features[at]
+                if part.cells is not None and part.texts is not None:
+                    cells[row], texts[row] = part.cells[at], part.texts[at]
         ids = list(wanted)
         external: Any = np.array(ids, np.int64) if isinstance(ids[0], int) else ids
         order = np.arange(first, first + len(ids), dtype=np.int64)
-        return NodeChanges(external, np.ones(len(ids), np.bool_), features, order)
+        return NodeChanges(external, np.ones(len(ids), np.bool_), features, order, cells, texts)
 
 
 def as_sets(changes: Changes) -> Changes:
