@@ -132,7 +132,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1567,
     "snapshots": 1245,
     "testing": 885,
-    "transports": 6822,
+    "transports": 6820,
 }
 
 

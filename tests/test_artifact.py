@@ -95,6 +95,10 @@ def test_files_without_a_hash_are_refused(tmp_path, name):
         read_spec(tmp_path, verify=False)
 
 
+def test_a_model_says_its_runtime():
+    assert GRAPH.runtime == "onnx"
+
+
 def test_a_model_that_an_earlier_version_packaged_whole_is_refused_with_the_remedy(tmp_path):
     content = msgspec.to_builtins(GRAPH) | {
         "levels": [],

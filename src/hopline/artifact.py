@@ -64,7 +64,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -290,8 +290,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
             sigmoid of one logit and >= 0.5, `multilabel` sigmoid per column; `regression` and
             `embedding` have neither; `several`: each of `head.outputs` has its own.
         graph_schema: schema of the graph that it was packaged for (graph.json's `schema`).
-        fanouts: edge type key -> sampled neighbours for each hop, seed-outward (PyG's order);
-            -1 means all.
+        fanouts: edge type key -> sampled neighbours for each hop, seed-outward; -1 means all.
         sampling: method of choosing neighbours.
         max_degree: hard cap on the neighbours of one node at one layer, also for fanout -1.
         salt: salt of the keyed sampler.
@@ -312,6 +311,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         producer: library -> version of it that wrote the artifact.
     """
 
+    runtime: ClassVar[str] = "onnx"
     name: str
     version: str
     task: Literal[Task, "several"]

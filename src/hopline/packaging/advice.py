@@ -8,9 +8,9 @@ import traceback
 import torch
 from torch import Tensor, nn
 
-BOTH_DIRECTIONS = (
-    "build the graph with both directions, Graph.from_pyg(data, both_directions=True) or `hopline graph "
-    "build --both-directions`"
+OUT_EDGES = (
+    "edges that leave a node, such as for out-degrees ({}): build the graph with both directions, "
+    "Graph.from_pyg(data, both_directions=True) or `hopline graph build --both-directions`"
 )
 ONE_ROW = (
     "the model answers one row for a graph: build the graph from all graphs, with "

@@ -17,7 +17,7 @@ from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
 from hopline.packaging import edges as lists
-from hopline.packaging.advice import BOTH_DIRECTIONS, hint, instead_of
+from hopline.packaging.advice import OUT_EDGES, hint, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
@@ -108,8 +108,8 @@ class _Analysis(fx.Interpreter):
         try:
             value = super().run_node(n)
         except KeyError:
-            remedy = f": {BOTH_DIRECTIONS}" if "__rev_" in str(slot) else ""
-            raise NotSplittable(f"the model reads {slot}, which the graph does not have{remedy}") from None
+            what = OUT_EDGES if "__rev_" in str(slot) else "{}, which the graph does not have"
+            raise NotSplittable(f"the model reads {what.format(slot)}") from None
         except Exception as error:  # user code
             raise NotSplittable(
                 f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
