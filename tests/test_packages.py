@@ -12,6 +12,7 @@ import hopline
 from hopline import cli
 from hopline.answering.prefetcher import DOOR as PREFETCHERS
 from hopline.brokers.registry import DOOR as BROKERS
+from hopline.commands.graph_files import TABLES
 from hopline.doors import NAMES
 from hopline.features.registry import DOOR as FEATURE_STORES
 from hopline.graph_store.base import DOOR as GRAPH_STORES
@@ -39,6 +40,7 @@ DOORS = {
         FEATURE_STORES,
         GRAPH_STORES,
         SINKS,
+        TABLES,
         STATE_STORES,
         VERIFIERS,
     )
@@ -57,6 +59,7 @@ BUDGET = {
     "hopline-ray": 676,
     "hopline-serverless": 811,
     "hopline-slo": 879,
+    "hopline-sql": 162,
     "hopline-stores": 5133,
     "hopline-tabular": 2829,
     "hopline-tokens": 629,

@@ -73,11 +73,11 @@ class Door:
         return f"pip install {self.packages[name]}" if name in self.packages else ""
 
 
-#: Names below `hopline` that another package brings, and what runs `hopline package --sklearn`.
+#: Names below `hopline` that another package brings, and what loads scikit-learn for `hopline package`.
 NAMES = Door(
     "hopline.names",
     packages={
-        **dict.fromkeys(("artifact.Column", "package.sklearn"), "'hopline[tabular]'"),
+        **dict.fromkeys(("artifact.Column", "package.sklearn", "package.preprocess"), "'hopline[tabular]'"),
         **dict.fromkeys(("packaging.TabularReport", "packaging.package_tabular"), "'hopline[tabular]'"),
         **dict.fromkeys(("ray.RetryingHandle", "ray.application", "ray.build"), "'hopline[ray-serve]'"),
         **dict.fromkeys(("serverless.application", "serverless.handler"), "'hopline[serverless]'"),

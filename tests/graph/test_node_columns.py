@@ -94,6 +94,12 @@ def test_a_column_with_the_name_of_a_label_is_no_input_unless_named(name):
 REFUSED = [
     ({"x": [[1, 2], [3], []]}, {}, "column 'x' holds list"),
     ({"x": pd.to_timedelta([1, 2, 3], "s")}, {}, "column 'x' holds duration"),
+    ({"x": pd.period_range("2024-01", periods=3, freq="M")}, {}, "column 'x' holds .*period"),
+    ({"x": pd.interval_range(0, 3)}, {}, "column 'x' holds .*interval"),
+    ({"y": [1, 2, 3], "x": [2**70, 1, 2]}, {}, "the DataFrame, column 'x', cannot be read as a table"),
+    ({"y": [1, 2, 3], "x": ["a", 1, 2.5]}, {}, "the DataFrame, column 'x', cannot be read as a table"),
+    ({"y": [1, 2, 3], "x": [1 + 2j, 1, 2]}, {}, "the DataFrame, column 'x', cannot be read as a table"),
+    ({"x": pd.period_range("2024-01", periods=3, freq="M")}, {"x": "text"}, "column 'x' holds .*period"),
     ({"x": [2**60, 1, 2]}, {}, r"integers beyond 2\^53.*x:text"),
     ({"x": [1.5, 2, 3]}, {"x": "text"}, "column 'x' holds double, which is not read as text"),
     ({"x": ["a", "b", "c"]}, {"x": "float"}, "column 'x' holds .*string, which is not read as float"),

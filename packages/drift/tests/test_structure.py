@@ -22,7 +22,7 @@ EDGE = "node__to__node"
 def stub(graph: Graph, keys: list[str], node_type: str = "node", **head: Any) -> Any:
     """What `Structure` reads of a model."""
     spec = SimpleNamespace(head=Head(node_type, 1, **head), fanouts=dict.fromkeys(keys, (5,)))
-    return SimpleNamespace(graph=graph, spec=spec, sources={}, encoder=None)
+    return SimpleNamespace(graph=graph, spec=spec, sources={}, encoders={})
 
 
 def read(

@@ -74,7 +74,7 @@ def test_columns_of_a_new_node_are_scored_over_http_and_from_the_client(world, s
         ({"columns": ROW | {"age": "old"}}, "inline[0].columns: 'age': 'old' instead of a whole number"),
         ({"columns": {"amount": 1}}, "inline[0].columns: 'country' is missing; a row has amount (float"),
         ({"features": [1.0]}, "inline[0].features: the model has preprocessing; send `columns`"),
-        ({"columns": {"amount": [1]}}, "$.inline[0].columns"),
+        ({"columns": {"amount": [1]}}, "$.inline[0].columns['amount']"),
         ({"columns": 5}, "$.inline[0].columns"),
         ({}, "missing required field `features`, or `columns` for a model with preprocessing"),
         ({"features": [], "columns": ROW}, "either `features`, or `columns`"),

@@ -20,7 +20,7 @@ from xgboost import XGBClassifier
 import hopline
 from hopline import cli
 from hopline.errors import PackagingError, ParityError
-from hopline_tabular.command import load_estimator, read_sample_file
+from hopline_tabular.command import load_fitted, read_sample_file
 from hopline_tabular.packaging import packager
 from hopline_tabular.spec import Column, read_tabular
 from packages.tabular.tests.tabular_models import is_fraud, payments, pipeline
@@ -245,13 +245,13 @@ def test_options_that_do_not_go_together_are_named(arguments, text):
 
 def test_bad_files_are_named(files):
     with pytest.raises(PackagingError, match="has no 'other'"):
-        load_estimator(f"{files}/fraud_file.py:other", lambda place: object())
+        load_fitted(f"{files}/fraud_file.py:other", "--sklearn")
     (files / "broken.joblib").write_bytes(b"nothing")
     with pytest.raises(PackagingError, match="cannot be read"):
-        load_estimator(f"{files}/broken.joblib", lambda place: None)
+        load_fitted(f"{files}/broken.joblib", "--sklearn")
     joblib.dump(3, files / "three.joblib")
     with pytest.raises(PackagingError, match="is int, not a fitted estimator"):
-        load_estimator(f"{files}/three.joblib", lambda place: None)
+        load_fitted(f"{files}/three.joblib", "--sklearn")
     with pytest.raises(PackagingError, match="must end in"):
         read_sample_file(files / "sample.txt")
     with pytest.raises(PackagingError, match="no such file"):

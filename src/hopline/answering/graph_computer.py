@@ -128,8 +128,8 @@ class GraphComputer(Computer):
             self._preflight(np.arange(count))
         schema = self.model.graph.schema.node_types[self.model.spec.head.node_type]
         encoder = self.model.encoder
-        inline = InlineNode(np.zeros(schema.feature_dim, np.float32))
-        inline = inline if encoder is None else InlineNode(columns=encoder.example)
+        zeros = np.zeros(schema.feature_dim, np.float32)
+        inline = InlineNode(columns=encoder.example) if encoder else InlineNode(zeros)
         for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
             with contextlib.suppress(HoplineError):  # not every model takes them
                 self._preflight(np.arange(1), **fields)
@@ -443,13 +443,13 @@ class GraphComputer(Computer):
             )
         else:
             dim = int(self.model.graph.nodes[head.node_type].features.shape[1])
-            inputs = (TensorInfo("node_ids", id_type, (-1,), optional=True),)
-            if self.model.encoder is None:
-                inputs += (
-                    TensorInfo("features", "FP32", (-1, dim), optional=True),
-                    TensorInfo("neighbors", id_type, (-1,), optional=True),
-                    TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
-                )
+            features = (TensorInfo("features", "FP32", (-1, dim), optional=True),)
+            inputs = (
+                TensorInfo("node_ids", id_type, (-1,), optional=True),
+                *(self.model.encoder.inputs if self.model.encoder else features),
+                TensorInfo("neighbors", id_type, (-1,), optional=True),
+                TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
+            )
         inputs += (TensorInfo("as_of", "INT64", (1,), optional=True),)
         return ModelInfo(
             name=self.name,

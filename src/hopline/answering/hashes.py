@@ -39,15 +39,12 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
         name: [msgspec.to_builtins(stage), spec.files.get(stage.file or "", "")]
         for name, stage in first.items()
     }
-    sampling = {
-        "fanouts": {key: list(fanouts) for key, fanouts in spec.fanouts.items()},
-        "sampling": spec.sampling,
-        "max_degree": spec.max_degree,
-        "salt": spec.salt,
-    }
+    lists = {key: list(fanouts) for key, fanouts in spec.fanouts.items()}
+    drawn = {"fanouts": lists, "sampling": spec.sampling, "max_degree": spec.max_degree, "salt": spec.salt}
+    encoders = sorted(each.hash for each in spec.encoders.values())
     return {
         "artifact_hash": content_hash(spec),
-        "preprocessing_hash": hash_of([sampling, stages]),
+        "preprocessing_hash": hash_of([drawn, stages, *encoders]),
         "feature_schema_hash": hash_of(_features(spec.graph_schema)),
     }
 
@@ -62,7 +59,7 @@ def _features(schema: Mapping[str, Any]) -> Any:
     nodes, edges = schema.get("node_types", {}), schema.get("edge_types", {})
     return {
         "nodes": {
-            name: [node.get("feature_dim"), list(node.get("feature_names", ()))]
+            name: [node.get("feature_dim"), list(node.get("feature_names", ())), *node.get("columns", ())]
             for name, node in nodes.items()
         },
         "edges": {

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import typer
 from rich.console import Console
@@ -49,9 +50,16 @@ def build(
         list[str] | None,
         typer.Option(help="Node files with ids and features: one FILE, or TYPE=FILE for each node type."),
     ] = None,
+    database: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Database of queries ('sql:SELECT ...' in place of a file): postgres://..., or a DuckDB "
+            "file. Without one, queries read files.",
+        ),
+    ] = "",
     id: Annotated[
-        list[str] | None,
-        typer.Option(help="Column of ids in the node files; TYPE=COLUMN for one file."),
+        list[str] | None, typer.Option(help="Column of ids in the node files; TYPE=COLUMN for one file.")
     ] = None,
     feature: Annotated[
         list[str] | None,
@@ -179,6 +187,7 @@ def build(
             text=TextFormat(not no_header, delimiter, encoding, comment),
             missing=missing(na or (), fill or ()),
             rounded=tuple(round_ or ()),
+            database=database,
         )
         node_files = options.node_files(
             features or (), id or (), feature or (), exclude or (), column or (), ids_are_rows
@@ -271,14 +280,9 @@ def _described(graph: Graph) -> dict[str, Any]:
     nodes = {}
     for name, schema in graph.schema.node_types.items():
         part = graph.nodes[name]
-        nodes[name] = {
+        nodes[name] = msgspec.to_builtins(schema) | {
             "num_nodes": part.num_nodes,
-            "feature_dim": schema.feature_dim,
-            "feature_dtype": schema.feature_dtype,
             "feature_bytes": part.features.nbytes,
-            "feature_names": list(schema.feature_names),
-            "id_kind": schema.id_kind,
-            "rounded": list(schema.rounded),
             "columns": [] if part.columns is None else part.columns.described(),
         }
     edges = {}
@@ -286,19 +290,10 @@ def _described(graph: Graph) -> dict[str, Any]:
         adjacency = graph.edges[key]
         degrees = np.diff(adjacency.indptr)
         quantiles = np.quantile(degrees, _QUANTILES, method="lower").tolist() if len(degrees) else []
-        edges[key] = {
+        edges[key] = msgspec.to_builtins(edge) | {
             "num_edges": adjacency.num_edges,
             "compressed": is_compressed(adjacency),
-            "reverse_of": edge.reverse_of,
-            "attr_dim": edge.attr_dim,
-            "attr_names": list(edge.attr_names),
-            "has_time": edge.has_time,
-            "time_unit": edge.time_unit,
             "time_range": adjacency.time_range,
-            "has_weight": edge.has_weight,
-            "signed_weight": edge.signed_weight,
-            "rounded": list(edge.rounded),
-            "rounded_weight": edge.rounded_weight,
             "has_self_loops": adjacency.has_self_loops,
             "has_repeated_edges": adjacency.has_repeated_edges,
             "has_one_way_edges": adjacency.has_one_way_edges,

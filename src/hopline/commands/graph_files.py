@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from hopline.doors import Door
 from hopline.errors import GraphError
 from hopline.graph import EdgeFile, NodeFile
 from hopline.graph.cells import Missing
 from hopline.graph.schema import EDGE_TYPE, GRAPH_TYPE, MEMBER_OF, NODE_TYPE
 from hopline.graph.tables import EdgeType
 from hopline.graph.text_table import TextFormat
+
+#: The beginning of a source that is not a file, and what reads it: (text, database) -> table.
+TABLES = Door("hopline.tables", packages={"sql": "'hopline[sql]'"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,13 @@ class FileOptions:
 
     Attributes:
         text, missing, rounded: as in `NodeFile`.
+        database: address of the one that queries read.
     """
 
     text: TextFormat
     missing: Missing
     rounded: Sequence[str]
+    database: str = ""
 
     def node_files(
         self,
@@ -39,7 +46,7 @@ class FileOptions:
         ids_are_rows: bool,
     ) -> dict[str, NodeFile]:
         """Node type -> file. Raises: GraphError: no option names the id column of a file."""
-        paths = _by_type(files, NODE_TYPE)
+        paths = self._by_type(files, NODE_TYPE)
         found = {}
         for name, path in paths.items():
             id_of = _only(_for(ids, name, paths), "--id", name)
@@ -76,7 +83,7 @@ class FileOptions:
             undirected, signed_weights: apply to all files.
         Raises: GraphError: an invalid edge type, or several columns where one is allowed.
         """
-        paths = _by_type(files, ":".join(EDGE_TYPE))
+        paths = self._by_type(files, ":".join(EDGE_TYPE))
         found: dict[EdgeType, EdgeFile] = {}
         for name, path in paths.items():
             parts = name.split(":")
@@ -112,6 +119,26 @@ class FileOptions:
                 edge_files[name, MEMBER_OF, GRAPH_TYPE] = ends
                 node_files[name] = replace(file, exclude=(*file.exclude, column))
 
+    def _by_type(self, files: Sequence[str], default: str) -> dict[str, Any]:
+        """Split NAME=FILE or NAME=QUERY; a file or query alone is of the default type."""
+        found: dict[str, Any] = {}
+        for text in files:
+            name, equals, source = text.partition("=")
+            if _scheme(text) or not (equals and (_scheme(source) or not Path(text).exists())):
+                name, source = default, text
+            if name in found:
+                why = "two files have the same type; name each file's type"
+                raise GraphError(f"{why}: TYPE=FILE or SRC:RELATION:DST=FILE")
+            scheme = _scheme(source)
+            query = source[len(scheme) + 1 :]
+            found[name] = TABLES.require(scheme)(query, self.database) if scheme else Path(source)
+        return found
+
+
+def _scheme(source: str) -> str:
+    scheme, colon, _ = source.partition(":")
+    return scheme if colon and scheme in TABLES.packages else ""
+
 
 def missing(na: Sequence[str], fill: Sequence[str]) -> Missing:
     """Marks and fill of missing values. Raises: GraphError: `fill` is not a number."""
@@ -142,21 +169,6 @@ def counts(given: Sequence[str], edge_files: Iterable[EdgeType]) -> dict[str, in
                 f"--num-nodes is NUMBER or TYPE=NUMBER of {', '.join(sorted(names))}; got {text!r}"
             )
         found[name] = int(number)
-    return found
-
-
-def _by_type(files: Sequence[str], default: str) -> dict[str, Path]:
-    """Split NAME=FILE; a file alone is of the default type."""
-    found: dict[str, Path] = {}
-    for text in files:
-        name, equals, path = text.partition("=")
-        if not equals or Path(text).exists():
-            name, path = default, text
-        if name in found:
-            raise GraphError(
-                "two files have the same type; name each file's type: TYPE=FILE or SRC:RELATION:DST=FILE"
-            )
-        found[name] = Path(path)
     return found
 
 

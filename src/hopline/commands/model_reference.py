@@ -1,4 +1,4 @@
-"""`FILE.py:NAME` and `MODULE:NAME` on the command line: loads the torch module that they name."""
+"""`FILE.py:NAME` and `MODULE:NAME` on the command line: loads the object that they name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +19,54 @@ from hopline.graph import Graph
 
 
 def load_module(
-    reference: str, graph: Graph, arguments: Mapping[str, Any] | None = None, *, what: str = "--model"
-) -> Any:
+    reference: str, graph: Graph | None, arguments: Mapping[str, Any] | None = None, *,
+    what: str = "--model", form: tuple[str, Callable[[Any], bool]] | None = None,
+) -> Any:  # fmt: skip
     """Load the torch module that FILE.py:NAME or MODULE:NAME names; classes and functions are called.
 
     Args:
         graph: passed if the class or function has an argument named `graph`.
         arguments: for the class or function.
         what: option named in messages.
+        form: another kind of object in place of a module, and how it is known.
 
-    Raises: PackagingError: no such file, module or name, invalid arguments, or not a module.
+    Raises: PackagingError: no such file, module or name, invalid arguments, or not of that kind.
     """
-    from torch import nn
+    if form is None:
+        from torch import nn
 
+        form = "a torch.nn.Module", lambda each: isinstance(each, nn.Module)
+    kind, is_one = form
     place, colon, attribute = reference.rpartition(":")
     if not colon or not place:
-        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME{_hint(reference)}")
+        hint = "; or a .joblib file" if "fitted" in kind else _hint(reference)
+        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME{hint}")
     source = import_place(place)
     if not hasattr(source, attribute):
         hint = did_you_mean(attribute, [name for name in vars(source) if not name.startswith("_")])
         raise PackagingError(f"{what}: {place} has no {attribute!r}{hint}")
     found = getattr(source, attribute)
-    if isinstance(found, nn.Module) or not callable(found):
+    if is_one(found) or not callable(found):
         if arguments:
             raise PackagingError(
-                f"--init: {reference} is {_article(type(found).__name__)} already and takes no arguments; "
+                f"--init: {reference} is a {type(found).__name__} already and takes no arguments; "
                 "name a class or a function"
             )
     else:
         found = _called(found, reference, dict(arguments or {}), graph, what)
-    if not isinstance(found, nn.Module):
-        raise PackagingError(f"{what}: {reference} is {type(found).__name__}, not a torch.nn.Module")
+    if not is_one(found):
+        raise PackagingError(f"{what}: {reference} is {type(found).__name__}, not {kind}")
     return found
 
 
-def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Graph, what: str) -> Any:
+def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Any, what: str) -> Any:
     name = reference.rpartition(":")[2]
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):  # built-in callables have no signature
         signature = inspect.Signature([inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)])
     parameters = signature.parameters
-    if "graph" in parameters and "graph" not in arguments:
+    if "graph" in parameters and "graph" not in arguments and graph is not None:
         arguments["graph"] = graph
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     named = [
@@ -83,7 +89,7 @@ def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Graph,
     if missing:
         needs = f"{what}: {name}{signature} needs {', '.join(missing)}; "
         if what != "--model":
-            raise PackagingError(needs + "name a function that returns the module")
+            raise PackagingError(needs + "name a function that needs no arguments")
         raise PackagingError(needs + "pass " + " ".join(f"--init {each}=VALUE" for each in missing))
     try:
         return found(**arguments)
@@ -184,7 +190,3 @@ def _describe(error: BaseException) -> str:
 
 def _is_ours(filename: str) -> bool:
     return filename.startswith("<frozen") or filename == __file__
-
-
-def _article(name: str) -> str:
-    return f"an {name}" if name[:1] in "AEIOUaeiou" else f"a {name}"

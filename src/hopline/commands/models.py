@@ -41,15 +41,10 @@ def import_model(
             overwrite=overwrite,
         )
     registered = imported.registered
-    console.print(
-        f"{imported.how} {registered.name} version {registered.version} from {registered.source}\n"
-        f"to {imported.path}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    origin = f"{registered.name} version {registered.version} from {registered.source}"
+    console.say(f"{imported.how} {origin}\nto {imported.path}")
     for note in imported.notes:
-        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+        console.say(f"note: {note}")
 
 
 app = typer.Typer(no_args_is_help=True, help="List, load and unload versions of models.")
@@ -100,7 +95,7 @@ def load(
         admin.load(model, version, graph=graph, serve=serve, force=force)
         found = admin.rollout(model)
     units = ", ".join(unit["id"] for unit in found["units"])
-    Screen().print(f"{model}: serving {found['serving']}; loaded: {units}", highlight=False, markup=False)
+    Screen().say(f"{model}: serving {found['serving']}; loaded: {units}")
 
 
 @app.command()
@@ -115,4 +110,4 @@ def unload(
     with open_admin(url, api_key, token) as admin:
         admin.unload(model, version)
     what = f"{model}/{version}" if version else model
-    Screen().print(f"unloaded {what}", highlight=False, markup=False)
+    Screen().say(f"unloaded {what}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hopline.config.schema import Config
-from hopline.errors import ConfigError
+from hopline.errors import BadRequest, ConfigError, HoplineError
 
 GraphFolder = Annotated[Path | None, typer.Option(help="Graph folder.")]
 Repository = Annotated[
@@ -22,6 +22,14 @@ AnySetting = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting: --set section.key=value; repeatable.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def pair(text: str, option: str, form: str, error: type[HoplineError] = BadRequest) -> tuple[str, str]:
+    """Split NAME=VALUE. Raises: `error`: another form; names the option and the form."""
+    name, _, value = text.partition("=")
+    if not (name and value):
+        raise error(f"{option} {text}: write {form}")
+    return name, value
 
 
 def refuse_feature_store(config: Config, reader: str) -> None:

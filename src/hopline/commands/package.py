@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hopline.artifact import check_choice
 from hopline.commands.model_reference import load_module, parse_init
+from hopline.commands.options import pair
 from hopline.commands.screen import Screen, whole
 from hopline.doors import NAMES
 from hopline.errors import PackagingError
@@ -123,6 +124,13 @@ def package(
             help="NAME=TYPE: a table of the module that has a row for each node of a type (repeatable)."
         ),
     ] = None,
+    preprocess: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NODE_TYPE=FITTED: fitted transformer of a type's columns (repeatable), in the form of "
+            "--sklearn; none: they are not read."
+        ),
+    ] = None,
     later_nodes: Annotated[
         str, typer.Option(help="A later graph's nodes without a row of such a table: refuse, or zero.")
     ] = "refuse",
@@ -146,7 +154,7 @@ def package(
         of_graphs = [
             option for option in ("--model", "--graph", "--fanouts") if given[option] not in (None, [])
         ]
-        others = {"--state-dict": state_dict, "--init": init}
+        others = {"--state-dict": state_dict, "--init": init, "--preprocess": preprocess}
         of_graphs += [option for option, value in others.items() if value]
         if of_graphs:
             raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
@@ -180,16 +188,18 @@ def package(
         progress(_LOAD, 0.0)
         opened = Graph.open(graph)
         module = load_module(model, opened, parse_init(init or ()))
+        fitted = _pairs(preprocess or (), "--preprocess", "account=prep.joblib")
         notes += _weights(module, model, state_dict, state_dict_key, unsafe_pickle)
         progress(_LOAD, 1.0)
         report = package_module(
             module, opened, repository, name=name, version=version, fanouts=parse_fanouts(fanouts or ()),
             task=cast(Any, tasks), sampling=cast(Any, sampling), max_degree=max_degree, salt=salt,
-            head=_head(head, opened),
+            head=load_module(head, opened, what="--head") if head and head != "dot" else cast(Any, head),
             target=cast(Any, tuple(target.split(",")) if target and "," in target else target),
             classes=_class_names(classes or ()), arguments=parse_arguments(argument or ()),
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
             later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
+            preprocess=NAMES.require("package.preprocess")(fitted, opened) if fitted else None,
             freeze=freeze, device=cast(Any, device), check_nodes=check_nodes, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
@@ -210,10 +220,6 @@ def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe
     return [f"no --state-dict: the weights are those of {model} as loaded"]
 
 
-def _head(reference: str | None, graph: Graph) -> Any:
-    return reference if reference in (None, "dot") else load_module(str(reference), graph, what="--head")
-
-
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """Argument of forward -> its role, None to leave it out.
 
@@ -224,14 +230,7 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _pairs(texts: Sequence[str], option: str, example: str) -> dict[str, str]:
-    """Values NAME=VALUE by name. Raises: PackagingError: another form."""
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise PackagingError(f"{option} {text!r}: write NAME=VALUE, such as {example}")
-        found[name] = value
-    return found
+    return dict(pair(text, option, f"NAME=VALUE, such as {example}", PackagingError) for text in texts)
 
 
 def _by_output(texts: Sequence[str], option: str, example: str) -> str | dict[str, str]:
@@ -277,10 +276,7 @@ def _show(report: PackageReport) -> None:
         column.justify = "right"
     for line in report.stages:
         table.add_row(
-            line.name,
-            ", ".join(line.inputs) or "raw features",
-            str(line.state_dim),
-            f"{line.num_bytes:,}",
+            line.name, ", ".join(line.inputs) or "raw features", str(line.state_dim), f"{line.num_bytes:,}"
         )
     console.print(whole(table, "stage"))
     for note in report.notes:

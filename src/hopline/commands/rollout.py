@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hopline.client.admin import Admin
 from hopline.commands.connection import ApiKey, Token, Url, open_admin
+from hopline.commands.options import pair
 from hopline.commands.screen import Screen
 from hopline.errors import BadRequest
 
@@ -224,9 +225,7 @@ def _time(seconds: float) -> str:
 
 
 def _gate(item: str) -> tuple[str, float | int]:
-    name, equals, value = item.partition("=")
-    if not equals:
-        raise BadRequest(f"--gate {item}: write NAME=NUMBER, such as max_p99_ratio=1.2")
+    name, value = pair(item, "--gate", "NAME=NUMBER, such as max_p99_ratio=1.2")
     number = _number(value, f"--gate {name}")
     return name, int(number) if number.is_integer() else number
 

@@ -42,6 +42,10 @@ class Screen(Console):
             case _:
                 self._print_whole(objects, options)
 
+    def say(self, text: str) -> None:
+        """Print a text unchanged."""
+        self.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def _print_whole(self, objects: tuple[Any, ...], options: dict[str, Any]) -> None:
         before = self.width
         everything = self.options.update(max_width=_UNBOUNDED)

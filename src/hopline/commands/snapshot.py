@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from hopline.commands.options import AnySetting, ConfigFile
+from hopline.commands.options import AnySetting, ConfigFile, pair
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve_flags import resolve_config
 from hopline.errors import BadRequest, PrecomputedFileError, SnapshotDamaged, SnapshotNotFound
@@ -55,13 +55,13 @@ def publish(
         graph,
         precomputed=precomputed or [],
         name=name,
-        groups=[_pair(item, "--group", "TYPE=GROUP") for item in group or []],
-        models=dict(_pair(item, "--model", "MODEL=VERSION").split("=", 1) for item in model or []),
+        groups=["=".join(pair(item, "--group", "TYPE=GROUP")) for item in group or []],
+        models=dict(pair(item, "--model", "MODEL=VERSION") for item in model or []),
         move=move,
     )
     print(f"{store.shown}#{done.id}")
     what = f"{done.num_bytes} bytes, {done.uploaded_bytes} of them uploaded"
-    _say(f"{what}; the pointer {'names it' if move else 'did not move'}")
+    Screen().say(f"{what}; the pointer {'names it' if move else 'did not move'}")
 
 
 @app.command("list")
@@ -109,7 +109,7 @@ def use(
 
     parsed = SnapshotAddress.parse(f"{address}#{snapshot}")
     point_to(_store(address), parsed.id)
-    _say(f"the pointer of {parsed._replace(id='').shown} names {snapshot}")
+    Screen().say(f"the pointer of {parsed._replace(id='').shown} names {snapshot}")
 
 
 @app.command()
@@ -142,7 +142,7 @@ def prune(
     from hopline.snapshots.publish import prune as prune_snapshots
 
     gone, freed = prune_snapshots(_store(address), keep)
-    _say(f"removed {len(gone)} snapshots, {freed} bytes")
+    Screen().say(f"removed {len(gone)} snapshots, {freed} bytes")
 
 
 def _store(address: str) -> SnapshotStore:
@@ -167,14 +167,3 @@ def _check_precomputed(path: Path, graph_version: str) -> None:
             f"{graph_version}; run `hopline batch` on it"
         )
     file.verify()
-
-
-def _pair(item: str, flag: str, form: str) -> str:
-    left, equals, right = item.partition("=")
-    if not (left and equals and right):
-        raise BadRequest(f"{flag} {item}: write {form}")
-    return item
-
-
-def _say(text: str) -> None:
-    Screen().print(text, highlight=False, markup=False)

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import quote
@@ -35,11 +35,11 @@ from hopline.errors import (
     SchemaMismatch,
 )
 from hopline.files import draft_of, locked, publish_file
-from hopline.graph import Graph, GraphSchema, Nodes, NodeTypeSchema, storage
+from hopline.graph import Graph, GraphSchema, NodeTypeSchema, storage
 from hopline.graph.live.view import LiveNodes, LiveRows, LiveView
 from hopline.graph.node_columns import values_of
 from hopline.runtimes.ort import ort
-from hopline.types import FloatArray, IdArray, Progress
+from hopline.types import FloatArray, IdArray, Progress, TensorInfo
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,11 @@ class RowEncoder(Protocol):
     """Preprocessing, loaded.
 
     Attributes:
-        columns: those that it reads, for the description of a model. example: a valid row.
+        columns: those that it reads, for the description of a model; inputs: as tensors. example: a row.
     """
 
     columns: list[dict[str, Any]]
+    inputs: tuple[TensorInfo, ...]
     example: dict[str, Any]
 
     def encode(self, columns: Mapping[str, Any], count: int) -> FloatArray:
@@ -80,17 +81,20 @@ class RowEncoder(Protocol):
         Args:
             places: of the rows in the request, for messages.
 
-        Raises: BadRequest: as `encode`; a column is missing or unknown.
+        Raises: BadRequest: as `encode`, with the place; a column is missing.
         """
 
+    def read(
+        self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """Rows of a request in the form of `NodeColumns.values`, by column."""
 
-def encoder_of(folder: Path, spec: ModelSpec, node_type: str) -> RowEncoder | None:
-    """The preprocessing of a node type; None if it has none.
+
+def encoder_of(folder: Path, spec: ModelSpec, node_type: str) -> RowEncoder:
+    """The preprocessing of a node type that has one.
 
     Raises: ArtifactError: its package is not installed, or the file cannot be loaded.
     """
-    if node_type not in spec.encoders:
-        return None
     types: Any = spec.graph_schema["node_types"]
     columns = {column["name"]: column["type"] for column in types[node_type]["columns"]}
     try:
@@ -113,8 +117,8 @@ def with_features(schema: GraphSchema, encoders: Mapping[str, Encoder]) -> Graph
 
 
 def features_of(graph: Graph, rows: Mapping[str, FloatArray], encoders: Mapping[str, Encoder]) -> Graph:
-    """A graph with encoded features, and without columns; edges and ids are shared."""
-    nodes = {name: Nodes(rows.get(name, part.features), part.ids) for name, part in graph.nodes.items()}
+    """A graph with encoded features, and no columns in its schema; edges, ids and columns are shared."""
+    nodes = {key: replace(part, features=rows.get(key, part.features)) for key, part in graph.nodes.items()}
     schema = with_features(graph.schema, encoders)
     return Graph(schema, nodes, graph.edges, left_out=graph.left_out)
 
@@ -133,7 +137,6 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
 
         def adapt(view: LiveView) -> None:
             for name, encoder in loaded.items():
-                assert encoder is not None
                 view.nodes[name] = EncodedNodes(name, view.nodes[name], encoder, spec.encoders[name].width)
             view.schema = with_features(view.schema, spec.encoders)
 
@@ -253,15 +256,12 @@ def encode_nodes(encoder: RowEncoder, graph: Graph, node_type: str) -> Iterator[
         except BadRequest as error:
             where = f"nodes of type {node_type!r}" + (f", counted from row {begin}" if begin else "")
             raise SchemaMismatch(f"{where}: {error}", [str(error)]) from None
-        if count > _CHUNK:
-            log.info("encoded %d of %d nodes of type %r", end, count, node_type)
 
 
 def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> FloatArray:
     """The features of a node type, mapped from the user's cache; in memory if that cannot be written."""
     encoding = spec.encoders[node_type]
     encoder = encoder_of(folder, spec, node_type)
-    assert encoder is not None
     stands_on = f"{graph.version} {encoding.hash} {node_type} {ort.__version__}"
     key = hashlib.sha256(stands_on.encode()).hexdigest()[:32]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
@@ -274,9 +274,8 @@ def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> Floa
                 return _mapped(path, shape, encode_nodes(encoder, graph, node_type))
         except OSError as error:
             log.warning("%s: features are not shared between processes: %s", path, error)
-    return np.concatenate(
-        [np.empty((0, encoding.width), np.float32), *encode_nodes(encoder, graph, node_type)]
-    )
+    rows = encode_nodes(encoder, graph, node_type)
+    return np.concatenate([np.empty((0, encoding.width), np.float32), *rows])
 
 
 def _mapped(path: Path, shape: tuple[int, int], rows: Iterator[FloatArray]) -> FloatArray:
@@ -309,11 +308,9 @@ class Preprocessed:
     """A graph with features, as a module reads them.
 
     Attributes:
-        graph: without columns.
-        encoders: node type -> its preprocessing.
+        graph: without columns. encoders: node type -> its preprocessing.
         node_types: node type -> its schema before, with the columns that are read.
-        files: path inside the artifact -> content.
-        notes: for the user.
+        files: path inside the artifact -> content. notes: for the user.
     """
 
     graph: Graph
@@ -329,9 +326,8 @@ class Preprocessed:
         for file, content in self.files.items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
-        node_types: Any = spec.graph_schema["node_types"]
-        node_types = {**node_types, **msgspec.to_builtins(self.node_types)}
-        schema = {**spec.graph_schema, "node_types": node_types}
+        types: Any = spec.graph_schema["node_types"]
+        schema = {**spec.graph_schema, "node_types": types | msgspec.to_builtins(self.node_types)}
         return msgspec.structs.replace(
             spec, graph_schema=schema, encoders=self.encoders, format=ENCODER_FORMAT
         )
@@ -341,7 +337,8 @@ def preprocessed(graph: Graph, preprocess: Mapping[str, Any], progress: Progress
     """Convert fitted transformers, and apply them to the columns of a graph.
 
     Args:
-        preprocess: node type -> transformer, fitted on a DataFrame with columns of that type.
+        preprocess: node type -> transformer, fitted on a DataFrame with columns of that type; None if the
+            module reads no features of it.
 
     Raises:
         PackagingError: a transformer cannot be converted, or its node type has no such columns.
@@ -355,16 +352,21 @@ def preprocessed(graph: Graph, preprocess: Mapping[str, Any], progress: Progress
     with tempfile.TemporaryDirectory(prefix="hopline-") as place:
         folder = Path(place)
         (folder / "encoders").mkdir()
-        for name, transformer in preprocess.items():
+        for name, transformer in [each for each in preprocess.items() if each[1] is not None]:
             stage = f"preprocessing of {name!r}"
             progress(stage, 0.0)
             try:
                 rows[name] = _converted(found, name, transformer, folder)
-            except ParityError as error:
-                raise ParityError(f"{stage}: {error}") from None
             except (PackagingError, ImportError) as error:
-                raise PackagingError(f"{stage}: {error}") from None
+                kind = ParityError if isinstance(error, ParityError) else PackagingError
+                raise kind(f"{stage}: {error}") from None
             progress(stage, 1.0)
+    bare = [name for name, part in graph.nodes.items() if part.columns and not part.features.shape[1]]
+    for name in [name for name in bare if preprocess and name not in preprocess]:
+        names = ", ".join(column.name for column in graph.schema.node_types[name].columns)
+        raise PackagingError(
+            f"preprocess: node type {name!r} has columns ({names}) and no transformer: add one, or None"
+        )
     if graph.nodes and (rows or any(part.columns for part in graph.nodes.values())):
         found.graph = features_of(graph, rows, found.encoders)
     return found
@@ -392,8 +394,7 @@ def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -
     content = (folder / file).read_bytes()
     digest = hashlib.sha256(content + msgspec.json.encode(model)).hexdigest()
     encoder = found.encoders[name] = Encoder(digest, made.spec.output_dim, model, made.names)
-    read = {column.name for column in made.spec.columns}
-    kept = tuple(column for column in schema.columns if column.name in read)
+    kept = tuple(one for one in schema.columns if one.name in {each.name for each in made.spec.columns})
     found.node_types[name] = msgspec.structs.replace(schema, columns=kept)
     found.files[file] = content
     agreement = made.agreement
@@ -403,5 +404,4 @@ def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -
         f"fitted object's by at most {max(agreement.max_abs_diff, agreement.max_abs_diff_edges):.2g}"
     )
     found.notes += [f"preprocessing of {name!r}: {note}" for note in made.notes if "refuses" not in note]
-    loaded = package.encoder(folder, model, types)
-    return np.concatenate(list(encode_nodes(loaded, graph, name)))
+    return np.concatenate(list(encode_nodes(package.encoder(folder, model, types), graph, name)))

@@ -242,8 +242,7 @@ class Model:
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
         self.offers = outputs_of(spec)
-        found = {name: encoder_of(folder, spec, name) for name in spec.encoders}
-        self.encoders = {name: each for name, each in found.items() if each is not None}
+        self.encoders = {name: encoder_of(folder, spec, name) for name in spec.encoders}
         self.encoder = self.encoders.get(head.node_type)
         self.reads_attr = frozenset(
             entry.edge_type

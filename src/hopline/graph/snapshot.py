@@ -191,11 +191,7 @@ class Graph:
         edge_files = {EDGE_TYPE: edges} if isinstance(edges, EdgeFile) else edges
         counts = {NODE_TYPE: num_nodes} if isinstance(num_nodes, int) else num_nodes
         node_tables, edge_tables = files.read_tables(
-            node_files,
-            edge_files,
-            ids_are_rows=ids_are_rows,
-            num_nodes=counts,
-            progress=progress,
+            node_files, edge_files, ids_are_rows=ids_are_rows, num_nodes=counts, progress=progress
         )
         options: Any = {"feature_dtype": feature_dtype, "both_directions": both_directions}
         return cls.from_tables(node_tables, edge_tables, **options, progress=progress)

@@ -73,6 +73,8 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     """
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
     column = table.column(name)
+    if not type_of(column.type):  # of a list, a duration, a period of pandas
+        raise GraphError(f"{table.what}: column {name!r} holds {column.type}; leave it out, or convert it")
     if is_text := is_string(column.type):
         column = trimmed(table, name, column)
     absent = absent_cells(table, column, missing)
@@ -93,8 +95,6 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
         raise GraphError(
             f"{table.what}: column {name!r} holds {column.type}, which is not read as {wanted}"
         )
-    if not (wanted or kind):
-        raise GraphError(f"{table.what}: column {name!r} holds {column.type}; leave it out, or convert it")
     wanted = wanted or kind
     if wanted == "timestamp" and arrow("pyarrow.types").is_date(column.type):
         column = column.cast(pa.timestamp("s"))

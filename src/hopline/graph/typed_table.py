@@ -36,6 +36,7 @@ class TypedTable:
         self._read: Callable[[Sequence[str]], Any]
         if not isinstance(source, Path):
             table = _of_frame(source, self.what)
+            self.what = (table.schema.metadata or {}).get(b"hopline.source", self.what.encode()).decode()
             self.names, self._read = list(table.column_names), table.select
             return
         try:
@@ -85,7 +86,10 @@ def _of_frame(frame: Any, what: str) -> Any:
         if type(frame).__module__.partition(".")[0] == "pandas":
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
-    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+    except (pa.ArrowException, AttributeError, OverflowError, TypeError, ValueError) as error:
+        names = list(getattr(frame, "columns", ()))
+        for name in names if len(names) > 1 else ():
+            _of_frame(frame[[name]], f"{what}, column {name!r},")
         raise GraphError(
             f"{what} cannot be read as a table: {error}; pass a path, a pandas or polars DataFrame or a "
             "pyarrow.Table in which each column has one type"

@@ -172,8 +172,8 @@ def package(
         overwrite: replace an existing version.
         progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
-        preprocess: node type -> fitted scikit-learn transformer of its columns. Its result are the features
-            that the module reads. It becomes a part of the artifact, so that requests have columns.
+        preprocess: node type -> fitted scikit-learn transformer of its columns; None if they are not read.
+            Its result are the features of the module; it is in the artifact, so that requests have columns.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 

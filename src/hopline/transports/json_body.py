@@ -58,7 +58,7 @@ def decode_body(
     try:
         return decode(body)
     except msgspec.ValidationError as error:
-        text = explained(str(error), bytes(body), kind)
+        text = named_place(explained(str(error), bytes(body), kind), bytes(body))
         if "`$" not in text and "field" not in text:
             text = f"{text}; send {example}"
         raise BadRequest(text, _param(str(error))) from None
@@ -129,6 +129,27 @@ def explained(text: str, body: bytes, kind: Any) -> str:
     if problem.startswith("Expected `int | str") and problem.endswith("got `float`"):
         return f"{text}; an id is an integer without decimal point and exponent, or a string"
     return text
+
+
+def named_place(text: str, body: bytes) -> str:
+    """Replace [...] in msgspec's message by the name of the column, edge type or attribute."""
+    path, dots, rest = text.rpartition(_AT)[2].partition("[...]")
+    found = _value(body, path) if dots and len(body) <= PIECE_BYTES else None
+    if not isinstance(found, dict):  # a larger body would be decoded for long
+        return text
+    for name, value in found.items():
+        if "Expected `array`" in text:
+            is_bad = not isinstance(value, list)
+        else:
+            items = value if rest.startswith("[") and isinstance(value, list) else [value]
+            is_bad = any(map(_is_no_scalar, items))
+        if is_bad:
+            return text.replace("[...]", f"[{quoted(name)}]", 1)
+    return text
+
+
+def _is_no_scalar(value: Any) -> bool:
+    return isinstance(value, list | dict) or (isinstance(value, int) and not -(2**63) <= value < 2**63)
 
 
 def refuse_repeated(body: bytes, num_names: int = 1) -> None:

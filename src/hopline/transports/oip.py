@@ -8,11 +8,12 @@ HTTP and gRPC translate to and from these tensors. Inputs:
     neighbors          INT64 or BYTES [total]   the concatenated neighbour ids of all these nodes, and
     neighbor_counts    INT64 [n]                the number of neighbours of each node
     as_of              INT64 or BYTES [1]       optional time limit of edges, a number or ISO 8601
-    any other name     [n] or [n, 1]            a column of a tabular model: numbers, or BYTES for strings
+    any other name     [n] or [n, 1]            a column of a tabular model, or of unseen nodes (with
+                                                neighbor_counts): numbers, BOOL, or BYTES for strings
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
-`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags` and `context`
-(JSON in a string), `as_of`, `min_version`; over gRPC also `triton_enable_empty_final_response`, see
+`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags`, `context` and
+`inline` (JSON in a string), `as_of`, `min_version`; `triton_enable_empty_final_response` over gRPC, see
 `grpc_stream.py`. Outputs are those of the model, and `missing` BOOL [n] if `on_missing` is "null" and an id
 is unknown: its floats are NaN and its integers -1.
 """
@@ -29,8 +30,9 @@ import numpy as np
 from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge, quoted
-from hopline.request_fields import FIELDS
+from hopline.request_fields import FIELDS, RequestField
 from hopline.transports.rows import option_of, read_as_of, time_limit_of
+from hopline.transports.score_json import InlineBody, inline_node
 from hopline.transports.tensors import Tensor, tensor_from_array
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -59,17 +61,14 @@ _REFUSED = {
 #: gRPC too.
 _CARRIED = {"binary_data", "binary_data_output", "binary_data_size"}
 _OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
-_KNOWN = {*[field.name for field in _OPTIONS], "timeout", "timeout_ms"}
+#: Unseen nodes as in the JSON of /v1: with missing values, and neighbours along several edge types.
+_INLINE = RequestField("inline", tuple[InlineBody, ...], tuple[InlineNode, ...], True, True)
+_KNOWN = {*[field.name for field in _OPTIONS], "inline", "timeout", "timeout_ms"}
 _SWITCHES = {"binary_data", "binary_data_output"}
 _TYPES = {"BYTES": "TYPE_STRING"}
 #: Unit of an input's first dimension, for messages.
-_COUNTED = {
-    "node_ids": "nodes",
-    "features": "nodes",
-    "neighbor_counts": "nodes",
-    "src_ids": "pairs",
-    "dst_ids": "pairs",
-}
+_COUNTED = dict.fromkeys(("node_ids", "features", "neighbor_counts"), "nodes")
+_COUNTED |= dict.fromkeys(("src_ids", "dst_ids"), "pairs")
 
 
 def request_from_tensors(
@@ -107,17 +106,23 @@ def request_from_tensors(
     columns = {name: tensor.column() for name, tensor in inputs.items() if name not in GRAPH_INPUTS}
     check_parameters(parameters)
     nodes = inputs["node_ids"].ids() if "node_ids" in inputs else ()
+    inline = _inline_nodes(inputs, columns)
+    is_described = "neighbor_counts" in inputs and "features" not in inputs  # by these columns
+    if "inline" in parameters:
+        if inline:
+            raise BadRequest("unseen nodes are both in inputs and in parameter 'inline'; send one of them")
+        inline = [inline_node(node) for node in option_of(_INLINE, parameters["inline"])]
     return ScoreRequest(
         model,
         nodes,
-        _inline_nodes(inputs),
+        inline,
         _pairs(inputs),
         version or None,
         # `missing` is added to an answer automatically.
         tuple(name for name in outputs if name != "missing"),
         deadline=_deadline(parameters, deadline),
         request_id=request_id,
-        columns=columns or None,
+        columns=None if not columns or is_described else columns,
         **_options(inputs, parameters),
     )
 
@@ -266,26 +271,33 @@ def all_statistics(service: Service, name: str | None, version: str | None) -> l
     return [row for row in rows if version is None or row.get("version") == version]
 
 
-def _inline_nodes(inputs: Mapping[str, Tensor]) -> Sequence[InlineNode]:
-    if "features" not in inputs:
-        for name in ("neighbors", "neighbor_counts"):
-            if name in inputs:
-                raise BadRequest(f"input {name!r} also needs input 'features'")
-        return ()
-    rows = inputs["features"].rows()
-    if ("neighbors" in inputs) != ("neighbor_counts" in inputs):
-        raise BadRequest("inputs 'neighbors' and 'neighbor_counts' must be sent together")
-    if "neighbors" not in inputs:
-        return [InlineNode(row) for row in rows]
-    ids, counts = inputs["neighbors"].ids(), inputs["neighbor_counts"].integers()
-    if len(counts) != len(rows):
-        raise BadRequest(f"'neighbor_counts' has {len(counts)} values for {len(rows)} rows of 'features'")
+def _inline_nodes(inputs: Mapping[str, Tensor], columns: Mapping[str, Any]) -> list[InlineNode]:
+    features = inputs["features"].rows() if "features" in inputs else None
+    if "neighbor_counts" not in inputs:
+        if "neighbors" in inputs:
+            raise BadRequest("input 'neighbors' also needs input 'neighbor_counts'")
+        return [] if features is None else [InlineNode(row) for row in features]
+    if features is None and not columns:
+        raise BadRequest("input 'neighbor_counts' also needs input 'features', or columns of the nodes")
+    counts = inputs["neighbor_counts"].integers()
+    for name, values in columns.items() if features is None else (("features", features),):
+        if len(values) != len(counts):
+            raise BadRequest(
+                f"'neighbor_counts' has {len(counts)} values for {len(values)} of {quoted(name)}"
+            )
+    ids: Any = inputs["neighbors"].ids() if "neighbors" in inputs else ()
     if (counts < 0).any() or (counts > len(ids)).any() or int(counts.sum()) != len(ids):
         raise BadRequest(f"'neighbor_counts' must add up to the {len(ids)} ids in 'neighbors'")
-    ends = np.cumsum(counts).tolist()
+    ends = zip(counts.tolist(), np.cumsum(counts).tolist(), strict=True)
+    lists: list[Any] = [{"": ids[end - count : end]} if count else {} for count, end in ends]
+    if features is not None:
+        return [InlineNode(row, near) for row, near in zip(features, lists, strict=True)]
+    rows = zip(
+        *(each if isinstance(each, list) else each.tolist() for each in columns.values()), strict=True
+    )
     return [
-        InlineNode(row, {"": ids[end - count : end]})
-        for row, count, end in zip(rows, counts.tolist(), ends, strict=True)
+        InlineNode((), near, columns=dict(zip(columns, row, strict=True)))
+        for row, near in zip(rows, lists, strict=True)
     ]
 
 

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from hopline.errors import BadRequest, quoted
+from hopline.errors import BadRequest, RequestTooLarge, quoted
 from hopline.request_fields import RequestField
-from hopline.transports.json_body import refuse_repeated
-from hopline.types import UNREADABLE, Priority
+from hopline.transports.json_body import named_place, refuse_repeated
+from hopline.types import Priority
+from turnserve.compression import PIECE_BYTES
 
 EXAMPLE = "2011-03-13T07:06:40Z"
 _ISO = re.compile(
@@ -70,7 +71,7 @@ Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | fl
 _PRIORITIES: dict[object, Priority] = {each: each for each in get_args(Priority)} | {0: "normal", 1: "high"}
 
 #: Types of JSON parameters, for messages.
-_WANTED: dict[Any, str] = {dict: "object of strings, numbers and booleans", tuple: "list of strings"}
+_WANTED: dict[Any, str] = {dict: "object of strings, numbers and booleans", tuple: "list"}
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -154,38 +155,11 @@ def option_of(field: RequestField, value: object) -> Any:
     wanted = f"parameter {field.name} must be a JSON {_WANTED[kind]}"
     if not isinstance(value, str):
         raise BadRequest(f"{wanted}, in a string, not {quoted(value)}")
+    if kind is tuple and len(value) > PIECE_BYTES:
+        raise RequestTooLarge(f"parameter {field.name} has {len(value)} characters; at most {PIECE_BYTES}")
     try:
         found = msgspec.json.decode(value, type=field.sent_as)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise BadRequest(f"{wanted}: {error}") from None
+        raise BadRequest(f"{wanted}: {named_place(str(error), value.encode(errors='replace'))}") from None
     refuse_repeated(value.encode(), len(found) if type(found) is dict else 0)
     return found
-
-
-def named_place(text: str, body: bytes) -> str:
-    """Replace [...] in msgspec's message by the name of the column or attribute."""
-    if "[...]" not in text:
-        return text
-    try:
-        found: Any = msgspec.json.decode(body)
-        if "$.rows[" in text:
-            row = int(text.partition("$.rows[")[2].partition("]")[0])
-            name = _first_bad(found["rows"][row])
-        elif "$.columns" in text:
-            name = next(name for name, values in found["columns"].items() if _first_bad({name: values}, 1))
-        else:
-            name = _first_bad(found["attributes"])
-    except (*UNREADABLE, LookupError, TypeError, ValueError, StopIteration, AttributeError):
-        return text
-    return text.replace("[...]", f"[{quoted(name)}]", 1) if name else text
-
-
-def _first_bad(values: Mapping[str, Any], depth: int = 0) -> str:
-    for name, value in values.items():
-        if depth and not isinstance(value, list):
-            return name
-        for item in value if depth else [value]:
-            is_wide = isinstance(item, int) and not -(2**63) <= item < 2**63
-            if isinstance(item, list | dict) or is_wide:
-                return name
-    return ""

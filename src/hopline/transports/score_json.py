@@ -21,7 +21,7 @@ import orjson
 from hopline.errors import BadRequest, quoted
 from hopline.request_fields import FIELDS
 from hopline.transports.json_body import decode_body, refuse_repeated
-from hopline.transports.rows import Scalar, columns_of, named_place, read_as_of, time_limit_of
+from hopline.transports.rows import Scalar, columns_of, read_as_of, time_limit_of
 from hopline.types import UNREADABLE, AnyArray, InlineNode, ScoreRequest, ScoreResult
 from turnserve.compression import PIECE_BYTES
 
@@ -108,12 +108,7 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> InputsBody:
         BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path), or a
             repeated name.
     """
-    try:
-        found = decode_body(body, _decode, ScoreBody)
-    except BadRequest as error:
-        if len(body) > PIECE_BYTES:  # finding the place needs as long as decoding
-            raise
-        raise BadRequest(named_place(str(error), body)) from None
+    found = decode_body(body, _decode, ScoreBody)
     if not is_counted and body.count(b":") > 1:  # a typical request has one
         refuse_repeated_names(found, body)
     return found
@@ -188,7 +183,7 @@ def score_request(
         columns = columns_of(body.rows)
     pairs: Any = body.pairs
     nodes: Any = body.nodes  # the id index refuses a mixture of integers and strings
-    inline = [_inline_node(node) for node in body.inline] if body.inline else ()
+    inline = [inline_node(node) for node in body.inline] if body.inline else ()
     both = None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
     sent = _options_of(body)
     options = {}
@@ -327,7 +322,8 @@ def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
     return orjson.dumps([ids[index] for index in np.flatnonzero(missing).tolist()])
 
 
-def _inline_node(node: InlineBody) -> InlineNode:
+def inline_node(node: InlineBody) -> InlineNode:
+    """Convert a node of a body. Raises: BadRequest: it names '' and other edge types."""
     attr, weight = _by_edge_type(node.edge_attr), _by_edge_type(node.edge_weight)
     return InlineNode(
         node.features or (), _by_edge_type(node.neighbors), node.id, attr, weight, node.columns

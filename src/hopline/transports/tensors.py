@@ -75,16 +75,10 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
 
         Raises: BadRequest: not [n] or [n, 1], not whole numbers, beyond 64 bits, not UTF-8.
         """
-        if not (len(self.shape) == 1 or (len(self.shape) == 2 and self.shape[1] == 1)):
-            raise self._misshapen("[n] or [n, 1]")
-        if isinstance(self.values, list):
-            try:
-                return [value.decode() for value in self.values]
-            except UnicodeDecodeError as error:
-                raise self._not_utf8("ids", error) from None
-        return self.integers()
+        texts = self.column("ids")
+        return texts if isinstance(texts, list) else self.integers()
 
-    def column(self) -> list[str] | AnyArray:
+    def column(self, what: str = "strings") -> list[str] | AnyArray:
         """Return a table column: str for BYTES, otherwise an array as sent.
 
         Raises: BadRequest: not [n] or [n, 1], or not UTF-8.
@@ -96,7 +90,10 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         try:
             return [value.decode() for value in self.values]
         except UnicodeDecodeError as error:
-            raise self._not_utf8("strings", error) from None
+            position = f"byte {error.start} of one is {error.object[error.start]:#04x}"
+            raise BadRequest(
+                f"tensor {quoted(self.name)} has {what} that are not UTF-8: {position}"
+            ) from None
 
     def integers(self) -> IdArray:
         """Return the values as int64 [n].
@@ -146,10 +143,6 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
 
     def _misshapen(self, needed: str) -> BadRequest:
         return BadRequest(f"tensor {quoted(self.name)} has shape {quoted(self.shape)}; expected {needed}")
-
-    def _not_utf8(self, what: str, error: UnicodeDecodeError) -> BadRequest:
-        position = f"byte {error.start} of one is {error.object[error.start]:#04x}"
-        return BadRequest(f"tensor {quoted(self.name)} has {what} that are not UTF-8: {position}")
 
 
 def tensor_from_array(name: str, array: AnyArray) -> Tensor:

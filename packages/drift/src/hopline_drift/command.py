@@ -152,6 +152,7 @@ def reference(
     from hopline.graph import Graph
     from hopline_drift import training
     from hopline_drift.reference import write_reference
+    from hopline_drift.structure import Packaged
 
     if (graph is None) != (artifact is None):
         raise BadRequest("--graph and --artifact go together: the model names what it reads of the graph")
@@ -159,8 +160,8 @@ def reference(
     around = None
     if graph is not None and artifact is not None:
         spec = read_spec(artifact, verify=False)
-        encoder = encoder_of(artifact, spec, spec.head.node_type)
-        around = training.Packaged(spec, fitted(artifact, spec, Graph.open(graph)), encoder)
+        encoders = {name: encoder_of(artifact, spec, name) for name in spec.encoders}
+        around = Packaged(spec, fitted(artifact, spec, Graph.open(graph)), encoders)
     if log is not None and table is None:
         name = model or (around.spec.name if around is not None else "")
         if not name:

@@ -7,9 +7,9 @@ than the model's sampler did, which have the same distribution.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from hopline.artifact import ModelSpec
 from hopline.engine.encoders import RowEncoder
 from hopline.errors import NodeNotFound
 from hopline.graph import Adjacency, Graph
-from hopline.graph.live.view import LiveAdjacency, LiveView
+from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
+from hopline.graph.node_columns import values_of
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
 from hopline_drift.answers import chosen_rows
 from hopline_drift.observed import DEGREE, Kind, Observed, Quantity
@@ -45,9 +46,17 @@ class GraphModel(Protocol):
         ...
 
     @property
-    def encoder(self) -> RowEncoder | None:
-        """Its preprocessing of nodes that requests describe."""
+    def encoders(self) -> Mapping[str, RowEncoder]:
+        """Node type -> its preprocessing."""
         ...
+
+
+class Packaged(NamedTuple):
+    """The parts of a graph model that are read, without its runtime."""
+
+    spec: ModelSpec
+    graph: Graph | LiveView
+    encoders: Mapping[str, RowEncoder] = {}
 
 
 class Structure:
@@ -118,12 +127,19 @@ class Structure:
 
     def _read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
         self._rest()
-        self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
-        leading = self._edges.get(node_type, [])
+        nodes, encoder = self._model.graph.nodes[node_type], self._model.encoders.get(node_type)
+        if encoder is None:
+            self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
+        elif isinstance(nodes, LiveNodes):
+            cells = nodes.cells(LiveNodes.slots(nodes, ids))  # of the columns: nothing is encoded
+            self._take_columns(prefix, encoder, values_of(nodes.column_schemas, *cells), into)
+        elif nodes.columns is not None:
+            self._take_columns(prefix, encoder, nodes.columns.values(ids), into)
+        leading, side = self._edges.get(node_type, []), f" of {prefix.strip()}" if prefix else ""
         for edges in leading:
             suffix = f" {edges.relation}" if len(leading) > 1 else ""
             self._rest()
-            into.numbers(Quantity("graph", f"{DEGREE}{suffix}{_of(prefix)}"), edges.degree(ids))
+            into.numbers(Quantity("graph", f"{DEGREE}{suffix}{side}"), edges.degree(ids))
             means = self._neighbor_means(edges, ids)
             self._take("neighbor", prefix, suffix, edges.src, means, into)
 
@@ -134,17 +150,26 @@ class Structure:
         for at, (_, name) in enumerate(self._named(node_type)):
             into.numbers(Quantity(kind, f"{prefix}{name}{suffix}"), rows[:, at])
 
+    def _take_columns(
+        self, prefix: str, encoder: RowEncoder, values: Mapping[str, Any], into: Observed
+    ) -> None:
+        """Add values of columns as tables have them: categories by name, not what encodes them."""
+        types = {column["name"]: column["type"] for column in encoder.columns}
+        wanted = [name for name in types if not self._columns or name in self._columns]
+        for name in wanted[: self._max_columns]:
+            take = into.categories if types[name] == "text" else into.numbers
+            take(Quantity("input", f"{prefix}{name}"), values[name])
+
     def _read_inline(self, nodes: Sequence[InlineNode], into: Observed) -> None:
         into.categories(_PRESENCE, ["inline"] * len(nodes))
-        columns = [at for at, _ in self._named(self._types[0])]
-        encoder = self._model.encoder
-        own = (
-            [node.features for node in nodes]
-            if encoder is None
-            else encoder.rows([n.columns for n in nodes])
-        )
-        rows = np.array([[row[at] for at in columns] for row in own], np.float32)
-        self._take("input", "", "", self._types[0], rows, into)
+        encoder = self._model.encoders.get(self._types[0])
+        if encoder is None:
+            columns = [at for at, _ in self._named(self._types[0])]
+            rows = np.array([[node.features[at] for at in columns] for node in nodes], np.float32)
+            self._take("input", "", "", self._types[0], rows, into)
+        else:
+            given = [node.columns for node in nodes]
+            self._take_columns("", encoder, encoder.read(given, [""] * len(given)), into)
         leading = self._edges.get(self._types[0], [])
         for edges in leading:
             suffix = f" {edges.relation}" if len(leading) > 1 else ""
@@ -201,7 +226,3 @@ def _length(node: InlineNode, edges: Adjacency | LiveAdjacency, *, alone: bool) 
     """Number of neighbours that an inline node names along an edge type."""
     count = len(node.neighbors.get(edges.key, ()))
     return count + (len(node.neighbors.get("", ())) if alone else 0)
-
-
-def _of(prefix: str) -> str:
-    return f" of {prefix.strip()}" if prefix else ""

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hopline.artifact import ModelSpec
-from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
-from hopline.graph import Graph
 from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
 from hopline.types import ScoreRequest, ScoreResult
@@ -21,18 +18,10 @@ from hopline_drift.observed import LABEL, SCORE, Observed, Quantity
 from hopline_drift.reader import SampleReader
 from hopline_drift.reference import Reference
 from hopline_drift.reservoir import Sampled
-from hopline_drift.structure import GraphModel
+from hopline_drift.structure import GraphModel, Packaged
 
 #: Requests or nodes per read.
 _PIECE = 512
-
-
-class Packaged(NamedTuple):
-    """A graph model by its model.json, without its runtime: enough to read neighbourhoods."""
-
-    spec: ModelSpec
-    graph: Graph
-    encoder: RowEncoder | None = None
 
 
 class Choice(NamedTuple):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hopline.answering.served import ReadsGraph, Version
-from hopline.artifact import ModelSpec
 from hopline.config.schema import DriftConfig
-from hopline.engine.encoders import RowEncoder
 from hopline.errors import ArtifactError
 from hopline.graph.live.view import LiveView
 from hopline_drift.hours import Hours
@@ -20,7 +17,7 @@ from hopline_drift.observed import Observed
 from hopline_drift.reader import SampleReader
 from hopline_drift.reference import FILE, Reference, read_reference, write_reference
 from hopline_drift.reservoir import Sampled
-from hopline_drift.structure import GraphModel
+from hopline_drift.structure import GraphModel, Packaged
 from hopline_drift.window import NUM_SLICES, Window, window_path
 
 log = logging.getLogger("hopline.drift")
@@ -140,20 +137,11 @@ class WatchedVersion:
         return found.st_mtime_ns, found.st_ino
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """The parts of a model on a live graph that are read."""
-
-    spec: ModelSpec
-    graph: LiveView
-    encoder: RowEncoder | None
-
-
 def _model_of(served: Version) -> GraphModel | None:
     """The graph model of a version, if it is one and runs in this process."""
     model = served.graph_model() if isinstance(served, ReadsGraph) else None
     if model is None:
         return None
     if isinstance(model.graph, LiveView):  # pinned separately from computation, for use on another thread
-        return _Watched(model.spec, model.graph.beside("drift"), model.encoder)
+        return Packaged(model.spec, model.graph.beside("drift"), model.encoders)
     return model

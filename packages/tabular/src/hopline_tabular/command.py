@@ -1,8 +1,8 @@
-"""`hopline package --sklearn`: packages an estimator of a file, on the rows of another file."""
+"""`hopline package --sklearn` and `--preprocess`: packages fitted objects of files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,49 +11,48 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from hopline.commands.model_reference import import_place
+from hopline.commands.model_reference import load_module
 from hopline.commands.screen import Screen, whole
 from hopline.errors import PackagingError
+from hopline.graph import Graph
 from hopline_tabular.packaging import TabularReport, package_tabular
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
 
 
-def load_estimator(reference: str, import_place: Callable[[str], Any]) -> Any:
-    """Load the estimator of a joblib file, or the one that FILE.py:NAME or MODULE:NAME names.
+def load_fitted(reference: str, what: str, does: str = "predict", graph: Graph | None = None) -> Any:
+    """Load the object of a joblib file, or the one that FILE.py:NAME or MODULE:NAME names.
 
-    A joblib file is a pickle: reading it runs code in it. Only this command reads it, never a server.
+    A joblib file is a pickle: reading it runs code in it. Only `hopline package` reads it, never a server.
 
     Args:
-        import_place: imports FILE.py or MODULE.
+        what: option named in messages.
+        does: the method that the object must have.
+        graph: passed to a function that has an argument named `graph`.
 
-    Raises:
-        PackagingError: no such file, module or name, or an object that cannot predict.
+    Raises: PackagingError: no such file, module or name, or an object without the method.
     """
-    path = Path(reference)
-    if path.suffix in _PICKLED:
-        try:
-            found = joblib.load(path)
-        except FileNotFoundError:
-            raise PackagingError(f"{path}: no such file") from None
-        except Exception as error:  # unpickling can raise any exception
-            raise PackagingError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
-    else:
-        place, colon, attribute = reference.rpartition(":")
-        if not colon or not place:
-            raise PackagingError(
-                f"--sklearn {reference!r} is not FILE.py:NAME, MODULE:NAME or a file that ends in "
-                f"{', '.join(_PICKLED)}"
-            )
-        source = import_place(place)
-        if not hasattr(source, attribute):
-            raise PackagingError(f"{place} has no {attribute!r}")
-        found = getattr(source, attribute)
-        if callable(found) and not hasattr(found, "fit"):
-            found = found()
-    if isinstance(found, type) or not hasattr(found, "predict"):
-        raise PackagingError(f"{reference} is {type(found).__name__}, not a fitted estimator")
+    path, kind = Path(reference), f"a fitted {'estimator' if does == 'predict' else 'transformer'}"
+    form = kind, lambda each: hasattr(each, does) and not isinstance(each, type)
+    if path.suffix not in _PICKLED:
+        return load_module(reference, graph, what=what, form=form)
+    try:
+        found = joblib.load(path)
+    except FileNotFoundError:
+        raise PackagingError(f"{path}: no such file") from None
+    except Exception as error:  # unpickling can raise any exception
+        raise PackagingError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    if not form[1](found):
+        raise PackagingError(f"{what}: {reference} is {type(found).__name__}, not {kind}")
     return found
+
+
+def load_transformers(references: Mapping[str, str], graph: Graph) -> dict[str, Any]:
+    """Node type -> its fitted transformer, as `load_fitted`; None for "none"."""
+    return {
+        name: None if each == "none" else load_fitted(each, f"--preprocess {name}", "transform", graph)
+        for name, each in references.items()
+    }
 
 
 def read_sample_file(path: Path) -> Any:
@@ -110,11 +109,11 @@ def package_file(
     """Package the estimator that a reference names, and print the report.
 
     Raises:
-        PackagingError, ParityError: as `load_estimator`, `read_sample_file` and `package_tabular`.
+        PackagingError, ParityError: as `load_fitted`, `read_sample_file` and `package_tabular`.
     """
     _show_tabular(
         package_tabular(
-            load_estimator(reference, import_place),
+            load_fitted(reference, "--sklearn"),
             read_sample_file(sample),
             repository,
             name=name,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+from msgspec.structs import asdict
 
 from hopline.answering.computer import Computer
 from hopline.config.schema import Config
@@ -283,7 +284,7 @@ class TabularComputer(Computer):
         spec = self.spec
         properties = {
             "task": spec.task,
-            "columns": [_described(column) for column in spec.columns],
+            "columns": [asdict(column) | {"values": list(column.values)} for column in spec.columns],
             "classes": list(spec.classes),
             "parity": spec.parity,
             "preprocessing": spec.preprocessing,
@@ -296,18 +297,5 @@ class TabularComputer(Computer):
 
 def made_up(column: Column) -> Any:
     """A valid value of a column."""
-    if column.values:
-        return column.values[0]
-    if column.default is not None:
-        return column.default
-    return "" if column.dtype == "string" else 0
-
-
-def _described(column: Column) -> dict[str, Any]:
-    return {
-        "name": column.name,
-        "dtype": column.dtype,
-        "nullable": column.nullable,
-        "default": column.default,
-        "values": list(column.values),
-    }
+    known = [each for each in (*column.values[:1], column.default) if each is not None]
+    return known[0] if known else "" if column.dtype == "string" else 0

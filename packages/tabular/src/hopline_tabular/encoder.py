@@ -9,12 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
 from hopline.graph.node_columns import cell_of, shown
-from hopline.types import FloatArray
+from hopline.types import FloatArray, TensorInfo
 from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import TabularSpec
+
+_DATATYPES = {"float": "FP64", "integer": "INT64", "boolean": "BOOL"}
+_NULL = {True: ", may be null", False: ""}
 
 
 class ColumnEncoder:
@@ -28,6 +32,7 @@ class ColumnEncoder:
     Attributes:
         columns: name, type, whether null is allowed, and valid values, of each column.
         example: a row that is valid, for warming up.
+        inputs: the columns as tensors, without those whose names other tensors have.
     """
 
     def __init__(self, folder: Path, model: Mapping[str, Any], types: Mapping[str, str]) -> None:
@@ -37,15 +42,20 @@ class ColumnEncoder:
         self._types = {column.name: types[column.name] for column in spec.columns}
         made = {"boolean": False, "timestamp": "1970-01-01"}
         self.example = {each.name: made.get(types[each.name], made_up(each)) for each in spec.columns}
-        self.columns = [
+        self.columns: list[dict[str, Any]] = [
             {
-                "name": column.name,
-                "type": types[column.name],
-                "nullable": column.nullable,
-                "values": list(column.values),
+                "name": one.name,
+                "type": types[one.name],
+                "nullable": one.nullable,
+                "values": list(one.values),
             }
-            for column in spec.columns
+            for one in spec.columns
         ]
+        self.inputs = tuple(
+            TensorInfo(name, _DATATYPES.get(kind, "BYTES"), (-1,), optional=True)
+            for name, kind in self._types.items()
+            if name not in GRAPH_INPUTS
+        )
 
     def encode(self, columns: Mapping[str, Any], count: int) -> FloatArray:
         """As `RowEncoder.encode`."""
@@ -60,24 +70,31 @@ class ColumnEncoder:
         return features
 
     def rows(self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str] = ()) -> FloatArray:
-        """As `RowEncoder.rows`; a column that the preprocessing does not read is ignored."""
-        columns: dict[str, list[Any]] = {name: [] for name in self._types}
-        for place, row in enumerate(given):
-            where = f"{places[place] if places else f'inline[{place}]'}.columns"
-            for name, kind in self._types.items():
-                if row is None or name not in row:
-                    raise BadRequest(f"{where}: {name!r} is missing; a row has {self._takes()}")
-                columns[name].append(_read(f"{where}: {name!r}", kind, row[name]))
+        """As `RowEncoder.rows`."""
+        places = places or [f"inline[{row}]" for row in range(len(given))]
+        columns = self.read(given, places)
         try:
             return self.encode(columns, len(given))
         except BadRequest as error:
-            raise BadRequest(f"inline: {error}") from None
+            for place, row in zip(places, given, strict=True) if len(given) > 1 else ():
+                self.rows([row], [place])  # the first that is refused alone
+            text = str(error).removeprefix("row 0: ").removeprefix("column ").replace(", row 0:", ":", 1)
+            raise BadRequest(f"{places[0]}.columns: {text}") from None
 
-    def _takes(self) -> str:
-        return ", ".join(
-            f"{column['name']} ({column['type']}{', may be null' if column['nullable'] else ''})"
-            for column in self.columns
-        )
+    def read(
+        self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """As `RowEncoder.read`; a column that the preprocessing does not read is ignored."""
+        columns: dict[str, list[Any]] = {name: [] for name in self._types}
+        for place, row in zip(places, given, strict=True):
+            for name, kind in self._types.items():
+                if row is None or name not in row:
+                    takes = [
+                        f"{each['name']} ({each['type']}{_NULL[each['nullable']]})" for each in self.columns
+                    ]
+                    raise BadRequest(f"{place}.columns: {name!r} is missing; a row has {', '.join(takes)}")
+                columns[name].append(_read(f"{place}.columns: {name!r}", kind, row[name]))
+        return columns
 
 
 def _read(where: str, kind: Any, value: Any) -> Any:

@@ -91,10 +91,7 @@ def model_hashes(spec: TabularSpec) -> dict[str, str]:
     preprocessing_hash: of all steps before the last one. feature_schema_hash: names, order, types and
     defaults of the columns.
     """
-    columns = [
-        [column.name, column.dtype, column.nullable, column.default, list(column.values)]
-        for column in spec.columns
-    ]
+    columns = [msgspec.structs.astuple(column) for column in spec.columns]
     return {
         "artifact_hash": content_hash(spec),
         "preprocessing_hash": spec.preprocessing[:16],

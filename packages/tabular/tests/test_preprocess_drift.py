@@ -1,0 +1,99 @@
+"""Drift of a model with preprocessing is of its columns: categories by name, not what encodes them."""
+
+import numpy as np
+import pytest
+
+from hopline.observe.psi import compare
+from hopline.types import InlineNode, ScoreRequest, ScoreResult
+from hopline_drift.observed import Quantity
+from hopline_drift.reference import Reference
+from hopline_drift.training import Choice, Packaged, from_graph
+from packages.tabular.tests import fraud_graph as fraud
+from packages.tabular.tests.test_live_columns import Live, added
+from packages.tabular.tests.test_preprocess import World, as_sent
+
+COLUMNS = ["amount", "country", "mcc", "age", "active", "opened"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def model(world):
+    return world.answerer().model
+
+
+def asked(*requests):
+    """Requests with an answer each."""
+    outputs = {"probabilities": np.full(64, 0.5, np.float32)}
+    return [(request, ScoreResult("risk", "1", "g", outputs)) for request in requests]
+
+
+def inputs_of(observed):
+    return {each.name for each in observed.quantities() if each.kind == "input"}
+
+
+def new_nodes(countries, count=500):
+    frame = fraud.accounts(count, seed=3, countries=countries)
+    return [
+        ScoreRequest("risk", inline=[InlineNode(columns=as_sent(row))]) for row in frame.to_dict("records")
+    ]
+
+
+def test_known_and_new_nodes_are_read_by_the_columns_of_their_table(model):
+    frame = fraud.accounts()
+    known = ScoreRequest("risk", nodes=[f"a{row}" for row in range(20)])
+    new = ScoreRequest(
+        "risk", inline=[InlineNode(columns=as_sent(row)) for row in frame[:20].to_dict("records")]
+    )
+    found = [Choice().reader().read(asked(request), model) for request in (known, new)]
+    for observed in found:
+        assert inputs_of(observed) == set(COLUMNS)
+        assert list(observed.values(Quantity("input", "country"))) == frame["country"][:20].tolist()
+        np.testing.assert_array_equal(observed.values(Quantity("input", "amount")), frame["amount"][:20])
+    for name in ("active", "opened", "age"):
+        np.testing.assert_array_equal(*(each.values(Quantity("input", name)) for each in found))
+
+
+def test_nodes_of_a_live_graph_are_read_by_the_columns_that_events_gave_them(world):
+    live = Live(world)
+    frame = fraud.accounts(20, seed=5, countries=["XX", "YY"])
+    assert live.send(*(added(f"n{row}", frame.iloc[row]) for row in range(20))) == []
+    around = Packaged(live.model.spec, live.model.graph.beside("drift"), live.model.encoders)
+    request = ScoreRequest("risk", nodes=[f"n{row}" for row in range(20)])
+    observed = Choice().reader().read(asked(request), around)
+    assert inputs_of(observed) == set(COLUMNS)
+    assert list(observed.values(Quantity("input", "country"))) == frame["country"].tolist()
+    np.testing.assert_array_equal(observed.values(Quantity("input", "amount")), frame["amount"])
+
+
+def test_a_category_that_becomes_frequent_is_named(model):
+    reference = from_graph(Packaged(model.spec, model.graph, model.encoders), Choice(), 0.0)
+    entries = {entry.name: entry for entry in reference.entries if entry.kind == "input"}
+    assert set(entries) == set(COLUMNS)
+    for countries, is_moved in ((fraud.COUNTRIES, False), (["BR", "BR", "BR", "US"], True)):
+        observed = Choice().reader().read(asked(*new_nodes(countries)), model)
+        for name, entry in entries.items():
+            current = entry.sketch.empty_copy()
+            current.update(observed.values(entry.quantity))
+            compared = compare(entry.sketch, current)
+            assert compared.above(0.25) == (is_moved and name == "country"), name
+            if is_moved and name == "country":
+                assert dict(zip(entry.sketch.bins.names(), current.shares(), strict=True))["BR"] > 0.6
+
+
+def test_only_the_columns_that_are_wanted_are_read(model):
+    few = Choice(columns=("country", "age")).reader().read(asked(*new_nodes(fraud.COUNTRIES, 5)), model)
+    assert inputs_of(few) == {"country", "age"}
+    two = Choice(max_columns=2).reader().read(asked(*new_nodes(fraud.COUNTRIES, 5)), model)
+    assert len(inputs_of(two)) == 2
+
+
+def test_a_reference_of_traffic_has_bins_of_categories(model):
+    observed = Choice().reader().read(asked(*new_nodes(fraud.COUNTRIES)), model)
+    entries = {entry.name: entry for entry in Reference.of(observed, "traffic", 0.0).entries}
+    assert set(entries["country"].sketch.bins.names()) >= set(fraud.COUNTRIES)
