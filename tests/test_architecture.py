@@ -110,7 +110,7 @@ BUDGET: dict[str, int] = {
     "client": 1055,
     "commands": 3193,
     "config": 1333,
-    "engine": 7585,
+    "engine": 7604,
     "events": 2381,
     "features": 3791,
     "graph": 12997,

@@ -22,9 +22,11 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
+from hopline_tabular.encoder import ColumnEncoder
 from packages.tabular.tests import fraud_graph as fraud
 from packages.tabular.tests.test_preprocess import World, as_sent, ask, fitted_form
 from tests.graph.live.keepers import Kept
+from tests.shared_memory import create_shared
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +39,14 @@ def world(tmp_path_factory):
 class Live:
     """A live graph in memory, the decoder of its events, and a model on it."""
 
-    def __init__(self, world, graph=None, spare_nodes=200, caches=True):
+    def __init__(self, world, graph=None, spare_nodes=200, caches=True, fd=None):
         self.graph = graph or world.graph
         plan = make_plan(
             self.graph, lineage=self.graph.version, sequence=0, spare_nodes=spare_nodes, spare_edges=500,
             num_levels=4,
         )  # fmt: skip
-        self.memory = LiveMemory.create(plan)
+        self.fd = fd
+        self.memory = LiveMemory.create(plan, fd)
         ids = {name: nodes.ids for name, nodes in self.graph.nodes.items()}
         self.writer = LiveWriter(self.memory, self.graph.schema, ids, lambda: 0)
         self.writer.fill(self.graph)
@@ -343,6 +346,40 @@ def test_texts_beyond_the_room_are_refused_and_nothing_else_is_lost(world):
     assert all("memory is used up" in reason for reason in reasons)
     assert live.send(changed("a1", ROW)) == []
     live.answers(world.ids)
+
+
+def test_processes_that_share_the_memory_share_the_features_and_make_each_row_once(world, monkeypatch):
+    rows = []
+    encode = ColumnEncoder.encode
+
+    def counted(self, columns, count):
+        rows.append(count)
+        return encode(self, columns, count)
+
+    monkeypatch.setattr(ColumnEncoder, "encode", counted)
+    live = Live(world, fd=create_shared())
+    assert sum(rows) == fraud.ACCOUNTS + fraud.MERCHANTS
+
+    def another():
+        """As another process has it: the memory is mapped again."""
+        memory = LiveMemory.attach(live.fd)
+        ids = {name: nodes.ids for name, nodes in world.graph.nodes.items()}
+        view = LiveView(memory, world.graph.schema, ids)
+        return Answerer(load_model(world.report.path, world.report.spec, view), ("logits",), 99)
+
+    rows.clear()
+    other = another()
+    assert rows == []
+    np.testing.assert_array_equal(ask(other, nodes=world.ids), live.answers(world.ids))
+    assert live.send(changed("a5", ROW), added("new", ROW)) == []
+    rows.clear()
+    ids = [*world.ids, "new"]
+    np.testing.assert_array_equal(ask(other, nodes=ids), live.answers(ids))
+    assert sum(rows) == 2
+    assert live.send(changed("a5", world.frame.iloc[5])) == []
+    np.testing.assert_array_equal(live.answers(["a5"]), ask(world.answerer(), nodes=["a5"]))
+    fresh = Live(world, fd=create_shared())
+    np.testing.assert_array_equal(fresh.answers(world.ids), ask(world.answerer(), nodes=world.ids))
 
 
 def test_a_preflight_of_a_graph_with_columns(world):

@@ -229,11 +229,11 @@ def test_features_by_position_and_columns_by_name_are_not_exchanged(world, tmp_p
 
 def test_columns_are_encoded_once_for_all_processes_and_versions(world, cache, monkeypatch):
     first = world.answerer()
-    files = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
+    files = {path: path.stat().st_mtime_ns for path in cache.glob("*.rows")}
     assert len(files) == 2
     inodes = {path: path.stat().st_ino for path in files}
     second = world.answerer()
-    assert {path: path.stat().st_ino for path in cache.glob("*.npy")} == inodes
+    assert {path: path.stat().st_ino for path in cache.glob("*.rows")} == inodes
     np.testing.assert_array_equal(ask(first, nodes=world.ids), ask(second, nodes=world.ids))
     (path, *_) = files
     path.write_bytes(path.read_bytes()[:-8])

@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -29,15 +30,16 @@ from hopline.engine.embeddings import AnyGraph
 from hopline.errors import (
     ArtifactError,
     BadRequest,
-    GraphError,
     PackagingError,
     ParityError,
     SchemaMismatch,
 )
-from hopline.files import draft_of, locked, publish_file
-from hopline.graph import Graph, GraphSchema, NodeTypeSchema, storage
+from hopline.files import locked
+from hopline.graph import Graph, GraphSchema, NodeTypeSchema
+from hopline.graph.live.rows import find_late, set_ready
 from hopline.graph.live.view import LiveNodes, LiveRows, LiveView
 from hopline.graph.node_columns import values_of
+from hopline.memory.arena import Arena, array_bytes
 from hopline.runtimes.ort import ort
 from hopline.types import FloatArray, IdArray, Progress, TensorInfo
 
@@ -134,10 +136,15 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
         return graph
     if isinstance(graph, LiveView):
         loaded = {name: encoder_of(folder, spec, name) for name in spec.encoders}
+        arrays: dict[str, tuple[IdArray, FloatArray]] = {}
+        for name, encoding in spec.encoders.items():
+            slots, nonce = len(graph.nodes[name].features.array), graph.memory.plan.nonce
+            with _arrays(nonce, encoding, name, slots, slots) as arrays[name]:
+                pass
 
         def adapt(view: LiveView) -> None:
             for name, encoder in loaded.items():
-                view.nodes[name] = EncodedNodes(name, view.nodes[name], encoder, spec.encoders[name].width)
+                view.nodes[name] = EncodedNodes(name, view.nodes[name], encoder, arrays[name])
             view.schema = with_features(view.schema, spec.encoders)
 
         adapt(graph)
@@ -162,17 +169,22 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
 class EncodedNodes(LiveNodes):
     """Nodes of a live graph whose features are made of their columns, at the latest when they are read.
 
+    All processes that share the graph's memory write the same features, and only of the version that they
+    pinned: no slot that a version has is reused while a process may write it.
+
     Args:
         name: of the node type.
-        width: columns of the features.
+        arrays: `ready` and the features.
     """
 
-    def __init__(self, name: str, nodes: LiveNodes, encoder: RowEncoder, width: int) -> None:
+    def __init__(
+        self, name: str, nodes: LiveNodes, encoder: RowEncoder, arrays: tuple[IdArray, FloatArray]
+    ) -> None:
         vars(self).update(vars(nodes))
         self._name = name
         self._encoder = encoder
-        self._rows = np.zeros((len(nodes.features.array), width), np.float32)
-        self.ready = self._ready = np.zeros(len(self._rows), np.int64)
+        self._ready, self._rows = arrays
+        self.ready = self._ready
         self.features = _EncodedRows(self, self._rows)
 
     def slots(self, ids: IdArray) -> IdArray:
@@ -213,15 +225,14 @@ class EncodedNodes(LiveNodes):
 
     def _encode(self, slots: IdArray, refused: list[tuple[int, str]]) -> None:
         """Make missing rows; adds slots that are not accepted, with the reason, to `refused`."""
-        since = self._own.since
-        late = slots[self._ready[slots] != since[slots] + 1]
+        since, late = self._own.since, np.empty(len(slots), np.int64)
+        late = np.unique(late[: find_late(slots, since, self._ready, late)])
         if not len(late):
             return
-        late = np.unique(late)
         values = values_of(self.column_schemas, *self.cells(late))
         try:
             self._rows[late] = self._encoder.encode(values, len(late))
-            self._ready[late] = since[late] + 1
+            set_ready(late, since, self._ready)
         except BadRequest as error:
             if len(late) == 1:
                 refused.append((int(late[0]), str(error).replace(", row 0:", ":").removeprefix("row 0: ")))
@@ -259,48 +270,62 @@ def encode_nodes(encoder: RowEncoder, graph: Graph, node_type: str) -> Iterator[
 
 
 def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> FloatArray:
-    """The features of a node type, mapped from the user's cache; in memory if that cannot be written."""
-    encoding = spec.encoders[node_type]
+    """The features of a node type, made by the first process that needs them."""
     encoder = encoder_of(folder, spec, node_type)
-    stands_on = f"{graph.version} {encoding.hash} {node_type} {ort.__version__}"
-    key = hashlib.sha256(stands_on.encode()).hexdigest()[:32]
+    version = "" if graph.path is None else graph.version
+    count = graph.nodes[node_type].num_nodes
+    with _arrays(version, spec.encoders[node_type], node_type, 1, count) as (ready, rows):
+        if not ready[0]:
+            begin = 0
+            for part in encode_nodes(encoder, graph, node_type):
+                rows[begin : begin + len(part)] = part
+                begin += len(part)
+            ready[0] = 1
+    rows.flags.writeable = False
+    return rows
+
+
+@contextmanager
+def _arrays(
+    version: str, encoding: Encoder, node_type: str, num_ready: int, num_rows: int
+) -> Iterator[tuple[IdArray, FloatArray]]:
+    """Numbers that say what was made, int64, and features: a file in the user's cache, which is locked.
+
+    Args:
+        version: of what the features are made of. Processes with the same one write the same bytes; "" for
+            memory of this process, as where no file can be written.
+    """
+    parts: tuple[Any, ...] = ((num_ready,), np.int64), ((num_rows, encoding.width), np.float32)
+    num_bytes, arena = sum(array_bytes(*part) for part in parts), None
+    stands_on = f"{version} {encoding.hash} {node_type} {ort.__version__}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    path = cache / "hopline" / "encoded" / f"{key}.npy"
-    shape = graph.nodes[node_type].num_nodes, encoding.width
-    if graph.path is not None and cache.is_absolute():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with locked(path.parent / f"{key}.lock"):
-                return _mapped(path, shape, encode_nodes(encoder, graph, node_type))
-        except OSError as error:
-            log.warning("%s: features are not shared between processes: %s", path, error)
-    rows = encode_nodes(encoder, graph, node_type)
-    return np.concatenate([np.empty((0, encoding.width), np.float32), *rows])
+    path = cache / "hopline" / "encoded" / f"{hashlib.sha256(stands_on.encode()).hexdigest()[:32]}.rows"
+    with ExitStack() as stack:
+        if version and num_bytes and path.is_absolute():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                stack.enter_context(locked(path.with_suffix(".lock")))
+                if path.exists() and path.stat().st_size != num_bytes:  # damaged
+                    path.unlink()
+                with path.open("ab+") as file:
+                    # Pages of a sparse file would end the process when the disk is full.
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                    arena = Arena(num_bytes, file.fileno())
+                path.touch()
+                _remove_unused(path.parent)
+            except OSError as error:
+                log.warning("%s: features are not shared between processes: %s", path, error)
+        arena = arena or Arena(num_bytes)
+        ready: IdArray = arena.take(*parts[0])
+        rows: FloatArray = arena.take(*parts[1])
+        yield ready, rows
 
 
-def _mapped(path: Path, shape: tuple[int, int], rows: Iterator[FloatArray]) -> FloatArray:
-    """Map a file of features, after writing it if it does not exist."""
-    head = storage.header("<f4", shape)
-    if path.is_file():
-        path.touch()
-    else:
-        draft = draft_of(path)
-        try:
-            with draft.open("wb") as file:
-                file.write(head)
-                file.writelines(np.ascontiguousarray(each, "<f4").tobytes() for each in rows)
-            publish_file(draft, path, durable=False)
-        finally:
-            draft.unlink(missing_ok=True)
-        for each in path.parent.iterdir():
+def _remove_unused(folder: Path) -> None:
+    for each in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process may remove it as well
             if time.time() - each.stat().st_mtime > _KEPT_S:
-                each.unlink(missing_ok=True)
-    stored = storage.StoredArray("<f4", shape, len(head) + 4 * shape[0] * shape[1], "")
-    try:
-        return storage.map_array(path.parent, path.stem, stored)
-    except GraphError as error:
-        path.unlink()
-        raise OSError(str(error)) from None
+                each.unlink()
 
 
 @dataclass(slots=True)

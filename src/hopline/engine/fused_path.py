@@ -23,7 +23,7 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.narrow_kernels import Matrix, like_of, matrix_at, parts_of
 from hopline.engine.state_cache import _write, read_rows
 from hopline.graph.extent import NUM_COLUMNS
-from hopline.graph.live.rows import slots_at
+from hopline.graph.live.rows import find_late, slots_at
 from hopline.kernels.intrinsics import pointer
 from hopline.kernels.jit import njit
 from hopline.memory.sieve import QUEUE_WORDS
@@ -144,32 +144,35 @@ def _look_up(f, use_caches):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _num_late(slots, since, ready_at):  # type: ignore[no-untyped-def]
+    """As `find_late`; 0 where all features exist."""
+    if ready_at == 0:
+        return 0
+    return find_late(slots, since, _ints(ready_at, since.shape[0]), np.empty(slots.shape[0], np.int64))
+
+
+@njit(nogil=True, cache=True)
 def _find_slots(f):  # type: ignore[no-untyped-def]
-    """On a live graph, replace the ids whose features the lowest level reads by their row numbers."""
-    n = f[NUM_COMPUTE]
+    """On a live graph, replace the ids whose features the lowest level reads by their row numbers.
+
+    Returns: the number of features that have not been made; see `LiveNodes.ready`.
+    """
+    n, late = f[NUM_COMPUTE], 0
     compute = _ints(f[COMPUTE_AT], n)
     own = _ints(f[OWN_SLOTS_AT], n)
     if f[NUM_OWN_HEADS]:
         heads = _ints(f[OWN_HEADS_AT], f[NUM_OWN_HEADS])
         since, previous = _ints(f[OWN_SINCE_AT], f[NUM_OWN]), _ints(f[OWN_PREVIOUS_AT], f[NUM_OWN])
         slots_at(heads, since, previous, f[VERSION], compute, own)
+        late += _num_late(own, since, f[OWN_READY_AT])
     if f[NUM_BASE_HEADS]:
         total = _ints(f[OFFSETS_AT], n + 1)[n]
         heads = _ints(f[BASE_HEADS_AT], f[NUM_BASE_HEADS])
         since, previous = _ints(f[BASE_SINCE_AT], f[NUM_BASE]), _ints(f[BASE_PREVIOUS_AT], f[NUM_BASE])
         neighbors = _ints(f[NEIGHBORS_AT], total)
         slots_at(heads, since, previous, f[VERSION], neighbors, neighbors)
-
-
-@njit(nogil=True, cache=True)
-def _are_ready(slots, since_at, ready_at, num_slots):  # type: ignore[no-untyped-def]
-    """False if features of some slots have not been made; see `LiveNodes.ready`."""
-    late = 0
-    if ready_at != 0:
-        since, ready = _ints(since_at, num_slots), _ints(ready_at, num_slots)
-        for i in range(slots.shape[0]):
-            late += ready[slots[i]] != since[slots[i]] + 1
-    return late == 0
+        late += _num_late(neighbors, since, f[BASE_READY_AT])
+    return late
 
 
 @njit(nogil=True, cache=True)
@@ -271,16 +274,8 @@ def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-
                 0,
                 _ints(f[ROWS_AT], n + total),
             )
-    if lowest == 0:
-        f = frames[0]
-        _find_slots(f)
-        n = f[NUM_COMPUTE]
-        own, base = _ints(f[OWN_SLOTS_AT], n), _ints(f[NEIGHBORS_AT], _ints(f[OFFSETS_AT], n + 1)[n])
-        if not (
-            _are_ready(own, f[OWN_SINCE_AT], f[OWN_READY_AT], f[NUM_OWN])
-            and _are_ready(base, f[BASE_SINCE_AT], f[BASE_READY_AT], f[NUM_BASE])
-        ):
-            return -1
+    if lowest == 0 and _find_slots(frames[0]):
+        return -1
     if lowest <= top:
         _gather(frames, lowest, 0, min(CHUNK_ROWS, frames[lowest, NUM_COMPUTE]), like)
     return lowest

@@ -60,12 +60,15 @@ class IdIndex(ABC):
             global_ids: int64 [n], each in [0, len(self)).
         """
 
-    @abstractmethod
     def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """An index of some rows with the same ids; the ids of a range become integers.
+        """An independent index of some rows with the same ids; the ids of a range become integers.
 
         Raises: GraphError: a row is repeated; `what` names the rows.
         """
+        chosen = self.external(global_ids)
+        if isinstance(chosen, list):
+            return StringIds.of(chosen, what)
+        return IntIds.of(np.array(chosen, np.int64), what)
 
     @abstractmethod
     def arrays(self) -> dict[str, AnyArray]:
@@ -131,10 +134,6 @@ class RangeIds(IdIndex):
         """Row numbers are the ids."""
         return np.asarray(global_ids, np.int64)
 
-    def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """Row numbers stay the ids, but no longer form a range."""
-        return IntIds.of(np.array(global_ids, np.int64), what)
-
     def arrays(self) -> dict[str, AnyArray]:
         """Nothing."""
         return {}
@@ -167,10 +166,6 @@ class IntIds(IdIndex):
     def external(self, global_ids: IdArray) -> IdArray:
         """The ids of rows, int64 [n]."""
         return self._values[global_ids]
-
-    def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """The same integers."""
-        return IntIds.of(self._values[global_ids], what)
 
     def arrays(self) -> dict[str, AnyArray]:
         """`values` and `slots`."""
@@ -219,10 +214,6 @@ class StringIds(IdIndex):
         return [
             str(view[begin:end], "utf-8", "surrogatepass") for begin, end in zip(begins, ends, strict=True)
         ]
-
-    def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """The same strings."""
-        return StringIds.of(self.external(global_ids), what)
 
     def arrays(self) -> dict[str, AnyArray]:
         """`blob`, `offsets` and `slots`."""

@@ -197,45 +197,34 @@ def _check_nodes(
     reject(
         ~finite, order, "not_finite", lambda at: f"features of node {_shown(nodes.ids[at])} are not finite"
     )
-    reject(
-        nodes.add & (found >= 0), order, "node_exists",
-        lambda at: f"node {_shown(nodes.ids[at])} of type {node_type!r} exists; set its features instead",
-    )  # fmt: skip
+
+    def exists(name: Any) -> str:
+        return f"node {_shown(name)} of type {node_type!r} exists; set its features instead"
+
+    reject(nodes.add & (found >= 0), order, "node_exists", lambda at: exists(nodes.ids[at]))
     targets = found.copy()
     added: dict[ExternalId, tuple[int, int]] = {}
     names: list[ExternalId] = []
-    if (found < 0).any():
-        for at in np.flatnonzero(found < 0).tolist():
-            place = int(order[at])
-            if not checked.accepted[place]:
-                continue
-            name: ExternalId = nodes.ids[at] if isinstance(nodes.ids[at], str) else int(nodes.ids[at])
-            earlier = added.get(name)
-            if earlier is not None and earlier[1] < place and not nodes.add[at]:
-                targets[at] = earlier[0]
-            elif not nodes.add[at]:
-                _one(
-                    reject,
-                    at,
-                    order,
-                    "unknown_node",
-                    f"node {_shown(name)} of type {node_type!r} is unknown",
-                )
-            elif earlier is not None:
-                _one(
-                    reject, at, order, "node_exists",
-                    f"node {_shown(name)} of type {node_type!r} exists; set its features instead",
-                )  # fmt: skip
-            elif len(names) >= room:
-                _one(
-                    reject, at, order, "full",
-                    f"no room for more nodes of type {node_type!r}: live.spare_nodes are used up; "
-                    "restart the server with more",
-                )  # fmt: skip
-            else:
-                targets[at] = count + len(names)
-                added[name] = (targets[at], place)
-                names.append(name)
+    for at in np.flatnonzero(found < 0).tolist():
+        place = int(order[at])
+        if not checked.accepted[place]:
+            continue
+        name: ExternalId = nodes.ids[at] if isinstance(nodes.ids[at], str) else int(nodes.ids[at])
+        earlier = added.get(name)
+        if earlier is not None and earlier[1] < place and not nodes.add[at]:
+            targets[at] = earlier[0]
+        elif not nodes.add[at]:
+            why = f"node {_shown(name)} of type {node_type!r} is unknown"
+            _one(reject, at, order, "unknown_node", why)
+        elif earlier is not None:
+            _one(reject, at, order, "node_exists", exists(name))
+        elif len(names) >= room:
+            why = f"no room for more nodes of type {node_type!r}: live.spare_nodes are used up"
+            _one(reject, at, order, "full", f"{why}; restart the server with more")
+        else:
+            targets[at] = count + len(names)
+            added[name] = (targets[at], place)
+            names.append(name)
     keep = checked.accepted[order] & (targets >= 0)
     return NodeRows(count, names, targets[keep], rounded[keep], cells[keep], texts[keep]), added
 

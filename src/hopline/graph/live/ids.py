@@ -15,7 +15,7 @@ import numpy as np
 from hopline.errors import BadRequest
 from hopline.graph import id_values
 from hopline.graph.hash_table import _bytes_equal, _bytes_hash, _mix
-from hopline.graph.ids import IdIndex, IntIds, RangeIds, StringIds
+from hopline.graph.ids import IdIndex, RangeIds, StringIds
 from hopline.graph.live.memory import NodeMemory
 from hopline.kernels.intrinsics import release_fence
 from hopline.kernels.jit import njit
@@ -148,13 +148,6 @@ class LiveIds(IdIndex):
             begin, end = memory.id_offsets[row], memory.id_offsets[row + 1]
             names[at] = memory.id_blob[begin:end].tobytes().decode("utf-8", "surrogatepass")
         return names
-
-    def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """An independent index of some rows."""
-        chosen = self.external(global_ids)
-        if isinstance(chosen, list):
-            return StringIds.of(chosen, what)
-        return IntIds.of(chosen, what)
 
     def frozen(self, count: int) -> IdIndex:
         """An index of the first `count` nodes that no longer changes."""

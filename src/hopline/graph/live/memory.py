@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -132,6 +133,7 @@ class LiveMemory:
     @classmethod
     def create(cls, plan: LivePlan, fd: int | None = None) -> LiveMemory:
         """Create an empty region, in a memfd or (None) in this process's own memory."""
+        plan = plan if fd is None else msgspec.structs.replace(plan, nonce=secrets.token_hex(16))
         memory = cls(plan, fd)
         if fd is not None:
             described = msgspec.json.encode(plan)

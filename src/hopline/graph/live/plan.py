@@ -78,6 +78,7 @@ class LivePlan(msgspec.Struct, frozen=True):
         sequence: version that the memory was filled with.
         num_levels: levels of changed_at: 0 for own features, then one for each message-passing layer.
         reads_degrees: changed_at also covers effects of neighbours' degrees, as GCN reads them.
+        nonce: of memory that processes share, different for each; what they make of it can be shared too.
     """
 
     lineage: str
@@ -86,6 +87,7 @@ class LivePlan(msgspec.Struct, frozen=True):
     reads_degrees: bool
     nodes: dict[str, NodeRoom]
     edges: dict[str, EdgeRoom]
+    nonce: str = ""
 
 
 def make_plan(
@@ -112,8 +114,7 @@ def make_plan(
         kind = graph.schema.node_types[name].id_kind
         columns = graph.schema.node_types[name].columns
         num_texts, text_bytes = (0, 0) if part.columns is None else part.columns.size_of_texts()
-        text_columns = sum(column.type == "text" for column in columns)
-        spare_texts = text_columns * (spare_nodes + 1)
+        spare_texts = sum(column.type == "text" for column in columns) * (spare_nodes + 1)
         capacity = part.num_nodes + spare_nodes
         if capacity > MAX_POSITIONS:
             raise GraphError(

@@ -6,7 +6,7 @@ stays until no reader needs it.
 
 from __future__ import annotations
 
-from hopline.kernels.intrinsics import release_fence
+from hopline.kernels.intrinsics import full_fence, release_fence
 from hopline.kernels.jit import njit
 
 #: Indices of `counters`.
@@ -103,3 +103,27 @@ def mark_used(heads, used):  # type: ignore[no-untyped-def]
     for v in range(heads.shape[0]):
         if heads[v] >= 0:
             used[heads[v]] = 1
+
+
+@njit(nogil=True, cache=True)
+def find_late(slots, since, ready, late):  # type: ignore[no-untyped-def]
+    """Fill `late` with the slots whose features have not been made; returns their number.
+
+    Args:
+        ready: int64 [slots], one more than the version of the row whose features were made.
+    """
+    count = 0
+    for i in range(slots.shape[0]):
+        if ready[slots[i]] != since[slots[i]] + 1:
+            late[count] = slots[i]
+            count += 1
+    full_fence()  # other processes make features too: they are read after `ready`
+    return count
+
+
+@njit(nogil=True, cache=True)
+def set_ready(slots, since, ready):  # type: ignore[no-untyped-def]
+    """Record that the features of slots have been made."""
+    full_fence()
+    for i in range(slots.shape[0]):
+        ready[slots[i]] = since[slots[i]] + 1
