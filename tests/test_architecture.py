@@ -105,7 +105,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3488,
-    "answering": 5126,
+    "answering": 5123,
     "brokers": 363,
     "client": 1055,
     "commands": 3193,
@@ -132,7 +132,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1567,
     "snapshots": 1245,
     "testing": 885,
-    "transports": 6820,
+    "transports": 6816,
 }
 
 
