@@ -31,6 +31,9 @@ import hopline
 from hopline.artifact import read_spec
 from hopline.errors import ArtifactCorrupted, ArtifactError, ParityError
 from hopline_tabular.model import TabularModel
+from hopline_tabular.packaging.gate import probe
+from hopline_tabular.packaging.oracle import Oracle
+from hopline_tabular.packaging.sample import read_sample
 from hopline_tabular.spec import Column, read_tabular
 from packages.tabular.tests.tabular_models import (
     CATEGORIES,
@@ -303,3 +306,30 @@ def test_null_is_what_was_absent_in_training(absent, tmp_path):
         report = hopline.package_tabular(estimator, sample, tmp_path, name="m", overwrite=True)
         answer = served(report).answer([{"country": [None]}], [1])
         np.testing.assert_allclose(answer, estimator.predict_proba(frame[2:3])[:, 1], atol=1e-6)
+
+
+class Particular(LogisticRegression):
+    """Refuses amounts that it does not expect, and counts how often it is called."""
+
+    calls = 0
+
+    def predict_proba(self, rows: Any) -> Any:
+        type(self).calls += 1
+        if (rows.amount == 1e6).any() or (rows.amount == -1.0).any():
+            raise ValueError("no such amount")
+        return super().predict_proba(rows)
+
+
+def test_probes_are_answered_together_and_only_what_is_refused_has_no_answer() -> None:
+    frame = payments()[["amount", "age"]]
+    oracle = Oracle(Particular(max_iter=2000).fit(frame, is_fraud(payments())))
+    sample = read_sample(frame, list(frame), None)
+    amount, age = sample.columns
+    probes = list(probe(oracle, sample, (age,)))
+    assert Particular.calls == 2 < len(probes)
+    probes += probe(oracle, sample, (amount,))
+    refused = [(one.column.name, one.value) for one in probes if one.answer is None]
+    assert refused == [("age", None), ("amount", None), ("amount", -1.0), ("amount", 1e6)]
+    for one in probes:
+        if one.answer is not None:
+            np.testing.assert_array_equal(one.answer, oracle.answer(one.rows))

@@ -61,13 +61,25 @@ def probe(oracle: Oracle, sample: Sample, columns: tuple[Column, ...]) -> Iterat
     bases = sample.take(range(min(_BASES, sample.num_rows)))
     fitted = np.unique(np.concatenate([np.zeros(0), *_fitted_numbers(oracle.steps)]))
     for column in columns:
-        for value in _edges(column, sample.rows[column.name], fitted):
-            rows = bases.of({**bases.rows, column.name: [value] * bases.num_rows})
-            try:
-                answer = oracle.answer(rows)
-            except Exception:  # an estimator may raise any error on rows that it refuses
-                answer = None
-            yield ColumnProbe(column, value, rows, answer)
+        absent, *values = _edges(column, sample.rows[column.name], fitted)
+        # an absent value makes a column of integers one of floats: it has a separate call
+        yield from _probes(oracle, bases, column, [absent])
+        yield from _probes(oracle, bases, column, values)
+
+
+def _probes(oracle: Oracle, bases: Sample, column: Column, values: list[Any]) -> list[ColumnProbe]:
+    """Probes of some values; one call of the estimator, and calls for each half where it refuses it."""
+    samples = [bases.of({**bases.rows, column.name: [value] * bases.num_rows}) for value in values]
+    rows = {name: [row for sample in samples for row in sample.rows[name]] for name in bases.rows}
+    try:
+        answers = np.split(oracle.answer(bases.of(rows)), len(values))
+    except Exception:  # an estimator may raise any error on rows that it refuses
+        if len(values) == 1:
+            return [ColumnProbe(column, values[0], samples[0], None)]
+        half = len(values) // 2
+        parts = [_probes(oracle, bases, column, part) for part in (values[:half], values[half:])]
+        return [*parts[0], *parts[1]]
+    return [ColumnProbe(column, *each) for each in zip(values, samples, answers, strict=True)]
 
 
 def _fitted_numbers(found: object) -> Iterator[AnyArray]:
