@@ -98,8 +98,8 @@ def test_events_of_a_graph_are_described_with_the_fields_that_each_takes():
     assert fields == {
         "add_edge": edge | {"weight", "attr"},
         "remove_edge": edge,
-        "add_node": node | {"features"},
-        "set_features": node | {"features"},
+        "add_node": node | {"features", "columns"},
+        "set_features": node | {"features", "columns"},
     }
     for each in described:
         assert each["additionalProperties"] is False
