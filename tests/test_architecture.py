@@ -104,11 +104,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3488,
-    "answering": 5123,
+    "(top)": 3487,
+    "answering": 5122,
     "brokers": 363,
-    "client": 1055,
-    "commands": 3193,
+    "client": 1053,
+    "commands": 3188,
     "config": 1333,
     "engine": 7604,
     "events": 2381,
@@ -125,14 +125,14 @@ BUDGET: dict[str, int] = {
     "observe": 1056,
     "packaging": 11088,
     "process": 1815,
-    "records": 2268,
+    "records": 2264,
     "rollout": 4019,
     "runtimes": 564,
     "sampling": 451,
     "scheduling": 1567,
     "snapshots": 1245,
     "testing": 885,
-    "transports": 6816,
+    "transports": 6815,
 }
 
 

@@ -38,6 +38,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "priority": ("high", 1, "high"),
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
     "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
+    "node_type": ("shop", "shop", "shop"),
     "context": (
         [{"type": "shop", "features": [1.5], "id": "s", "neighbors": {"a__b__shop": [1, "t"]}}],
         '[{"type":"shop","features":[1.5],"id":"s","neighbors":{"a__b__shop":[1,"t"]}}]',
@@ -52,6 +53,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "priority": ("urgent", -1, 0.5),
     "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
     "min_version": (7, ""),
+    "node_type": (5, ""),
     "context": ([{"kind": "shop"}], [{"features": ["a"]}], [{"neighbors": [1]}], 5),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)

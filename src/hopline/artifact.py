@@ -73,13 +73,10 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 4
-#: The first format with the input kind `attend`; before, attention was a padded block.
-ATTENTION_FORMAT = 2
-#: The first format with named outputs.
-OUTPUTS_FORMAT = 3
-#: The first format with preprocessing.
-ENCODER_FORMAT = 4
+FORMAT_VERSION = 5
+#: The first formats with the input kind `attend` (before, attention was a padded block), named outputs,
+#: preprocessing, and heads of several node types or rows of later nodes that are not zeros.
+ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT = 2, 3, 4, 5
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -247,8 +244,8 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 ANY_TYPE = "*"
 #: Kinds of edges in `ModelSpec.edges_without`.
 REPEATED, LOOPS, ONE_WAY, NEGATIVE = "repeated edges", "self-loops", "one-way edges", "negative weights"
-#: Row of a node that a table has none of: its graph is refused, or it gets zeros.
-Later = Literal["refuse", "zero"]
+#: Row of a node that a table has none of: its graph is refused, or it gets zeros or the mean of all rows.
+Later = Literal["refuse", "zero", "mean-row"]
 
 
 class LearnedRows(msgspec.Struct, frozen=True):
@@ -257,13 +254,14 @@ class LearnedRows(msgspec.Struct, frozen=True):
     Attributes:
         tables: path in the module -> columns, in their order in the file.
         num_rows: of the file. id_kind: of the ids of its rows; `range` are row numbers.
-        later: see `Later`.
+        later: of a node that has no row: "row" is float32 [columns] in `row`.
     """
 
     tables: dict[str, int]
     num_rows: int
     id_kind: Literal["range", "int", "string"]
-    later: Later = "refuse"
+    later: Literal["refuse", "zero", "row"] = "refuse"
+    row: bytes = b""
 
 
 class Encoder(msgspec.Struct, frozen=True):
@@ -294,6 +292,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         sampling: method of choosing neighbours.
         max_degree: hard cap on the neighbours of one node at one layer, also for fanout -1.
         salt: salt of the keyed sampler.
+        heads: of further node types, over the same levels; `head` is that of the first.
         levels: level -> node type -> stage; length num_layers + 1.
         classes: names of the output columns; may be empty.
         called: how forward was called when the model was packaged, in words.
@@ -319,6 +318,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     graph_schema: dict[str, object]
     fanouts: dict[str, tuple[int, ...]]
     head: Head
+    heads: tuple[Head, ...] = ()
     levels: tuple[dict[str, Stage], ...] = ()
     format: int = 1
     sampling: Literal["uniform", "recent", "weighted"] = "uniform"
@@ -344,7 +344,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def files_read(self, folder: Path) -> set[str]:
         """Paths inside the folder of the files that serving it reads."""
         stages = [stage for stages in self.levels for stage in stages.values()]
-        named = {self.head.file, *(stage.file for stage in stages)}
+        named = {stage.file for stage in stages} | {head.file for head in (self.head, *self.heads)}
         named |= {stage.query or None for stage in stages}
         named |= {encoder.model["file"] for encoder in self.encoders.values()}
         if self.embeddings:
@@ -352,6 +352,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
         for structure in {stage.structure for stage in stages if stage.structure}:
             named |= {path.relative_to(folder).as_posix() for path in folder.glob(f"{structure}/*")}
         return {name for name in named if name is not None}
+
+    @property
+    def by_type(self) -> dict[str, ModelSpec]:
+        """Node type of a head -> the same model with this head alone."""
+        heads = (self.head, *self.heads)
+        return {head.node_type: msgspec.structs.replace(self, head=head, heads=()) for head in heads}
 
     def check_plain_features(self, what: str) -> None:
         """Check that the model has neither learned rows of nodes nor preprocessing.

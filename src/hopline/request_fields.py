@@ -66,6 +66,7 @@ FIELDS = (
     RequestField("tags", _Tags, tuple[str, ...], False, True),
     # A cached answer may be of an older version of the graph.
     RequestField("min_version", _Text, str, True, False),
+    RequestField("node_type", _Text, str, True, True),
     RequestField("context", tuple[ContextNode, ...], tuple[ContextNode, ...], True, True),
 )
 

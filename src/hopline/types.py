@@ -87,6 +87,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         nodes: external ids, list[int], list[str] or int64 [n]; duplicates allowed.
         inline: nodes that are not in the graph.
         context: further such nodes, of any type, that inline nodes refer to; no row is answered for them.
+        node_type: of these nodes, for a model with heads of several node types; "" means its only one.
         pairs: (source ids, destination ids) of equal length, for link scores.
         columns: column name -> values, one per row [n], of equal length; for tabular models.
         version: a version of the model; None lets the rollout choose.
@@ -130,6 +131,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     tags: tuple[str, ...] = ()
     min_version: str = ""
     context: tuple[ContextNode, ...] = ()
+    node_type: str = ""
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):

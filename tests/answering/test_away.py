@@ -49,7 +49,7 @@ async def test_time_away_is_stage_fetch(model):
         recorder = SimpleNamespace(record=notes.append)
         computer = GraphComputer(model, load_config())
         version = QueuedVersion(computer, load_config(), metrics, pool, recorders=[recorder])
-        computer._feature_fetcher, computer.fetches = rows, True
+        computer.fetcher, computer.fetches = rows, True
         computer._fetched_rows = SimpleNamespace(observe=lambda count: None)
 
         def answer(requests, supplies):

@@ -16,7 +16,10 @@ EDGE = "node__to__node"
 
 def spec(*fanouts, key=EDGE, node_type="node", max_degree=None):
     head = SimpleNamespace(kind="node", node_type=node_type, dst_node_type=None)
-    return SimpleNamespace(head=head, fanouts={key: fanouts}, max_degree=max_degree)
+    by_type = {node_type: None}
+    return SimpleNamespace(
+        head=head, fanouts={key: fanouts}, max_degree=max_degree, heads=(), by_type=by_type
+    )
 
 
 def learned(share=1.0):

@@ -151,6 +151,7 @@ OTHERS = {
     "columns": {"amount": [1.0]},
     "min_version": "9c1f0b7e52d4a386+7",
     "context": (ContextNode(type="shop"),),
+    "node_type": "shop",
 }
 
 

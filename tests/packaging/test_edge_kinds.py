@@ -141,13 +141,14 @@ def test_it_is_stored_with_the_graph_and_known_to_graph_stores(tmp_path):
 )
 def test_an_unseen_node_may_not_have_one_way_edges(nodes, is_good, tmp_path):
     graph = graph_of()
-    spec = package(OfDestinations(), graph, tmp_path, fanouts=(-1, -1)).spec
-    spec = msgspec.structs.replace(spec, edges_without=NO_ONE_WAY)
+    report = package(OfDestinations(), graph, tmp_path, fanouts=(-1, -1))
+    model = load_model(report.path, report.spec, graph)
+    model.spec = msgspec.structs.replace(report.spec, edges_without=NO_ONE_WAY)
     if is_good:
-        parse_inline(graph, "node", nodes, 9, (), spec, {})
+        parse_inline(model, nodes, 9)
         return
     with pytest.raises(BadRequest, match=r"neighbors: an edge .* goes one way.*both directions"):
-        parse_inline(graph, "node", nodes, 9, (), spec, {})
+        parse_inline(model, nodes, 9)
 
 
 def weighted(low=0.5, signed=False, both_directions=False):

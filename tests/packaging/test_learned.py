@@ -11,11 +11,13 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data, HeteroData
 
 import hopline
-from hopline.artifact import read_spec
+from hopline.artifact import HEADS_FORMAT, read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import ArtifactError, BadRequest, PackagingError, SchemaMismatch
 from hopline.graph import Graph
+from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.run import BatchOptions, BatchRun
 from hopline.types import InlineNode, ScoreRequest
 from tests.packaging.live_graph import live_view
 
@@ -154,6 +156,52 @@ def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):
     np.testing.assert_allclose(found, expected(larger, more), atol=1e-5)
 
 
+@pytest.mark.parametrize("later", ["mean-row", {"parts.emb": [0.5] * 6, "bias": [1.0, -1.0, 2.0]}])
+def test_nodes_that_came_later_have_the_declared_row(tmp_path, later):
+    """The user's own module, with the row in its tables: in a later graph, in a request, in a batch run."""
+    ids = KINDS["string"]
+    data, graph = with_features(ids)
+    more = Data(x=torch.cat([data.x, torch.ones(2, 4)]), edge_index=torch.cat(
+        [data.edge_index, torch.tensor([[N, 3, 4], [5, N + 1, N]])], 1))  # fmt: skip
+    graph_of_later = Graph.from_pyg(more, ids=[*ids, "new", "newer"]).save(tmp_path / "graph")
+    model, larger = ByNumber(), ByNumber(N + 2)
+    report = package(model, graph, tmp_path, later_nodes=later)
+    assert report.spec.format == HEADS_FORMAT
+    state = {}
+    for name, rows in model.state_dict().items():
+        row = rows.mean(0)
+        if later != "mean-row":
+            row = torch.tensor(later.get(name.removesuffix(".weight"), [0.0]))
+        state[name] = torch.cat([rows, row.expand(2, -1)]) if len(rows) == N else rows
+    larger.load_state_dict(state)
+    wanted = expected(larger, more)
+    every = [*ids, "new", "newer"]
+    found = answer(report, graph_of_later, nodes=every)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    described = [InlineNode([1.0] * 4, {"": [ids[3]]}), InlineNode([1.0] * 4, {"": [ids[4]]})]
+    inline = answer(report, graph, inline=described)
+    np.testing.assert_array_equal(inline[0], found[N + 1])
+    rows = []
+    BatchRun(report.path, graph_of_later.path, tmp_path / "run", BatchOptions(outputs=("logits",))).run(
+        lambda: NpyFolder(tmp_path / "out")
+    )
+    rows = np.load(tmp_path / "out" / "logits.npy")
+    np.testing.assert_array_equal(rows, found)
+
+
+def test_a_row_for_later_nodes_is_one_of_each_table(tmp_path):
+    for later in (
+        {"bias": [1.0] * 3},
+        {"parts.emb": [0.5] * 5, "bias": [1.0] * 3},
+        {"parts.emb": 1.0},
+        {"x": [1.0]},
+    ):
+        with pytest.raises(PackagingError, match=r"a row for each table, .*: '.*' has [63] finite numbers"):
+            package(ByNumber(), with_features()[1], tmp_path, later_nodes=later)
+    with pytest.raises(PackagingError, match="later_nodes: 'mean' is not one of refuse, zero, mean-row"):
+        package(ByNumber(), with_features()[1], tmp_path, later_nodes="mean")
+
+
 def test_a_model_of_pyg_without_features_is_served(tmp_path):
     data = Data(edge_index=edges(), num_nodes=N)
     model, graph = Whole(N, 16, 2).eval(), Graph.from_pyg(data)
@@ -270,18 +318,20 @@ def test_what_does_not_hold_the_rows_is_refused(tmp_path):
     assert "no learned row of nodes of type 'node' that are not in the graph" in str(refusal)
 
 
-def test_a_new_user_of_a_live_graph_gets_what_was_declared(tmp_path):
-    """LightGCN of PyG: a node that came later counts with zeros, and is answered from its neighbours."""
+@pytest.mark.parametrize("later", ["zero", "mean-row"])
+def test_a_new_user_of_a_live_graph_gets_what_was_declared(tmp_path, later):
+    """LightGCN of PyG: a node that came later counts with its row, and is answered from its neighbours."""
     data = Data(edge_index=edges(), num_nodes=N)
     model, graph = Whole(N, 16, 2).eval(), Graph.from_pyg(data)
     options = {"task": "embedding", "fanouts": [-1] * 2, "embeddings": {"embedding": "node"}}
     refused = package(model, graph, tmp_path / "refused", **options)
     with pytest.raises(SchemaMismatch, match=r"nodes that a live graph gets later"):
         load_model(refused.path, refused.spec, live_view(graph))
-    report = package(model, graph, tmp_path, later_nodes="zero", **options)
+    report = package(model, graph, tmp_path, later_nodes=later, **options)
     larger = Whole(N + 1, 16, 2).eval()
     with torch.no_grad():
-        larger.embedding.weight[:N], larger.embedding.weight[N] = model.embedding.weight, 0.0
+        row = model.embedding.weight.mean(0) if later == "mean-row" else 0.0
+        larger.embedding.weight[:N], larger.embedding.weight[N] = model.embedding.weight, row
         clicks = torch.tensor([[3, 5, 8], [N, N, N]])
         wanted = larger(torch.cat([data.edge_index, clicks], 1))[N]
     found = answer(report, graph, "embedding", inline=[InlineNode([], {"": [3, 5, 8]})])

@@ -399,18 +399,6 @@ def test_what_cannot_be_served_is_refused_with_the_way_out(tmp_path, module, opt
     assert not list(tmp_path.iterdir())
 
 
-def test_heads_of_several_node_types_are_refused(tmp_path):
-    with pytest.raises(PackagingError, match="once for each, target="):
-        package(
-            Typed(True),
-            hetero(),
-            tmp_path,
-            task={"paper": "binary", "author": "binary"},
-            target="paper",
-            fanouts=[4],
-        )
-
-
 def test_an_artifact_whose_outputs_do_not_cover_its_columns_is_refused(tmp_path):
     graph = homogeneous()
     report = package(Tasks(), graph, tmp_path)

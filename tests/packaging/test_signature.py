@@ -100,7 +100,6 @@ def test_two_arguments_that_the_user_names_may_receive_the_same():
         ("x, edge_index, edge_label_index, edge_label_attr", "not an edge's own columns"),
         ("x, y, edge_index", "labels are not known"),
         ("head_index, rel_type, tail_index", "a model of triples"),
-        ("x", "A model without edges is served as a module .* fanouts=\\[\\]"),
         ("x, edge_index, num_nodes", r"write x\.size\(0\)"),
         ("x, hyperedge_index", "make hyperedges a node type"),
         ("z, pos", r"If 'z' is a Data or HeteroData, pass arguments=\{'z': 'data'\}\. arguments"),

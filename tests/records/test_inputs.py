@@ -129,6 +129,7 @@ OTHERS = [
     ScoreRequest("m", nodes=[1, 2], as_of=3),
     ScoreRequest("m", nodes=[1, 2], as_of=datetime(2011, 3, 13, tzinfo=UTC)),
     ScoreRequest("m", nodes=[1, 2], outputs=("logits",)),
+    ScoreRequest("m", nodes=[1, 2], node_type="shop"),
     ScoreRequest("m", nodes=[1, 2], attributes={"country": "NL"}),
     ScoreRequest("m", nodes=[1, 2], attributes={"country": "N"}),
     ScoreRequest("m", pairs=([1], [2])),
@@ -162,6 +163,7 @@ def test_other_inputs_have_other_hashes():
 NOT_HASHED = {"degraded", "min_version"}
 OTHER_VALUES = {
     "outputs": ("logits",), "as_of": 3, "on_missing": "null", "context": (ContextNode(type="shop"),),
+    "node_type": "shop",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import BadRequest
-from hopline.repeated_names import repeated_name
+from hopline.json_faults import repeated_name
 from hopline.transports import json_scan
 from hopline.transports.json_scan import count, refuse_repeated
 from tests.transports.bounded_arrays import bounded

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +23,9 @@ from hopline.config.schema import Config
 from hopline.engine.answer import Answerer, cut_of
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
-from hopline.engine.source import Absent, FetchedInputs, FetchedRows
-from hopline.engine.tasks import default_outputs
+from hopline.engine.request_ids import sides_of
+from hopline.engine.source import Absent, FetchedInputs
+from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.live.view import LiveView
@@ -64,6 +66,9 @@ class GraphComputer(Computer):
         sources: of its features, where they do not lie in the graph.
         version: what it is served as, where that is not the artifact's own version.
         edges: reads edges that lie in a graph store; None where they lie in the graph.
+
+    Attributes:
+        fetcher: of rows and edges that lie in a store; None where there are none.
     """
 
     def __init__(
@@ -74,12 +79,9 @@ class GraphComputer(Computer):
         version: str | None = None,
         edges: EdgeFetcher | None = None,
     ) -> None:
-        widest = max(
-            (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
-        )
-        super().__init__(
-            model.spec.name, version or model.spec.version, model.graph.version, row_bytes=4 * widest
-        )
+        spec = model.spec
+        widest = max((stage.state_dim for level in spec.levels for stage in level.values()), default=0)
+        super().__init__(spec.name, version or spec.version, model.graph.version, row_bytes=4 * widest)
         self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
         self.rows_per_seed = self._rows.direct + self._rows.below
         self.predicts = self._rows.differs
@@ -88,6 +90,8 @@ class GraphComputer(Computer):
         self._max_nodes = config.limits.max_nodes_per_request
         self._max_bytes = config.limits.max_request_bytes
         self._is_link = model.spec.head.kind == "link"
+        #: Node types that a request must name one of; none where it need not.
+        self._types = tuple(model.by_type) if len(model.by_type) > 1 else ()
         self.output_names = tuple(model.offers)
         self.default_outputs = default_outputs(model.spec)
         self.answerer = Answerer(
@@ -101,7 +105,7 @@ class GraphComputer(Computer):
         rows_timeout_s = config.features.fetch_timeout_ms / 1e3
         if edges is not None and edges.rows:
             self._l1_rows, rows_timeout_s = edges.rows, edges.timeout_s
-        self._feature_fetcher: FeatureFetcher | None = None
+        self.fetcher: FeatureFetcher | None = None
         self._feature_metrics = None if sources is None else sources.metrics
         self._fetched_rows = None if sources is None else sources.fetched_rows(self.name, self.version)
         self.reads_store = edges is not None
@@ -109,7 +113,7 @@ class GraphComputer(Computer):
             from hopline.answering.feature_fetcher import FeatureFetcher
 
             self.fetches = True
-            self._feature_fetcher = FeatureFetcher(
+            self.fetcher = FeatureFetcher(
                 self._l1_rows, rows_timeout_s, None if sources is None else sources.prefetcher, edges
             )
 
@@ -117,32 +121,33 @@ class GraphComputer(Computer):
         """As `Computer.attach`: the queue splits batches that read far more rows than predicted."""
         self._queue = queue
         self._some_rows = queue.policy.max_rows
-        self._guard = self.model.guard = Guard(
-            self._max_bytes, self._some_rows, queue.larger, few_rows=_FEW_ROWS
-        )
+        self._guard = Guard(self._max_bytes, self._some_rows, queue.larger, few_rows=_FEW_ROWS)
+        for each in self.model.by_type.values():
+            each.guard = self._guard
 
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
-        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
-        for count in (1, min(33, num_nodes)):
-            self._preflight(np.arange(count))
-        schema = self.model.graph.schema.node_types[self.model.spec.head.node_type]
-        encoder = self.model.encoder
-        zeros = np.zeros(schema.feature_dim, np.float32)
-        inline = InlineNode(columns=encoder.example) if encoder else InlineNode(zeros)
-        for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
-            with contextlib.suppress(HoplineError):  # not every model takes them
-                self._preflight(np.arange(1), **fields)
+        for name, model in reversed(self.model.by_type.items()):
+            num_nodes = model.graph.nodes[name].num_nodes
+            for count in (1, min(33, num_nodes)):
+                self._preflight(np.arange(count), model)
+            encoder = model.encoder
+            zeros = np.zeros(model.graph.schema.node_types[name].feature_dim, np.float32)
+            inline = InlineNode(columns=encoder.example) if encoder else InlineNode(zeros)
+            for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
+                with contextlib.suppress(HoplineError):  # not every model takes them
+                    self._preflight(np.arange(1), model, **fields)
         self._measure(num_nodes)
         self.model.shrink()
 
     def _measure(self, num_nodes: int) -> None:
         """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
-        if num_nodes <= MEASURED or self._feature_fetcher is not None:
+        if num_nodes <= MEASURED or self.fetcher is not None:
             return
-        nodes, rows, elapsed_us = first_costs(self._preflight, self._guard, num_nodes)
+        preflight = partial(self._preflight, model=self.model)
+        nodes, rows, elapsed_us = first_costs(preflight, self._guard, num_nodes)
         self._queue.cost.begin(rows, elapsed_us)
-        request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
+        request, num_seeds = self._request(nodes, self.model), MEASURED * (1 + self._is_link)
         work = Work(request, _dropped, num_seeds=num_seeds)
         self.predict(work)
         self.rows_per_seed = self._rows.learn([work], rows[-1], is_first=True)
@@ -152,10 +157,10 @@ class GraphComputer(Computer):
 
         Raises: HoplineError: edges cannot be read; this version must not take traffic.
         """
-        assert self._feature_fetcher is not None
+        assert self.fetcher is not None
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         for count in (1, min(33, num_nodes)):
-            request = self._request(np.arange(count), self.output_names)
+            request = self._request(np.arange(count), self.model, self.output_names)
             fetched_edges: dict[str, list[FetchedEdges]] = {}
             while True:
                 inputs = FetchedInputs(is_last=True, fetched_edges=fetched_edges)
@@ -164,7 +169,7 @@ class GraphComputer(Computer):
                     raise outcome
                 if not isinstance(outcome, Absent):
                     break
-                failed = await self._feature_fetcher.fetch_edges(outcome, fetched_edges)
+                failed = await self.fetcher.fetch_edges(outcome, fetched_edges)
                 if failed is not None:
                     raise failed
 
@@ -173,24 +178,30 @@ class GraphComputer(Computer):
 
         None where rows would have to be fetched from a store.
         """
-        if self._feature_fetcher is not None:
+        if self.fetcher is not None:
             return []
-        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
-        places = np.linspace(0, num_nodes - 1, count, dtype=np.int64)
-        return [self._request(np.array([place])) for place in places]
+        models, found = [*self.model.by_type.values()], []
+        for at, share in enumerate(np.linspace(0.0, 1.0, count)):
+            model = models[at % len(models)]
+            num_nodes = model.graph.nodes[model.spec.head.node_type].num_nodes
+            found.append(self._request(np.array([int(share * (num_nodes - 1))]), model))
+        return found
 
-    def _request(self, local_ids: IdArray, outputs: tuple[str, ...] = ()) -> ScoreRequest:
-        head = self.model.spec.head
+    def _request(self, local_ids: IdArray, model: Model, outputs: tuple[str, ...] = ()) -> ScoreRequest:
+        head = model.spec.head
         ids = self.model.graph.nodes[head.node_type].ids.external(local_ids)
         if head.kind != "link":
-            return ScoreRequest(self.name, nodes=ids, outputs=outputs, version=self.version)
+            node_type = head.node_type if self._types else ""
+            return ScoreRequest(
+                self.name, nodes=ids, outputs=outputs, version=self.version, node_type=node_type
+            )
         other = self.model.graph.nodes[head.dst_node_type or head.node_type]
         # the two sides may differ in size
         targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
         return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
 
-    def _preflight(self, local_ids: IdArray, **fields: Any) -> None:
-        request = msgspec.structs.replace(self._request(local_ids, self.output_names), **fields)
+    def _preflight(self, local_ids: IdArray, model: Model, **fields: Any) -> None:
+        request = msgspec.structs.replace(self._request(local_ids, model, tuple(model.offers)), **fields)
         if fields:
             self._check(request)
         # with what there is: the store's rows come with the first requests
@@ -200,7 +211,8 @@ class GraphComputer(Computer):
 
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""
-        if not (request.inline or request.outputs or request.as_of is not None or self._is_link):
+        options = request.inline or request.outputs or request.node_type or request.as_of is not None
+        if not (options or self._is_link or self._types):
             num_seeds = len(request.nodes)  # the usual request, without a detour
             if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
                 return num_seeds
@@ -234,33 +246,30 @@ class GraphComputer(Computer):
         edges = {key: graph.edges[key] for key in self.model.spec.fanouts}
         return rough_range(edges, {key: graph.nodes[part.dst].num_nodes for key, part in edges.items()})
 
-    async def fetch_edges(
-        self, absent: Absent, fetched_edges: dict[str, list[FetchedEdges]]
-    ) -> HoplineError | None:
-        """Read edges of the graph store and add them to `fetched_edges`; returns why that failed."""
-        assert self._feature_fetcher is not None
-        return await self._feature_fetcher.fetch_edges(absent, fetched_edges)
-
-    async def fetch_rows(
-        self, absent: Absent, fetched_rows: dict[str, list[FetchedRows]], timeout_s: float
-    ) -> dict[str, int]:
-        """Fetch rows and add them to `fetched_rows`; how many did not come, by reason."""
-        assert self._feature_fetcher is not None
-        return await self._feature_fetcher.fetch(absent, fetched_rows, timeout_s)
-
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""
+        model = self.model.by_type.get(request.node_type or self.model.spec.head.node_type)
+        if (
+            model is None
+            or (self._types and not request.node_type)
+            or (self._is_link and request.node_type)
+        ):
+            takes = (
+                "pairs of nodes" if self._is_link else f"nodes of type {' or '.join(self.model.by_type)}"
+            )
+            named = request.node_type or "is missing"
+            raise BadRequest(f"node_type {named}: model {self.name!r} takes {takes}")
         if request.columns is not None:
             takes = "pairs of nodes" if self._is_link else "nodes"
             named = ", ".join(map(repr, request.columns)) or "rows"
-            hint = "; those of a new node are in `inline`" if self.model.encoder else ""
+            hint = "; those of a new node are in `inline`" if model.encoder else ""
             raise BadRequest(
                 f"unexpected input {named}: model {self.name!r} takes {takes}, not columns{hint}"
             )
         for name in request.outputs:
-            if name not in self.output_names:
+            if name not in model.offers:
                 raise BadRequest(
-                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
+                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(model.offers)}"
                 )
         if request.as_of is not None and not self._has_times:
             raise BadRequest(
@@ -334,7 +343,7 @@ class GraphComputer(Computer):
         guard.rows = 0
         self.model.watch.start()
         try:
-            if self._live is None and self._feature_fetcher is None:
+            if self._live is None and self.fetcher is None:
                 return self.answerer.answer([work.request for work in batch])
             return self._answer(batch)
         finally:
@@ -355,7 +364,7 @@ class GraphComputer(Computer):
             return self._answer_supplied(batch)
         with self._live:  # one version for the whole batch
             self.graph_version = self._live.version
-            if self._feature_fetcher is not None:
+            if self.fetcher is not None:
                 return self._answer_supplied(batch)
             return self.answerer.answer([work.request for work in batch])
 
@@ -363,16 +372,12 @@ class GraphComputer(Computer):
         outcomes = self.answerer.answer_supplied(
             [work.request for work in batch], [_supply_of(work) for work in batch]
         )
-        results: list[ScoreResult | HoplineError | None] = []
         for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Absent):
                 if work.fetch is None:
                     work.fetch = Fetch()
                 work.fetch.absent = outcome
-                results.append(None)
-            else:
-                results.append(outcome)
-        return results
+        return [None if isinstance(outcome, Absent) else outcome for outcome in outcomes]
 
     def fetch(self, work: Work, resume: Callable[[Work], object]) -> None:
         """As `Computer.fetch`."""
@@ -385,36 +390,27 @@ class GraphComputer(Computer):
         def is_over() -> bool:
             return work.ended or work.deadline <= time.monotonic()
 
-        assert self._feature_fetcher is not None
+        assert self.fetcher is not None
         assert fetch.absent is not None
         if self._fetched_rows is not None and not fetch.absent.edges:
             self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
-        self._feature_fetcher.begin(
-            fetch.absent,
-            _supply_of(work),
-            fetch.patient_until,
-            arrived,
-            lambda: self._wanted(work.request),
-            is_over,
-        )
+        wanted = partial(self._wanted, work.request)
+        self.fetcher.begin(fetch.absent, _supply_of(work), fetch.patient_until, arrived, wanted, is_over)
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
         """The nodes of a request; None where inline nodes are among them."""
         if request.inline:
             return None
-        head = self.model.spec.head
-        sides = (request.nodes,) if request.pairs is None else request.pairs
-        types = (head.node_type, head.dst_node_type or head.node_type)
         seeds: dict[str, IdArray] = {}
-        for node_type, external in zip(types, sides, strict=False):
+        for node_type, external in sides_of(self.model.spec, request):
             ids = self.model.graph.nodes[node_type].ids.lookup(external)
             ids = ids[ids >= 0]
             seeds[node_type] = np.concatenate([seeds[node_type], ids]) if node_type in seeds else ids
         return Wanted(self.name, self.version, cut_of(request), seeds)
 
-    def graph_model(self) -> Model:
-        """As `Computer.graph_model`."""
-        return self.model
+    def graph_model(self) -> Model | None:
+        """As `Computer.graph_model`; of one with several heads, none knows which a request is about."""
+        return None if self._types else self.model
 
     def flush(self, metrics: ModelMetrics) -> None:
         """As `Computer.flush`: hits and misses of the state cache."""
@@ -434,6 +430,8 @@ class GraphComputer(Computer):
         """Description of this version for transports."""
         spec = self.model.spec
         head = spec.head
+        named = [each for one in (head, *spec.heads) for each in one.outputs]
+        ids = {name: self.model.graph.nodes[name].ids.kind for name in self._types}
         index = self.model.graph.nodes[head.node_type].ids
         id_type = "BYTES" if index.kind == "string" else "INT64"
         if head.kind == "link":
@@ -460,16 +458,17 @@ class GraphComputer(Computer):
             kind=head.kind,
             id_kind="string" if index.kind == "string" else "int",
             inputs=inputs,
-            outputs=tuple(output.tensor for output in self.model.offers.values()),
+            outputs=tuple(output.tensor for output in outputs_of(spec).values()),
             default_outputs=self.default_outputs,
             graph_version=self.model.graph.version,
             properties={
-                "task": {each.name: each.task for each in head.outputs} or spec.task,
+                "task": {each.name: each.task for each in named} or spec.task,
+                "node_types": {name: "string" if kind == "string" else "int" for name, kind in ids.items()},
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,
                 "max_degree": spec.max_degree,
-                "classes": {each.name: each.classes for each in head.outputs} or list(spec.classes),
+                "classes": {each.name: each.classes for each in named} or list(spec.classes),
                 "parity": spec.parity,
                 "columns": [] if self.model.encoder is None else self.model.encoder.columns,
                 **graph_model_hashes(spec),

@@ -203,6 +203,7 @@ class LookUp:
             or request.inline
             or request.as_of is not None
             or request.columns is not None
+            or request.node_type
             or request.is_copy
             or self._version.admission.closed
             or len(request.nodes) > self._max_nodes

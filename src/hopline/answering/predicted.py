@@ -19,6 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from hopline.engine.guard import Guard
+from hopline.engine.request_ids import sides_of
 from hopline.engine.size import RequestSize
 from hopline.errors import BadRequest
 from hopline.graph.live.view import LiveView
@@ -60,8 +61,7 @@ class PredictedRows:
     """
 
     def __init__(self, spec: ModelSpec, graph: Graph | LiveView, num_hops: int) -> None:
-        head = spec.head
-        self._types = (head.node_type, head.dst_node_type or head.node_type)
+        self._spec, head = spec, spec.head
         self._graph = graph
         if isinstance(graph, LiveView):
             self._graph = graph.beside("sizes")
@@ -69,8 +69,9 @@ class PredictedRows:
                 self._size = RequestSize(spec, self._graph, num_hops)
         else:
             self._size = RequestSize(spec, graph, num_hops)
-        #: Of the nodes that are asked for; None where the graph changes.
-        self._index = None if isinstance(graph, LiveView) else graph.nodes[head.node_type].ids
+        #: Of the nodes that are asked for; None where the graph changes, or requests name their type.
+        is_plain = not isinstance(graph, LiveView) and not spec.heads
+        self._index = graph.nodes[head.node_type].ids if is_plain else None
         #: So many of them are their own row numbers.
         self._num_range = len(self._index) if self._index is not None and self._index.kind == "range" else 0
         #: (where lists of neighbours begin, if known; counts them; rows below each) of their edge types.
@@ -78,7 +79,7 @@ class PredictedRows:
             (sampler.starts if sampler.fanout < 0 else None, sampler, each)
             for sampler, each in self._size.links.get(head.node_type, ())
         ]
-        types = self._types if head.kind == "link" else self._types[:1]
+        types = {*spec.by_type, head.dst_node_type or head.node_type}
         self.direct, self.below = max(self._size.per_seed[name] for name in types)
         self.share = 1.0
         self._by_degree = self.differs = bool(self._size.by_degree.intersection(types))
@@ -91,9 +92,10 @@ class PredictedRows:
             num_seeds: that it asks for.
         """
         if request.inline:
-            direct, below = self._size.described(self._types[0], request.inline)
+            own = request.node_type or self._spec.head.node_type
+            direct, below = self._size.described(own, request.inline)
             parts = [self.of(replace(request, inline=()), num_seeds - len(request.inline))]
-            parts += [self._size.described(each.type or self._types[0], [each]) for each in request.context]
+            parts += [self._size.described(each.type or own, [each]) for each in request.context]
             return direct + sum(part[0] for part in parts), below + sum(part[1] for part in parts)
         if self.large:
             rows = self.large.get(_only(request), 0)
@@ -173,10 +175,9 @@ class PredictedRows:
     def _counted(
         self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int
     ) -> tuple[float, float]:
-        sides = (request.nodes,) if request.pairs is None else request.pairs
         direct = below = 0.0
         others = num_seeds
-        for node_type, external in zip(self._types, sides, strict=False):
+        for node_type, external in sides_of(self._spec, request):
             if not len(external):
                 continue
             try:
@@ -226,4 +227,4 @@ def _only(request: ScoreRequest) -> _Key:
     if request.pairs is not None:
         sources, targets = request.pairs
         return (sources[0], targets[0]) if len(sources) == 1 else ()
-    return (request.nodes[0],) if len(request.nodes) == 1 else ()
+    return (request.nodes[0], *filter(None, [request.node_type])) if len(request.nodes) == 1 else ()

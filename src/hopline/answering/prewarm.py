@@ -46,8 +46,6 @@ async def prewarm(computer: GraphComputer, config: Config) -> None:
     """
     model = computer.model
     settings = config.features
-    if not isinstance(model, Model) or not (settings.prewarm_nodes or settings.prewarm_file):
-        return
     began = time.perf_counter()
     node_type = model.spec.head.node_type
     if settings.prewarm_file:
@@ -92,7 +90,8 @@ async def _compute(
             return {}
         except RowsAbsent as found:
             if found.edges:
-                failed = await computer.fetch_edges(Absent({}, found.edges), fetched_edges)
+                assert computer.fetcher is not None
+                failed = await computer.fetcher.fetch_edges(Absent({}, found.edges), fetched_edges)
                 if failed is not None:
                     return {failed.code: ids.shape[0]}
                 continue
@@ -114,7 +113,9 @@ async def _fetch(
     for node_type, ids in found.absent.items():
         for at in range(0, ids.shape[0], _ROWS_AT_ONCE):
             absent = Absent({node_type: ids[at : at + _ROWS_AT_ONCE]})
-            why.update(await computer.fetch_rows(absent, fetched_rows, max(0.0, end - time.monotonic())))
+            assert computer.fetcher is not None
+            left_s = max(0.0, end - time.monotonic())
+            why.update(await computer.fetcher.fetch(absent, fetched_rows, left_s))
             if why.keys() - _OF_THE_ROW:
                 return why
     return why

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hopline.engine.model import Model
+from hopline.engine.request_ids import sides_of
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
@@ -40,15 +41,11 @@ def seed_tensors(
         in L1, and "<side>.<edge type>.degree" int64 [n], -1 where the node is not known; side is "nodes",
         "sources" or "targets". "inline.features" float32 [n, d] as the request has them.
     """
-    head = model.spec.head
+    model = model.by_type.get(request.node_type, model)
     found: dict[str, AnyArray] = {}
-    if request.pairs is None:
-        found |= _side("nodes", model, graph, l1_rows, head.node_type, request.nodes)
-    else:
-        found |= _side("sources", model, graph, l1_rows, head.node_type, request.pairs[0])
-        found |= _side(
-            "targets", model, graph, l1_rows, head.dst_node_type or head.node_type, request.pairs[1]
-        )
+    names = ("nodes",) if request.pairs is None else ("sources", "targets")
+    for name, (node_type, external) in zip(names, sides_of(model.spec, request), strict=True):
+        found |= _side(name, model, graph, l1_rows, node_type, external)
     if request.inline:
         nodes = request.inline[:_MOST_ROWS]
         found["inline.features"] = (

@@ -72,11 +72,7 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        body: Any,
-        timeout_s: float | None,
-        retries: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, body: Any, timeout_s: float | None, retries: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if timeout_s is not None and math.isnan(timeout_s):
             raise BadRequest("the timeout is NaN; give seconds, or None for no limit")

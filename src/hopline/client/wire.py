@@ -49,6 +49,7 @@ class ScoreOptions(TypedDict, total=False):
             of an `EventsOutcome` or of another answer. Raises Unavailable if the server does not get it
             in time.
         context: nodes of any type that are not in the graph, and that inline nodes refer to.
+        node_type: of the nodes, for a model that answers for several node types.
     """
 
     version: str | None
@@ -63,6 +64,7 @@ class ScoreOptions(TypedDict, total=False):
     tags: Sequence[str]
     min_version: str
     context: Iterable[ContextNode | Mapping[str, Any]]
+    node_type: str | None
 
 
 class _Answer(msgspec.Struct):

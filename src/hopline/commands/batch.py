@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hopline.artifact import read_spec
 from hopline.commands.options import (
     AnySetting,
     AsJson,
@@ -94,10 +95,14 @@ def batch(
     graph_folder = needed_folder(resolved, "graph.path")
     scheme = scheme_of(to)
     folder, version = model_folder(resolved, model, version)
+    if scheme == "precomputed" and (heads := read_spec(folder, verify=False)).heads:
+        raise BadRequest(
+            f"{model} has heads of {' and '.join(heads.by_type)}: name one output type (target=)"
+        )
     chosen = None
-    if nodes is not None:
-        chosen = read_nodes(nodes, id_kind(open_graph(graph_folder, fresh=False), folder))
     names = tuple(name.strip() for name in outputs.split(",") if name.strip()) if outputs else ()
+    if nodes is not None:
+        chosen = read_nodes(nodes, id_kind(open_graph(graph_folder, fresh=False), folder, names))
     options = BatchOptions(
         outputs=names,
         usual=OUTPUTS.get(scheme, ()),
@@ -142,11 +147,12 @@ def model_folder(config: Config, model: str, version: str | None) -> tuple[Path,
     return repository.fetch(model, version), version
 
 
-def id_kind(graph: Graph, folder: Path) -> str:
+def id_kind(graph: Graph, folder: Path, outputs: tuple[str, ...] = ()) -> str:
     """The kind of ids of nodes that a version scores. Raises: BadRequest: the graph lacks their type."""
-    from hopline.artifact import read_spec
+    from hopline.jobs.batch.results import chosen_outputs, with_heads
 
-    node_type = read_spec(folder, verify=False).head.node_type
+    spec = read_spec(folder, verify=False)
+    node_type = with_heads(spec, chosen_outputs(spec, outputs)).head.node_type
     if node_type not in graph.nodes:
         raise BadRequest(f"the graph has no nodes of type {node_type!r}, which the model scores")
     return graph.nodes[node_type].ids.kind

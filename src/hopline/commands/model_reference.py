@@ -68,24 +68,16 @@ def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Any, w
     parameters = signature.parameters
     if "graph" in parameters and "graph" not in arguments and graph is not None:
         arguments["graph"] = graph
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    named = [
-        each.name
-        for each in parameters.values()
-        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
+    every = parameters.values()
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in every)
+    named = [each.name for each in every if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
     for given in arguments:
         if given not in named and not takes_any:
             raise PackagingError(
                 f"--init {given}=…: {name}{signature} has no argument {given!r}{did_you_mean(given, named)}"
             )
-    missing = [
-        each.name
-        for each in parameters.values()
-        if each.default is each.empty
-        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in arguments
-    ]
+    needed = [each for each in every if each.default is each.empty and each.name not in arguments]
+    missing = [each.name for each in needed if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     if missing:
         needs = f"{what}: {name}{signature} needs {', '.join(missing)}; "
         if what != "--model":

@@ -132,7 +132,8 @@ def package(
         ),
     ] = None,
     later_nodes: Annotated[
-        str, typer.Option(help="A later graph's nodes without a row of such a table: refuse, or zero.")
+        str,
+        typer.Option(help="A later graph's nodes without a row of such a table: refuse, zero or mean-row."),
     ] = "refuse",
     output: Annotated[
         str, typer.Option(help="Kind of the model's output: logits, probabilities, or auto to detect it.")
@@ -179,7 +180,6 @@ def package(
     check_choice("--output", output, ("auto", "logits", "probabilities"))
     check_choice("--device", device, get_args(Device))
     check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
-    notes: list[str] = []
     with shown(True, f"packaging {name}") as progress:
         progress(_IMPORT, 0.0)
         from hopline.packaging import package as package_module
@@ -189,7 +189,7 @@ def package(
         opened = Graph.open(graph)
         module = load_module(model, opened, parse_init(init or ()))
         fitted = _pairs(preprocess or (), "--preprocess", "account=prep.joblib")
-        notes += _weights(module, model, state_dict, state_dict_key, unsafe_pickle)
+        notes = _weights(module, model, state_dict, state_dict_key, unsafe_pickle)
         progress(_LOAD, 1.0)
         report = package_module(
             module, opened, repository, name=name, version=version, fanouts=parse_fanouts(fanouts or ()),
@@ -275,9 +275,8 @@ def _show(report: PackageReport) -> None:
     for column in table.columns[2:]:
         column.justify = "right"
     for line in report.stages:
-        table.add_row(
-            line.name, ", ".join(line.inputs) or "raw features", str(line.state_dim), f"{line.num_bytes:,}"
-        )
+        read = ", ".join(line.inputs) or "raw features"
+        table.add_row(line.name, read, str(line.state_dim), f"{line.num_bytes:,}")
     console.print(whole(table, "stage"))
     for note in report.notes:
         console.print(f"note: {note}", markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -21,6 +21,9 @@ def score(
     nodes: Annotated[list[str], typer.Argument(help="Node ids; with --pairs, source,destination pairs.")],
     pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
     output: Annotated[list[str] | None, typer.Option(help="Output to show; repeatable.")] = None,
+    node_type: Annotated[
+        str | None, typer.Option(help="Type of the nodes, of a model that answers for several.")
+    ] = None,
     version: Annotated[str | None, typer.Option(help="Model version.")] = None,
     as_of: Annotated[
         str | None,
@@ -37,25 +40,20 @@ def score(
     """Score nodes or links and show the answer as a table."""
     if on_missing not in ("error", "null"):
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
-    cut = None if as_of is None else _moment(as_of.strip())
-    missing = cast(Literal["error", "null"], on_missing)
+    options: dict[str, Any] = {"outputs": output or (), "version": version}
+    options |= {"as_of": None if as_of is None else _moment(as_of.strip()), "on_missing": on_missing}
     with open_client(url, api_key, token, timeout_s=timeout) as client:
         # Ids on a command line are text; the model's metadata says whether ids are numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)
-        is_int = info is not None and info.id_kind == "int"
+        is_int = info and info.properties.get("node_types", {}).get(node_type, info.id_kind) == "int"
+        if pairs and (wrong := [node for node in nodes if node.count(",") != 1]):
+            raise BadRequest(f"{wrong[0]!r} is not a pair source,destination")
         if pairs:
             items: list[Any] = [tuple(_id(part, is_int) for part in node.split(",")) for node in nodes]
-            for node, pair in zip(nodes, items, strict=True):
-                if len(pair) != 2:
-                    raise BadRequest(f"{node!r} is not a pair source,destination")
-            result = client.score_pairs(
-                model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
-            )
+            result = client.score_pairs(model, items, **options)
         else:
             items = [_id(node, is_int) for node in nodes]
-            result = client.score(
-                model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
-            )
+            result = client.score(model, items, node_type=node_type, **options)
     Screen(markup=False).print(result_table(nodes, result))  # ids may contain brackets
 
 
@@ -94,7 +92,7 @@ def _moment(text: str) -> int | str:
         return text
 
 
-def _id(text: str, is_int: bool) -> int | str:
+def _id(text: str, is_int: object) -> int | str:
     try:
         return integer_id(text) if is_int else text
     except ValueError:

@@ -5,7 +5,9 @@ Every request gets its own outcome, a result or an error. A bad request only cos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -20,7 +22,7 @@ from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.engine.precomputed import FOUND, no_counts
-from hopline.engine.request_ids import all_at_once, all_known, not_found
+from hopline.engine.request_ids import all_at_once, all_known, not_found, sides_of
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, SchemaMismatch
@@ -31,8 +33,6 @@ from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest, ScoreResult
 
 Outcome = ScoreResult | HoplineError
-
-
 _NO_IDS: IdArray = np.empty(0, np.int64)
 
 
@@ -51,11 +51,7 @@ class Answerer:
     """
 
     def __init__(
-        self,
-        model: Model,
-        default_outputs: tuple[str, ...],
-        max_inline_neighbors: int,
-        version: str = "",
+        self, model: Model, default_outputs: tuple[str, ...], max_inline_neighbors: int, version: str = ""
     ) -> None:
         self.model = model
         self._version = version or model.spec.version
@@ -67,12 +63,20 @@ class Answerer:
         self.row_counts = no_counts()
         #: `rows` of the current batch.
         self._rows: Mapping[str, FinalRows] = {}
+        #: Of a model with heads of several node types: node type -> answers with its head.
+        self._parts: dict[str, Answerer] = {}
+        for name, own in model.by_type.items() if len(model.by_type) > 1 else ():
+            self._parts[name] = part = copy.copy(self)
+            part.model, part._parts = own, {}
+            part.default_outputs = tuple(key for key, output in own.offers.items() if output.is_default)
 
     def answer(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         """Return one outcome for each request, in order.
 
         Raises: HoplineError: the batch failed as a whole.
         """
+        if self._parts:
+            return self._by_type(requests, Answerer.answer)
         if self._live is None:
             return self._answer_all(requests)
         with self._live:  # one version for the whole batch, even if other callers pin it too
@@ -82,6 +86,21 @@ class Answerer:
                 if len(requests) == 1:
                     return [error]
                 return [outcome for request in requests for outcome in self.answer([request])]
+
+    def _by_type(
+        self, requests: Sequence[ScoreRequest], answer: Callable[..., Any], *supplies: Sequence[Any]
+    ) -> list[Any]:
+        """Have the requests about each node type answered together, on one version of a live graph."""
+        groups: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(request.node_type, []).append(place)
+        outcomes: list[Any] = [None] * len(requests)
+        with self._live or contextlib.nullcontext():
+            for node_type, places in groups.items():
+                given = ([each[place] for place in places] for each in (requests, *supplies))
+                for place, outcome in zip(places, answer(self._parts[node_type], *given), strict=True):
+                    outcomes[place] = outcome
+        return outcomes
 
     def _answer_all(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         rows = self._rows = self.rows
@@ -120,6 +139,8 @@ class Answerer:
 
         Raises: HoplineError: the batch failed as a whole.
         """
+        if self._parts:
+            return self._by_type(requests, Answerer.answer_supplied, supplies)
         outcomes: list[Outcome | Absent | None] = [None] * len(requests)
         together = list(range(len(requests)))
         try:
@@ -154,22 +175,17 @@ class Answerer:
                 fetched_rows.setdefault(node_type, []).extend(rows)
             for key, edges in supplies[m].fetched_edges.items():
                 fetched_edges.setdefault(key, []).extend(edges)
-        if isinstance(self.model, Model):
-            self.model.supply(fetched_rows, fetched_edges=fetched_edges)
+        self.model.supply(fetched_rows, fetched_edges=fetched_edges)
         found = self.answer([requests[m] for m in members])
         for m, outcome in zip(members, found, strict=True):
             outcomes[m] = outcome
 
     def _misses_rows(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
         """True if rows that a request reads are missing."""
-        assert isinstance(self.model, Model)
         if request.inline:
             return True  # only answering it alone shows that
-        head = self.model.spec.head
-        sides = (request.nodes,) if request.pairs is None else request.pairs
-        types = (head.node_type, head.dst_node_type or head.node_type)
         wanted: dict[str, IdArray] = {}
-        for node_type, external in zip(types, sides, strict=False):
+        for node_type, external in sides_of(self.model.spec, request):
             try:
                 ids = self.model.graph.nodes[node_type].ids.lookup(external)
             except BadRequest:
@@ -199,7 +215,6 @@ class Answerer:
                 f"{count} feature rows could not be read ({supply.why or 'absent'}), and the request "
                 'refuses a degraded answer; retry, or send "degraded": "allow"'
             )
-        assert isinstance(self.model, Model)
         used: set[str] = set()
         names = request.outputs or self.default_outputs
         least_share = LEAST_SHARE if stands_in(self.model, request, names) else 0.0
@@ -261,16 +276,8 @@ class Answerer:
             request = requests[m]
             if request.inline:
                 try:
-                    nodes = parse_inline(
-                        self.model.graph,
-                        node_type,
-                        request.inline,
-                        self.max_inline_neighbors,
-                        self.model.reads_attr,
-                        self.model.spec,
-                        self.model.encoders,
-                        request.context,
-                    )
+                    most = self.max_inline_neighbors
+                    nodes = parse_inline(self.model, request.inline, most, request.context)
                     inline[m] = self.model.inline_states(nodes, as_of)[: len(request.inline)]
                 except HoplineError as error:
                     outcomes[m] = error
@@ -308,7 +315,7 @@ class Answerer:
         for side in (0, 1):
             index = self.model.graph.nodes[types[side]].ids
             before = good
-            wanted = [_side(requests[m], side) for m in good]
+            wanted = [sides_of(self.model.spec, requests[m])[side][1] for m in good]
             _, ids, good = self._look_up(index, requests, good, wanted, outcomes)
             if side == 1 and len(good) < len(before):
                 kept = set(good)
@@ -460,11 +467,6 @@ class Answerer:
         )
 
 
-def _side(request: ScoreRequest, side: int) -> ExternalIds:
-    assert request.pairs is not None
-    return request.pairs[side]
-
-
 def cut_of(request: ScoreRequest) -> int:
     """The time cut of a request whose `as_of` is already in the graph's unit."""
     as_of = request.as_of
@@ -474,8 +476,6 @@ def cut_of(request: ScoreRequest) -> int:
 
 def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
     """Group requests by time cut, since a plan has one time cut."""
-    if all(request.as_of is None for request in requests):
-        return [(NO_CUT, list(range(len(requests))))]
     groups: dict[int, list[int]] = {}
     for m, request in enumerate(requests):
         groups.setdefault(cut_of(request), []).append(m)

@@ -27,7 +27,10 @@ def check_declared(spec: ModelSpec, schema: GraphSchema) -> None:
 
     Raises: ArtifactError: names the first wrong one.
     """
-    _Check(spec, schema).model()
+    for own in spec.by_type.values():
+        _Check(own, schema).model()
+    is_plain = len(spec.by_type) == 1 + len(spec.heads) and all(each.kind == "node" for each in spec.heads)
+    _Check(spec, schema)._need(is_plain, "two heads of one node type, or one of links")
 
 
 class _Check:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from hopline.artifact import Later, LearnedRows, ModelSpec
+from hopline.artifact import LearnedRows, ModelSpec
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import ColumnGroup, Graph, GraphSchema, Nodes, NodeTypeSchema
 from hopline.graph.ids import IdIndex, RangeIds
@@ -66,26 +66,29 @@ def joined(graph: Graph, tables: Mapping[str, Mapping[str, FloatArray]]) -> Grap
 
 
 def write_tables(
-    folder: Path, graph: Graph, tables: Mapping[str, Mapping[str, FloatArray]], later: Later
+    folder: Path, graph: Graph, tables: Mapping[str, Mapping[str, FloatArray]], later: Mapping[str, Any]
 ) -> dict[str, LearnedRows]:
     """Write tables into an artifact; returns `ModelSpec.embeddings`.
 
     Args:
         tables: as for `joined`.
-        later: `LearnedRows.later`.
+        later: node type -> float32 [d], the row of a node that has none; None: it is refused.
     """
     (folder / "embeddings").mkdir()
     found = {}
     for name, columns in tables.items():
         ids = graph.nodes[name].ids
         rows = np.concatenate(list(columns.values()), axis=1)
-        np.save(_file(folder, name, ".npy"), np.concatenate([rows, np.zeros_like(rows[:1])]))
+        row = later[name]
+        last = np.zeros_like(rows[:1]) if row is None else row[None]
+        np.save(_file(folder, name, ".npy"), np.concatenate([rows, last]))
         if ids.kind != "range":
             # objects, since an array of texts drops zero characters at their ends
             listed = np.asarray(ids.external(np.arange(len(ids))), object).tolist()
             _file(folder, name, ".ids.json").write_bytes(msgspec.json.encode(listed))
         widths = {key: each.shape[1] for key, each in columns.items()}
-        found[name] = LearnedRows(widths, len(ids), ids.kind, later)
+        kind: Any = "refuse" if row is None else "row" if last.any() else "zero"
+        found[name] = LearnedRows(widths, len(ids), ids.kind, kind, last.tobytes() if last.any() else b"")
     return found
 
 
@@ -168,7 +171,7 @@ def no_row(spec: ModelSpec, nodes: str) -> SchemaMismatch:
     """The refusal of nodes, in words, without a learned row."""
     why = (
         f"model {spec.name}/{spec.version} has no learned row of {nodes}. Train and package it again, or "
-        "package it with later_nodes='zero', which gives such nodes a row of zeros"
+        "package it with later_nodes='zero' or 'mean-row', which gives such nodes a row"
     )
     return SchemaMismatch(why, [why])
 

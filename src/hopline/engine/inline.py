@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -37,27 +37,25 @@ _Group: TypeAlias = dict[str, InlineNode]
 _FIELDS = ("neighbors", "edge_attr", "edge_weight")
 
 
+class _Model(Protocol):
+    spec: ModelSpec
+    encoders: dict[str, RowEncoder]
+    reads_attr: frozenset[str]
+    graph: Any
+
+
 def parse_inline(
-    graph: Graph | LiveView,
-    node_type: str,
-    nodes: Sequence[InlineNode],
-    max_neighbors: int,
-    reads_attr: Collection[str],
-    spec: ModelSpec,
-    encoders: Mapping[str, RowEncoder],
-    context: Sequence[ContextNode] = (),
+    model: _Model, nodes: Sequence[InlineNode], max_neighbors: int, context: Sequence[ContextNode] = ()
 ) -> dict[str, InlineNodes]:
     """Check inline nodes against the graph.
 
     Args:
-        node_type: of `nodes`, and of those in `context` that name no type.
-        reads_attr: edge types whose attributes the model reads; others may be left out.
-        encoders: node type -> of the model's preprocessing, of the types that have one.
-        spec: of the model. No weight may be negative where it samples by weight, and edges of kinds in
-            `edges_without` are refused.
+        model: where it samples by weight, none may be negative. Attributes that it does not read may be
+            left out.
+        nodes: of the type that it answers, as those in `context` that name no type.
         context: nodes of any type that others refer to.
 
-    Returns: node type -> its nodes; of `node_type`, `nodes` come first.
+    Returns: node type -> its nodes; of the type that it answers, `nodes` come first.
 
     Raises:
         BadRequest: an unknown type, features of a wrong length, not finite or changed by float32, an
@@ -66,6 +64,7 @@ def parse_inline(
         NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
+    graph, spec, node_type = model.graph, model.spec, model.spec.head.node_type
     if spec.fanouts.keys() - graph.schema.own_edge_types.keys():
         raise BadRequest(
             "inline: the model reads edges that leave a node. Those of a node that is not in the graph "
@@ -84,7 +83,8 @@ def parse_inline(
     found = {}
     for name, group in groups.items():
         places = list(group)
-        found[name] = InlineNodes(name, _features(group, name, graph, spec, encoders.get(name)), {})
+        rows = _features(group, name, graph, spec, model.encoders.get(name))
+        found[name] = InlineNodes(name, rows, {})
         incoming = {
             key: graph.edges[key] for key, edge in graph.schema.own_edge_types.items() if edge.dst == name
         }
@@ -111,7 +111,7 @@ def parse_inline(
                 weight = _edge_values(schema, "edge_weight", values, lists, places, unsigned=by_weight)
                 edges.weight = weight[:, 0]
             if schema.attr_dim:
-                values, is_read = sent["edge_attr"][key], key in reads_attr
+                values, is_read = sent["edge_attr"][key], key in model.reads_attr
                 attr = _edge_values(schema, "edge_attr", values, lists, places, needed=is_read)
                 edges.attr = attr if is_read else None
             if not absent:
@@ -161,7 +161,8 @@ def _features(
         own = feature_rows(nodes, node_type, narrow, places)
     if learned is None:
         return own
-    return np.pad(own, ((0, 0), (0, schema.feature_dim - own.shape[1])))
+    row = np.frombuffer(learned.row or bytes(4 * (schema.feature_dim - own.shape[1])), np.float32)
+    return np.concatenate([own, np.tile(row, (len(own), 1))], axis=1)
 
 
 def _by_edge_type(

@@ -5,6 +5,7 @@ Not safe for concurrent calls, because buffers are reused. The service runs one 
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from itertools import pairwise
@@ -108,42 +109,27 @@ class StateCachePlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of the arena that holds these state caches."""
-        return sum(
-            StateCache.num_bytes(
-                num_nodes, dim, slots, self.num_workers, self._graph is not None, self._ages
-            )
-            for num_nodes, dim, slots in self.caches.values()
-        )
+        of_all = self.num_workers, self._graph is not None, self._ages
+        return sum(StateCache.num_bytes(*each, *of_all) for each in self.caches.values())
 
     def build(self, arena: Arena, worker: int = 0) -> dict[tuple[int, str], StateCache]:
         """Create the state caches in `arena`, for one worker."""
-        live = self._graph
-        return {
-            (level, node_type): StateCache(
-                arena,
-                num_nodes,
-                dim,
-                slots,
-                worker,
-                self.num_workers,
-                None
-                if live is None
-                else (live.nodes[node_type].changed_at[level + self._further], live.clock),
-                ages=self._ages,
+        found, live = {}, self._graph
+        for (level, name), (num_nodes, dim, slots) in self.caches.items():
+            changes = None
+            if live is not None:
+                changes = live.nodes[name].changed_at[level + self._further], live.clock
+            found[level, name] = StateCache(
+                arena, num_nodes, dim, slots, worker, self.num_workers, changes, ages=self._ages
             )
-            for (level, node_type), (num_nodes, dim, slots) in self.caches.items()
-        }
+        return found
 
 
 def has_changed_at(spec: ModelSpec, graph: LiveView) -> bool:
     """True if a live graph records `changed_at` for everything that a model's cached rows depend on."""
     plan = graph.memory.plan
-    reads_degrees = any(
-        entry.reduce in ("gcn", "gcn_noself")
-        for stages in spec.levels
-        for stage in stages.values()
-        for entry in stage.inputs
-    )
+    inputs = [each for stages in spec.levels for stage in stages.values() for each in stage.inputs]
+    reads_degrees = any(each.reduce in ("gcn", "gcn_noself") for each in inputs)
     return spec.reach < plan.num_levels and (plan.reads_degrees or not reads_degrees)
 
 
@@ -177,6 +163,7 @@ class Model:
         reads_attr: edge types whose attributes it reads.
         encoders: convert columns of inline nodes to features; node types without send these.
         encoder: of the nodes that it answers, or None.
+        by_type: node type -> the model with the head of this type; all share levels and state caches.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
@@ -215,46 +202,41 @@ class Model:
             for name, nodes in graph.nodes.items()
             if name not in self.sources
         }
-        self.levels: list[dict[str, Level]] = [
-            {
-                node_type: Level(
-                    folder,
-                    spec,
-                    graph,
-                    number,
-                    node_type,
-                    self.state_caches.get((number, node_type)),
-                    threads,
-                    self.sources.get(node_type),
-                )
-                for node_type in stages
-            }
-            for number, stages in enumerate(spec.levels)
-        ]
+        self.levels: list[dict[str, Level]] = []
+        for number, stages in enumerate(spec.levels):
+            self.levels.append({})
+            for name in stages:
+                cache, source = self.state_caches.get((number, name)), self.sources.get(name)
+                level = Level(folder, spec, graph, number, name, cache, threads, source)
+                self.levels[number][name] = level
         for below, above in pairwise(self.levels):
             for level in above.values():
                 level.link(below)
-        head = spec.head
+        self.num_hops = spec.num_layers
+        self.encoders = {name: encoder_of(folder, spec, name) for name in spec.encoders}
+        inputs = [each for stages in spec.levels for stage in stages.values() for each in stage.inputs]
+        self.reads_attr = frozenset(each.edge_type for each in inputs if each.reads_attr)
+        self.by_type: dict[str, Model] = {}
+        for node_type, own in spec.by_type.items():
+            model = self
+            if self.by_type:
+                model = copy.copy(self)
+                model.spec = own
+            self.by_type[node_type] = model
+            model._set_head(folder, own, threads)
+
+    def _set_head(self, folder: Path, spec: ModelSpec, threads: int) -> None:
+        """Answer with the only head of `spec`."""
+        head, final = spec.head, spec.levels[-1]
         self._fused_path = None
         if not self.sources and not self.is_stored:
             self._fused_path = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
-        final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
-        self.num_hops = spec.num_layers
         self.offers = outputs_of(spec)
-        self.encoders = {name: encoder_of(folder, spec, name) for name in spec.encoders}
         self.encoder = self.encoders.get(head.node_type)
-        self.reads_attr = frozenset(
-            entry.edge_type
-            for stages in spec.levels
-            for stage in stages.values()
-            for entry in stage.inputs
-            if entry.reads_attr
-        )
         self._head: RowStage | None = None
         if head.file is not None:
-            dims = [final[head.node_type].state_dim]
-            names = ["h"]
+            dims, names = [self.state_dim], ["h"]
             if head.kind == "link":
                 dims.append(final[head.dst_node_type or head.node_type].state_dim)
                 names = ["h_src", "h_dst"]
@@ -345,17 +327,13 @@ class Model:
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
         plan = self._plan(level, wanted, as_of)
         keep = True
-        if plan.reads:
-            absent = complete(plan, self._fetched_rows)
-            if absent:
-                if self._used is None:
-                    self.watch.sampled()
-                    raise RowsAbsent(absent)
+        if plan.reads and (absent := complete(plan, self._fetched_rows)):
+            if self._used is not None:
                 self._used |= do_without(plan, self._fetched_rows)
-                if share_there(plan) < self._least_share:
-                    self.watch.sampled()
-                    raise RowsAbsent(absent)
-                keep = False  # state caches hold rows that any request would compute
+            if self._used is None or share_there(plan) < self._least_share:
+                self.watch.sampled()
+                raise RowsAbsent(absent)
+            keep = False  # state caches hold rows that any request would compute
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
         if plan.since > -math.inf:

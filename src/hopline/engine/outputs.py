@@ -43,10 +43,7 @@ def sigmoid(logits, out):  # type: ignore[no-untyped-def]
 def probabilities(task: str, logits: FloatArray) -> FloatArray:
     """Probabilities of a task: float32 [n, c] for multiclass and multilabel, [n] for binary."""
     out = np.empty_like(logits)
-    if task == "multiclass":
-        softmax(logits, out)
-        return out
-    sigmoid(logits, out)
+    (softmax if task == "multiclass" else sigmoid)(logits, out)
     return out[:, 0] if task == "binary" else out
 
 

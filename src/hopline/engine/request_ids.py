@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hopline.errors import BadRequest, NodeNotFound
-from hopline.types import ExternalIds, IdArray
+from hopline.types import ExternalIds, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
+    from hopline.artifact import ModelSpec
     from hopline.graph import IdIndex
 
 #: Unknown ids that a message lists; the error's `missing` has them all.
@@ -35,6 +36,14 @@ def all_known(ids: IdArray) -> bool:
     if ids.shape[0] == 1:
         return bool(ids[0] >= 0)
     return ids.shape[0] == 0 or bool(ids.min() >= 0)
+
+
+def sides_of(spec: ModelSpec, request: ScoreRequest) -> list[tuple[str, ExternalIds]]:
+    """Node type and ids of the known nodes of a request, or of both sides of its pairs."""
+    head = spec.head
+    if request.pairs is None:
+        return [(request.node_type or head.node_type, request.nodes)]
+    return [*zip((head.node_type, head.dst_node_type or head.node_type), request.pairs, strict=True)]
 
 
 def not_found(graph_version: str, external: ExternalIds, ids: IdArray) -> NodeNotFound:

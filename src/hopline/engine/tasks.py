@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +34,16 @@ Outputs = Mapping[str, Output]
 
 
 def outputs_of(spec: ModelSpec) -> Outputs:
-    """Outputs that a model offers: `label`, or `fraud_label` if it has several and one is named fraud."""
+    """Outputs that a model offers: `label`, or `fraud_label` if it has several and one is named fraud.
+
+    Of heads of several node types, those of all: `logits` and `embedding` have the width of each type.
+    """
     head, found = spec.head, dict[str, Output]()
+    if spec.heads:
+        for name, output in (item for each in spec.by_type.values() for item in outputs_of(each).items()):
+            if (other := found.setdefault(name, output)).tensor != output.tensor:
+                found[name] = other._replace(tensor=replace(other.tensor, shape=(-1, -1)))
+        return found
 
     def add(prefix: str, task: str, kind: str, columns: slice | None, width: int) -> None:
         is_scalar = (kind, task) == ("probabilities", "binary") or (

@@ -32,7 +32,7 @@ from hopline.events.payloads import JsonEvents, read_json
 from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
-from hopline.repeated_names import may_repeat, repeated_name
+from hopline.json_faults import may_repeat, repeated_name
 from hopline.types import IdArray
 
 

@@ -42,7 +42,7 @@ async def load_graph_version(load: Load, folder: Path, limits: ModelLimits, tool
     if computer.reads_store:
         await computer.warm_up_reading()
     await _prewarm(computer, tools)
-    if files := _precomputed_files(limits, unit, tools):
+    if not spec.heads and (files := _precomputed_files(limits, unit, tools)):
         await _look_up(served, computer, folder, files, tools)
 
 

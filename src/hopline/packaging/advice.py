@@ -27,6 +27,27 @@ NUMBER = (
     "a model without features has a table with a row for each node: declare it, "
     "embeddings={'emb': node type}"
 )
+DERIVATIVE = (
+    "a package computes no gradients: write the derivative as an expression, such as 3 * x**2, or train a "
+    "layer that answers it"
+)
+#: Words of a refusal to split -> the remedy, where the code that refuses knows none.
+_REMEDIES = {
+    "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",
+    "sparse_": "a server reads edges as a list, and builds no sparse matrix of them: write "
+    "torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)",
+    "outside of a message-passing layer": "sum rows of edges by torch_geometric.utils.scatter(rows, "
+    "edge_index[1], dim_size=x.size(0)) or in a convolution",
+    "__array_struct__": "use torch in place of NumPy",
+    "not installed as a submodule": "forward runs a module outside of the model: make it an "
+    "attribute, and change forward in a subclass",
+    "the model fails on the graph at": HOW_RUN,
+    "_cdist_forward": "torch.cdist has no form in ONNX: write (a[:, None] - b).norm(dim=-1)",
+}
+TYPED = (
+    "edge types as numbers are an argument: package a module whose forward(x, edge_index, edge_type) calls "
+    "this one with Data(x=x, edge_index=edge_index, edge_type=edge_type)"
+)
 _ALL_ROWS = (
     "a server answers for the nodes that requests name, without the bookkeeping of a loader: give it a "
     "default, or pass a module whose forward(x, edge_index) answers a row for each node"
@@ -58,8 +79,6 @@ INSTEAD = {
     "needs them as a column of edge_attr as well",
     **dict.fromkeys(("head_index", "rel_type", "tail_index"), _TRIPLES),
 }
-
-
 #: Names by which the times of edges are read from PyG's data.
 TIMES = ("edge_time", "time")
 
@@ -93,29 +112,6 @@ def lost(name: str, owner: str) -> str:
         f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
         "pass a module whose forward takes its columns apart"
     )
-
-
-DERIVATIVE = (
-    "a package computes no gradients: write the derivative as an expression, such as 3 * x**2, or train a "
-    "layer that answers it"
-)
-#: Words of a refusal to split -> the remedy, where the code that refuses knows none.
-_REMEDIES = {
-    "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",
-    "sparse_": "a server reads edges as a list, and builds no sparse matrix of them: write "
-    "torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)",
-    "outside of a message-passing layer": "sum rows of edges by torch_geometric.utils.scatter(rows, "
-    "edge_index[1], dim_size=x.size(0)) or in a convolution",
-    "__array_struct__": "use torch in place of NumPy",
-    "not installed as a submodule": "forward runs a module outside of the model: make it an "
-    "attribute, and change forward in a subclass",
-    "the model fails on the graph at": HOW_RUN,
-    "_cdist_forward": "torch.cdist has no form in ONNX: write (a[:, None] - b).norm(dim=-1)",
-}
-TYPED = (
-    "edge types as numbers are an argument: package a module whose forward(x, edge_index, edge_type) calls "
-    "this one with Data(x=x, edge_index=edge_index, edge_type=edge_type)"
-)
 
 
 def remedy(refusal: str) -> str:

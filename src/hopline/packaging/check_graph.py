@@ -74,14 +74,13 @@ class CheckEdges:
         dst = self.destinations[places] if dst is None else dst
         count = np.bincount(dst, minlength=len(self.indptr) - 1 if num_dst is None else num_dst)
         order = np.argsort(dst, kind="stable")
-        attr, weight = (
-            None
-            if column is None
-            else column[places][order]
-            if len(column)
-            else np.ones((len(dst), *column.shape[1:]), np.float32)
-            for column in (self.attr, self.weight)
-        )
+
+        def taken(column: FloatArray) -> FloatArray:
+            return (
+                column[places][order] if len(column) else np.ones((len(dst), *column.shape[1:]), np.float32)
+            )
+
+        attr, weight = (None if each is None else taken(each) for each in (self.attr, self.weight))
         indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
         return CheckEdges(self.src, self.dst, indptr, src[order], attr, weight)
 

@@ -113,18 +113,14 @@ def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Map
         content = content.state_dict()
     if not isinstance(content, Mapping) or "param_groups" in content or len(path) > _MAX_DEPTH:
         return
-    tensors = {
-        name: value
-        for name, value in content.items()
-        # the value of `Module.get_extra_state` may be any object
-        if isinstance(name, str)
-        and (isinstance(value, Tensor) or name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX)
-    }
+    named = {name: value for name, value in content.items() if isinstance(name, str)}
+    # the value of `Module.get_extra_state` may be any object
+    extra = {name for name in named if name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX}
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) or name in extra}
     if any(isinstance(value, Tensor) for value in tensors.values()):
         yield "/".join(path), tensors
-    for name, value in content.items():
-        if isinstance(name, str):
-            yield from _states(value, (*path, name))
+    for name, value in named.items():
+        yield from _states(value, (*path, name))
 
 
 def _candidates(key: str, state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[_Candidate]:
@@ -175,11 +171,8 @@ def _judged(key: str, prefix: str, names: Mapping[str, Any], wanted: Mapping[str
     missing = [name for name in wanted if name not in state and _counter(name) is None]
     unexpected = [name for name in state if name not in wanted and _counter(name) is None]
     unused = [name for name in names if not name.startswith(prefix) and _counter(name) is None]
-    misfits = [
-        why
-        for name, value in state.items()
-        if name in wanted and (why := _misfit(name, value, wanted[name]))
-    ]
+    both = [name for name in state if name in wanted]
+    misfits = [why for name in both if (why := _misfit(name, state[name], wanted[name]))]
     return _Candidate(label, state, missing, unexpected, misfits, unused)
 
 

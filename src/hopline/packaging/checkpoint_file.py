@@ -25,20 +25,12 @@ import torch
 from hopline.errors import PackagingError
 
 #: Plain values that trainers store next to weights. Unpickling them sets values, and calls nothing else.
-_PLAIN: list[Any] = [
-    argparse.Namespace,
-    collections.defaultdict,
-    pathlib.Path,
-    pathlib.PosixPath,
-    np.dtype,
-    np.ndarray,
-    *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
-    *(
-        (getattr(np._core.multiarray, name), f"numpy.{core}.multiarray.{name}")  # type: ignore[attr-defined]
-        for name in ("scalar", "_reconstruct")
-        for core in ("core", "_core")
-    ),
-]
+_PLAIN: list[Any] = [argparse.Namespace, collections.defaultdict, pathlib.Path, pathlib.PosixPath]
+_PLAIN += [np.dtype, np.ndarray, *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type))]
+for _core in ("core", "_core"):
+    for _name in ("scalar", "_reconstruct"):
+        _function = getattr(np._core.multiarray, _name)  # type: ignore[attr-defined]
+        _PLAIN.append((_function, f"numpy.{_core}.multiarray.{_name}"))
 _GLOBAL = re.compile(r"(?:Unsupported global: GLOBAL|Unsupported class|Can only .* but got) (\S+)")
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _LFS = b"version https://git-lfs"

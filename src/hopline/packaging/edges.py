@@ -28,6 +28,18 @@ from torch_geometric.utils import (
 
 from hopline.graph.schema import reverse_key
 
+#: Between the keys of edge types whose edges the model has in one list.
+_AND = " and "
+#: Methods that answer the same edges.
+_SAME = frozenset({"clone", "contiguous", "detach", "long"})
+#: Directions of PyG's messages: along the edges, and against them.
+FLOWS = ("source_to_target", "target_to_source")
+#: Functions over all edges of a node, and such that answer another list of edges.
+GROUPED: tuple[Callable[..., Any], ...] = (softmax, scatter, degree)
+LOOPS: tuple[Callable[..., Any], ...] = (
+    gcn_norm, add_self_loops, add_remaining_self_loops, remove_self_loops,
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Domain:
@@ -64,19 +76,6 @@ def neighbour_rows(rows: Tensor, edge_index: Tensor) -> Tensor:
 def own_rows(rows: Tensor, edge_index: Tensor) -> Tensor:
     """Rows of nodes [n, …] as rows of edges [E, …]: that of the edge's destination."""
     return rows.index_select(0, edge_index[1])
-
-
-#: Between the keys of edge types whose edges the model has in one list.
-_AND = " and "
-#: Methods that answer the same edges.
-_SAME = frozenset({"clone", "contiguous", "detach", "long"})
-#: Directions of PyG's messages: along the edges, and against them.
-FLOWS = ("source_to_target", "target_to_source")
-#: Functions over all edges of a node, and such that answer another list of edges.
-GROUPED: tuple[Callable[..., Any], ...] = (softmax, scatter, degree)
-LOOPS: tuple[Callable[..., Any], ...] = (
-    gcn_norm, add_self_loops, add_remaining_self_loops, remove_self_loops,
-)  # fmt: skip
 
 
 def slot_of(node: fx.Node) -> str | None:

@@ -63,12 +63,9 @@ def _example(item: StageInput, width: int) -> tuple[Tensor, dict[int, Any]]:
         return torch.zeros(_SOURCES, width), {0: torch.export.Dim(f"m_{item.name}", min=1)}
     if item.kind in ("degree", "count"):
         return torch.ones(_ROWS), {0: rows}
-    if item.kind == "positions":
-        return torch.zeros(_ROWS, _WIDTH, dtype=torch.int64), {0: rows, 1: block}
-    if item.kind in ("mask", "is_self"):
-        return torch.ones(_ROWS, _WIDTH, dtype=torch.bool), {0: rows, 1: block}
-    if item.kind == "edge_weight":
-        return torch.ones(_ROWS, _WIDTH), {0: rows, 1: block}
+    if item.kind in ("positions", "mask", "is_self", "edge_weight"):
+        dtypes = {"positions": torch.int64, "edge_weight": torch.float32}
+        return torch.ones(_ROWS, _WIDTH, dtype=dtypes.get(item.kind, torch.bool)), {0: rows, 1: block}
     if item.kind == "edge_attr":
         return torch.ones(_ROWS, _WIDTH, width), {0: rows, 1: block}
     return torch.zeros(_ROWS, width), {0: rows}
@@ -176,14 +173,10 @@ def _has_forms(program: Any, registry: Any) -> bool:
 
 def _anonymous(model: Any) -> None:
     """Drop the exporter's notes: stack traces with paths of this machine, several times the weights."""
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph:
-        node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
+    graph = model.graph
+    outputs = [each for node in graph for each in node.outputs]
+    for noted in (model, graph, *graph, *graph.inputs, *graph.initializers.values(), *outputs):
+        noted.metadata_props.clear()
 
 
 def _first_lines(error: BaseException) -> str:
@@ -200,10 +193,8 @@ def quiet() -> Iterator[None]:
 
     Its trace log formats every graph if the root logger has a handler: 20 times the export.
     """
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch.onnx", "torch.export", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
-    ]
+    names = ("torch.onnx", "torch.export", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
@@ -319,19 +310,14 @@ def _moves(left: Any, other: Any) -> Any:
 #: ONNX forms that the exporter lacks, or that differ from torch at values that the
 #: packaging graph may not have: clamped infinities, sums of exp of large numbers, remainders of large
 #: numbers, angles of negative numbers.
-_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
-    _ATEN.one_hot.default: _one_hot,
+_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {_ATEN.one_hot.default: _one_hot}
+_FORMS |= {
     _ATEN.clamp.default: _clamp,
     _ATEN.clamp_min.default: _clamp,
     _ATEN.clamp_max.default: _clamp_max,
-    _ATEN.logaddexp.default: _logaddexp,
-    _ATEN.logaddexp2.default: _logaddexp2,
-    _ATEN.logcumsumexp.default: _logcumsumexp,
-    _ATEN.atan2.default: _atan2,
-    _ATEN.softplus.default: _softplus,
-    _ATEN.remainder.Tensor: _remainder,
-    _ATEN.remainder.Scalar: _remainder,
-    _ATEN.remainder.Scalar_Tensor: _remainder,
-    _ATEN.floor_divide.default: _floor_divide,
-    _ATEN.div.Tensor_mode: _divide,
 }
+_FORMS |= {_ATEN.logaddexp.default: _logaddexp, _ATEN.logaddexp2.default: _logaddexp2}
+_FORMS |= {_ATEN.logcumsumexp.default: _logcumsumexp, _ATEN.atan2.default: _atan2}
+_FORMS |= {_ATEN.remainder.Tensor: _remainder, _ATEN.remainder.Scalar: _remainder}
+_FORMS |= {_ATEN.remainder.Scalar_Tensor: _remainder, _ATEN.softplus.default: _softplus}
+_FORMS |= {_ATEN.floor_divide.default: _floor_divide, _ATEN.div.Tensor_mode: _divide}

@@ -186,10 +186,8 @@ def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Mod
     """
     schema = spec.graph_schema
     node_types: Any = schema["node_types"]
-    one_matrix = {  # the graph of the probe does not list of which tensors its columns are
-        name: {key: value for key, value in node.items() if key != "groups"}
-        for name, node in node_types.items()
-    }
+    # the graph of the probe does not list of which tensors its columns are
+    one_matrix = {name: {**node, "groups": []} for name, node in node_types.items()}
     spec = msgspec.structs.replace(spec, graph_schema={**schema, "node_types": one_matrix})
     try:
         if not is_cached:

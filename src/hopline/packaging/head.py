@@ -229,8 +229,6 @@ def head_call(head: object, targets: Sequence[str]) -> str:
 def _required(head: nn.Module) -> list[str]:
     """Names of the arguments of a head that have no default."""
     head = head.module if isinstance(head, Several) else head
-    return [
-        name
-        for name, p in inspect.signature(head.forward).parameters.items()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    parameters = inspect.signature(head.forward).parameters.values()
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [p.name for p in by_position if p.default is p.empty]

@@ -6,18 +6,18 @@ It is long because all steps share what the run has found out so far.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import msgspec
 import numpy as np
 from torch import fx, nn
 
 from hopline import artifact
-from hopline.artifact import ModelSpec, NamedOutput, Stage, StageInput, Task
+from hopline.artifact import Head, ModelSpec, NamedOutput, Stage, StageInput, Task
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.packaging import edge_kinds, gate
 from hopline.packaging import head as heads
@@ -126,11 +126,9 @@ class Job:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
         fewer = None if self.pairs is None else (self.pairs[0][:0], self.pairs[1][:0])
-        shapes = [
-            self.reference.outputs(graph, pairs).shape
-            for graph, pairs in ((self.probe.check, self.pairs), (self.check, fewer))
-        ]
-        heads.check_shape(self.tasks.get("", "regression"), *shapes)
+        runs = (self.probe.check, self.pairs), (self.check, fewer)
+        shapes = [self.reference.outputs(*each).shape for each in runs]
+        heads.check_shape(self._task or "regression", *shapes)
         self._find_outputs(classes)
         self._check_numbers()
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
@@ -150,7 +148,8 @@ class Job:
 
     def _find_outputs(self, classes: Mapping[str, tuple[str, ...]]) -> None:
         """Find the columns of each output. Raises: PackagingError: they do not fit its task."""
-        end, widths = 0, {"": self.rows.shape[1]} if "" in self.tasks else self._widths()
+        alone = zip(self.tasks, self.rows.shape[1:], strict=False)
+        end, widths = 0, dict(alone) if self._task else self._widths()
         for name, width in widths.items():
             names = classes.get(name, classes.get("", ()))
             each = NamedOutput(name, self.tasks[name], (end, end + width), names)
@@ -161,15 +160,24 @@ class Job:
 
     def _widths(self) -> dict[str, int]:
         """Columns of each of several outputs, by a call of the module; notes those that are not served."""
-        of = self.reference
-        several: Any = of.head if isinstance(of.head, Several) else of.module
+        several: Any = self._several
         found: dict[str, Any] = {}
         hook = several.module.register_forward_hook(lambda _, args, out: found.update(several.named(out)))
-        of.answers(self.check)
+        self.reference.answers(self.check)
         hook.remove()
         if left := [name for name in found if name not in self.tasks and found[name] is not None]:
             self.notes.append(f"not served, as task= does not name them: {', '.join(left)}")
         return {name: columns(name, found[name]).shape[1] for name in self.tasks}
+
+    @property
+    def _several(self) -> Several | None:
+        of = self.reference.head or self.reference.module
+        return of if isinstance(of, Several) else None
+
+    @property
+    def _task(self) -> Task | None:
+        """Of the only output; None if there are several."""
+        return None if self._several else next(iter(self.tasks.values()))
 
     def _run_on_probe(self, *, wide: bool) -> None:
         has = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
@@ -253,8 +261,10 @@ class Job:
         Raises: ParityError: they differ.
         """
         self.progress(COMPARE, 0.0)
-        served = gate.judge(folder, spec, answered := self.answered(), self._unseen(spec))
+        own, before = spec.by_type[self.targets[0]], cast(dict[str, float], spec.parity.get("served", {}))
+        found = gate.judge(folder, own, answered := self.answered(), self._unseen(own))
         self.notes += answered.imprecise()
+        served = before | {name: max(value, before.get(name, 0.0)) for name, value in found.items()}
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()), "tolerance": gate.TOLERANCE, "served": served,
             "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
@@ -262,14 +272,17 @@ class Job:
         }  # fmt: skip
         self.progress(COMPARE, 1.0)
         known = edge_kinds.of_matrix(self.lacks, self.binding)
-        agrees = partial(self._agrees, folder, spec)
+        agrees = partial(self._agrees, folder, own)
         relied_on = dict(edge_kinds.relied_on(self.lacks, known, agrees))
         self.notes += [
             f"the answers rely on {key} having no {' and no '.join(kinds)}: a live graph that can get such "
             "edges is refused, and so are a later graph and a request with them"
             for key, kinds in relied_on.items()
         ]
-        return msgspec.structs.replace(spec, parity=figures, edges_without=relied_on)
+        without = dict(spec.edges_without)
+        for key, kinds in relied_on.items():
+            without[key] = tuple(dict.fromkeys((*without.get(key, ()), *kinds)))
+        return msgspec.structs.replace(spec, parity=figures, edges_without=without)
 
     def refuse(self, reason: NotSplittable | ParityError) -> NoReturn:
         """Raise `reason`, or an error that says on what else than its neighbourhood an answer depends."""
@@ -312,15 +325,19 @@ class Job:
         """True if the head scores pairs."""
         return heads.is_link(self.head)
 
-    def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
+    def write_stages(self, folder: Path, spec: ModelSpec, others: Sequence[Job] = ()) -> ModelSpec:
         """Write the stages and the head, and check them.
+
+        Args:
+            others: jobs of the same model for heads of further node types, over the same stages.
 
         Raises: NotSplittable, ParityError, PackagingError: as `package`.
         """
         self.progress(TRACE, 0.0)
-        slots = self.binding.slots(self.check)
+        slots, jobs = self.binding.slots(self.check), (self, *others)
+        targets = tuple(name for job in jobs for name in job.targets)
         traced, lowered = trace_and_lower(
-            self.model, self.binding, self.targets, slots, device=self.device, draws=self.draws
+            self.model, self.binding, targets, slots, device=self.device, draws=self.draws
         )
         if traced.decisions:
             shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
@@ -329,8 +346,9 @@ class Job:
                 f"compared: {shown}"
             )
         check_rows(traced, self.binding, self.probe.check)
-        finals, head = self._finals(traced)
+        ends = [job._finals(traced) for job in jobs]
         self.progress(TRACE, 1.0)
+        finals = {name: node for own, _ in ends for name, node in own.items()}
         splitter = Splitter(traced, lowered, finals)
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
@@ -343,24 +361,29 @@ class Job:
             fanouts |= dict.fromkeys(sorted(members), (-1,) * count)
         spec = msgspec.structs.replace(spec, num_layers=count, fanouts=fanouts, opset=OPSET)
         spec = self._export(folder, spec, plans)
-        return self._write_head(folder, spec, head)
+        described = []
+        for job, head, (_, plan) in zip(jobs, (spec.head, *spec.heads), ends, strict=True):
+            file = "head.onnx" if job is self else f"head.{head.node_type}.onnx"
+            described.append(job._write_head(folder / file, head, plan))
+        return msgspec.structs.replace(spec, head=described[0], heads=tuple(described[1:]))
 
     def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], heads.HeadPlan]:
         """The value that each target's last state holds, and the head."""
-        dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
+        outputs = {name: traced.outputs[name] for name in self.targets}
+        dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in outputs.values())
         then = self._to_logits()
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
             if not isinstance(self.head, nn.Module):
-                return dict(traced.outputs), heads.HeadPlan("link", None, widths, 1)
+                return outputs, heads.HeadPlan("link", None, widths, 1)
             decoder = heads.Columns(self.head, then)
-            return dict(traced.outputs), heads.HeadPlan("link", decoder, widths, self.rows.shape[1])
-        node_type, output = next(iter(traced.outputs.items()))
+            return outputs, heads.HeadPlan("link", decoder, widths, self.rows.shape[1])
+        ((node_type, output),) = outputs.items()
         if isinstance(self.head, nn.Module):
             head = heads.Columns(self.head, then)
             self.embedding = self.reference.embedding(self.probe.check)
             return {node_type: output}, heads.HeadPlan("node", head, dims, self.rows.shape[1])
-        task = self.tasks.get("")
+        task = self._task
         below = heads.logits_below(traced, output, task) if task and then else None
         last = output if below is None else below
         state = last if task == "embedding" else heads.embedding_of(traced, last, several=not task)
@@ -399,16 +422,13 @@ class Job:
                     of_query = [self._width(item, plan, dims) for item in plan.query_inputs]
                     export_stage(plan.query, plan.query_inputs, of_query, folder / query_file)
                 packed = export_stage(plan.module, plan.inputs, widths, folder / file)
-                stage = Stage(
-                    plan.state_dim, file, plan.inputs, packed, "", query_file, plan.query_dim,
-                    plan.query_inputs,
-                )  # fmt: skip
+                queries = query_file, plan.query_dim, plan.query_inputs
+                stage = Stage(plan.state_dim, file, plan.inputs, packed, "", *queries)
             levels[plan.level][plan.node_type] = stage
             self.progress(step, 1.0)
         attends = any(item.attention for plan in plans for item in plan.inputs)
-        return msgspec.structs.replace(
-            spec, levels=tuple(levels), format=max(spec.format, artifact.ATTENTION_FORMAT if attends else 1)
-        )
+        oldest = max(spec.format, artifact.ATTENTION_FORMAT if attends else 1)
+        return msgspec.structs.replace(spec, levels=tuple(levels), format=oldest)
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:
         """Columns of an input, 0 if its kind defines the whole shape; `dims`: those of each state."""
@@ -423,13 +443,10 @@ class Job:
             return dims[plan.level - 1, plan.node_type if edges is None else edges.src]
         return edges.attr_dim if item.kind == "edge_attr" and edges is not None else 0
 
-    def _write_head(self, folder: Path, spec: ModelSpec, head: heads.HeadPlan) -> ModelSpec:
-        file = None
-        if head.module is not None:
-            file = "head.onnx"
-            head.write(folder / file)
-        described = msgspec.structs.replace(
-            spec.head, output_dim=head.output_dim, kind=head.kind, file=file,
+    def _write_head(self, path: Path, described: Head, head: heads.HeadPlan) -> Head:
+        head.write(path)
+        return msgspec.structs.replace(
+            described, output_dim=head.output_dim, kind=head.kind,
+            file=None if head.module is None else path.name,
             dst_node_type=self.targets[-1] if head.kind == "link" else "",
         )  # fmt: skip
-        return msgspec.structs.replace(spec, head=described)

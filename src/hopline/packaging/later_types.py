@@ -31,7 +31,7 @@ _EDGES_PER_NODE = 2
 def with_edge_types(
     spec: ModelSpec, reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows
 ) -> tuple[ModelSpec, list[str]]:
-    """Record what a later graph must not have, or must have, and notes for the user.
+    """Record what else a later graph must not have, or must have, and notes for the user.
 
     Args:
         rows: the module's answers on the probe.
@@ -48,6 +48,8 @@ def with_edge_types(
         f"without any edge of {key}, the model takes another branch: such a graph is refused"
         for key in nonempty
     ]
+    without = tuple(dict.fromkeys((*spec.types_without, *without)))
+    nonempty = tuple(dict.fromkeys((*spec.types_nonempty, *nonempty)))
     return msgspec.structs.replace(spec, types_without=without, types_nonempty=nonempty), notes
 
 
@@ -76,11 +78,8 @@ def types_not_compared(
     if not binding.hetero:
         return ()
     named = _asked(reference, graph) | set(_named(reference.module))
-    found = [
-        key
-        for key in sorted(named - graph.edges.keys())
-        if not set(split_key(key)[::2]) <= graph.features.keys() or reads(key, True)
-    ]
+    known, keys = graph.features.keys(), sorted(named - graph.edges.keys())
+    found = [key for key in keys if not {*split_key(key)[::2]} <= known or reads(key, True)]
     node_type = reference.targets[0]
     if reads(f"{node_type}__{_INVENTED}__{node_type}", False):
         found.append(ANY_TYPE)

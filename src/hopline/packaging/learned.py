@@ -7,13 +7,14 @@ the nodes that it is called with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hopline.artifact import Later
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.types import FloatArray
@@ -77,11 +78,8 @@ def take_out(module: nn.Module, embeddings: Mapping[str, str], graph: Graph) -> 
         table = part.weight if isinstance(part, nn.Embedding) else part
         num_nodes = graph.nodes[node_type].num_nodes
         if not isinstance(table, Tensor) or table.dim() != 2 or len(table) != num_nodes:
-            tables = [
-                name
-                for name, each in module.named_parameters()
-                if each.dim() == 2 and len(each) == num_nodes
-            ]
+            shapes = {name: each.shape for name, each in module.named_parameters()}
+            tables = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == num_nodes]
             listed = ", ".join(name.removesuffix(".weight") for name in tables) or "none"
             what = "no table" if not isinstance(table, Tensor) else f"{list(table.shape)}"
             raise PackagingError(
@@ -100,6 +98,35 @@ def take_out(module: nn.Module, embeddings: Mapping[str, str], graph: Graph) -> 
                 if each is part:
                     delattr(holder, name)
                     setattr(holder, name, rows)
+    return found
+
+
+def later_rows(
+    tables: Tables, later: Later | Mapping[str, Sequence[float]]
+) -> dict[str, FloatArray | None]:
+    """The rows of nodes that have none.
+
+    Args:
+        later: or path of each table -> its row.
+    Raises: PackagingError: a row of another width, or of no table.
+    """
+    if later == "refuse":
+        return dict.fromkeys(tables)
+    given = later if isinstance(later, Mapping) else {}
+    found: dict[str, FloatArray | None] = {}
+    known = {path for each in tables.values() for path in each}
+    for name, each in tables.items():
+        parts = []
+        for path, rows in each.items():
+            mean = rows.mean(axis=0, dtype=np.float64)
+            row = mean if later == "mean-row" else np.zeros_like(mean)
+            parts.append(np.asarray(given.get(path, ()) if given else row, np.float32))
+            if parts[-1].shape != mean.shape or not np.isfinite(parts[-1]).all() or given.keys() - known:
+                raise PackagingError(
+                    f"later_nodes: a mapping has a row for each table, {', '.join(known)}: {path!r} has "
+                    f"{len(mean)} finite numbers"
+                )
+        found[name] = np.concatenate(parts)
     return found
 
 

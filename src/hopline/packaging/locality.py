@@ -128,11 +128,8 @@ def with_statistics(reference: Reference, small: CheckGraph, whole: CheckGraph) 
         return frozen.seen
 
     one, two = followed(small, None), followed(repeated(small, 2), None)
-    places = [
-        place
-        for place, (rows, found) in one.items()
-        if place in two and rows != two[place][0] and found.shape == two[place][1].shape
-    ]
+    both = [(place, one[place], two[place]) for place in one if place in two]
+    places = [at for at, (rows, a), (more, b) in both if rows != more and a.shape == b.shape]
     frozen = Frozen({place: value for place, (_, value) in followed(whole, places).items()})
     other.binding = replace(reference.binding, frozen=frozen)
     return other, frozen
@@ -238,10 +235,8 @@ def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph)
 
     num_real = len(reference.answers(real))
     before = answers(nodes=False, edges=False)
-    return bool(
-        reference.differ(before, answers(nodes=False, edges=True)).any()
-        and not reference.differ(before, answers(nodes=True, edges=False)).any()
-    )
+    by_edges = bool(reference.differ(before, answers(nodes=False, edges=True)).any())
+    return by_edges and not reference.differ(before, answers(nodes=True, edges=False)).any()
 
 
 def _varies_in_width(error: PackagingError) -> bool:

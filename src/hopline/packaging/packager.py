@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
 
-from hopline.artifact import OUTPUTS_FORMAT, Head, Later, ModelSpec, Task, check_choice, write_spec
+from hopline import artifact
+from hopline.artifact import Head, Later, ModelSpec, Task
 from hopline.engine.embeddings import joined, write_tables
 from hopline.engine.encoders import preprocessed
 from hopline.errors import NotSplittable, PackagingError, ParityError
@@ -31,14 +32,14 @@ from hopline.packaging.folder import new_version
 from hopline.packaging.head import head_call, is_link
 from hopline.packaging.job import FREEZE, Job
 from hopline.packaging.later_types import with_edge_types
-from hopline.packaging.learned import Tables, take_out
+from hopline.packaging.learned import Tables, later_rows, take_out
 from hopline.packaging.locality import with_statistics
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
 from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Device, Fanouts, Role, Sampling
-from hopline.packaging.several import Heads, Several, by_output
+from hopline.packaging.several import Heads, Several, by_output, node_types_of
 from hopline.packaging.signature import bind
 from hopline.types import Progress, silent
 
@@ -76,15 +77,12 @@ def unwrap(module: Any, what: str) -> nn.Module:
             f"{what} cannot be packaged: its {compiled[0]} is compiled by torch.compile. Pass it without: "
             f"model.{compiled[0]} = model.{compiled[0]}._orig_mod"
         )
-    quantised = [
-        f"{name or 'it'} ({type(part).__name__})"
-        for name, part in module.named_modules()
-        if ".quantized" in type(part).__module__
-    ]
-    if quantised:
+    parts = [*module.named_modules()]
+    if quantised := [(name, type(part)) for name, part in parts if ".quantized" in type(part).__module__]:
         raise PackagingError(
-            f"{what} is quantised by torch: {quantised[0]} scales by all rows of a call, so "
-            "that answers change with the batch. Package the float module, then run hopline quantize"
+            f"{what} is quantised by torch: {quantised[0][0] or 'it'} ({quantised[0][1].__name__}) scales "
+            "by all rows of a call, so that answers change with the batch. Package the float module, then "
+            "run hopline quantize"
         )
     if isinstance(module, GAE):
         encoder = "a module whose forward returns model.encode(x, edge_index)"
@@ -127,7 +125,7 @@ def package(
     head: nn.Module | Mapping[str, nn.Module] | Literal["dot"] | None = None,
     target: str | tuple[str, str] | None = None, classes: Sequence[str] | Mapping[str, Sequence[str]] = (),
     arguments: Mapping[str, Role | None] | None = None, embeddings: Mapping[str, str] | None = None,
-    later_nodes: Later = "refuse", relations: Sequence[str] | None = None,
+    later_nodes: Later | Mapping[str, Sequence[float]] = "refuse", relations: Sequence[str] | None = None,
     output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
     preprocess: Mapping[str, Any] | None = None,
@@ -142,13 +140,14 @@ def package(
         fanouts: sampled neighbours for each layer, seed-outward; one list, or edge type -> list.
         task: how logits become probabilities and labels. Of a module (or head) that answers a dict, a
             dataclass or a tuple: the name of each output that is served -> its task. Values of a tuple are
-            named output_0, output_1, …, or, if all are served, as here.
+            named output_0, output_1, …, or, if all are served, as here. Of a module that answers for
+            several node types: each type -> its task; requests name the type.
         sampling: how neighbours are chosen: uniformly, the most recent ones, or by edge weight.
         max_degree: hard cap on the neighbours of one node at one layer.
         salt: key of the sampler; another salt draws other neighbours.
         head: a further module from final states to logits: of one argument (`head(h)`), or of two for
             link prediction (`head(h_src, h_dst)`); "dot" scores a pair by the dot product. A mapping has
-            a head for each of several tasks.
+            a head for each of several tasks, or for each of several node types.
         target: the node type that requests name, or (source, destination) types of a pair; needed only
             if there are several.
         classes: names of the output columns; of several outputs, by name of the output.
@@ -159,7 +158,7 @@ def package(
             has a row each, in the order of the graph. It leaves the weights and becomes columns of the
             artifact, which are found by the nodes' ids.
         later_nodes: what a node of a later graph gets that has no such row: "refuse" (the graph is not
-            served) or "zero".
+            served), "zero", "mean-row" (the mean of the table's rows), or name of each table -> a row.
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
         output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
@@ -190,17 +189,13 @@ def package(
     for named, value, hint in (
         *(("task", value, Task) for value in tasks.values()),
         *(("output", value, Output) for value in outputs.values()),
-        ("device", device, Device), ("later_nodes", later_nodes, Later),
+        ("device", device, Device),
+        *((("later_nodes", later_nodes, Later),) if isinstance(later_nodes, str) else ()),
     ):  # fmt: skip
-        check_choice(named, value, get_args(hint))
+        artifact.check_choice(named, value, get_args(hint))
     settings.check_sampling(sampling, schema)
     class_names = by_output(classes, "classes", tasks)
     class_names = {key: settings.checked_names(value, "classes") for key, value in class_names.items()}
-    if len(schema.node_types) > 1 and (types := ", ".join(tasks.keys() & schema.node_types)):
-        raise PackagingError(
-            f"task names node types ({types}), and a package is for nodes of one: package the model once "
-            "for each, target=..., with its own name and task"
-        )
     relations = None if relations is None else settings.checked_names(relations, "relations")
     max_degree = None if max_degree is None else settings.checked_integer(max_degree, "max_degree", 1)
     salt = settings.checked_integer(salt, "salt")
@@ -221,12 +216,18 @@ def package(
     if embeddings:
         module = eval_copy(module)
         tables = take_out(module, embeddings, graph)
+        rows_of_later = later_rows(tables, later_nodes)
         graph = joined(graph, tables)
     schema = graph.schema
     binding = bind(
         module, schema, arguments=arguments, relations=relations, left_out=graph.left_out, tables=embeddings
     )
-    targets = _targets(target, binding, head)
+    types = node_types_of(tasks, target, schema, head)
+    targets = types or _targets(target, binding, head)
+    if not {*types} <= {*binding.node_types}:
+        raise PackagingError(
+            f"{GRAPH_TYPE!r} is not a node type of this model; package it for graphs alone"
+        )
     if targets != (GRAPH_TYPE,):
         binding = replace(binding, members={})
     elif max_degree is not None:
@@ -235,53 +236,74 @@ def package(
     served: Any = head
     if "" not in tasks and is_link(head):
         raise PackagingError("a model of pairs has one output: package it once for each of its tasks")
-    if "" not in tasks and head is None:
+    if "" not in tasks and head is None and not types:
         module = Several(module, tuple(tasks), targets[0])
-    elif "" not in tasks:
+    elif "" not in tasks and not types:
         served = Several(served, tuple(tasks), targets[0])
-    elif isinstance(head, Heads):
+    elif isinstance(head, Heads) and not types:
         raise PackagingError(f"head= names {', '.join(head.names)}: task={{...}} gives each its task")
-    job = Job(
-        model=eval_copy(module).float(),
-        head=eval_copy(served).float() if isinstance(served, nn.Module) else served, binding=binding,
-        graph=graph, tasks=tasks, targets=targets, fanouts=settings.checked_fanouts(fanouts),
-        progress=silent, reference=Reference(module, binding, targets, served, is_link(served)),
-        notes=[called, *copy_notes(given), *made.notes], device=device,
-    )  # fmt: skip
+    of_type = dict(zip(head.names, head.heads, strict=True)) if isinstance(head, Heads) else {}
+    ends: list[tuple[tuple[str, ...], Mapping[str, Task], Any]] = [(targets, tasks, served)]
+    if types:
+        ends = [((name,), {name: tasks[name]}, of_type.get(name, served)) for name in types]
+    jobs = [
+        Job(
+            model=eval_copy(module).float(),
+            head=eval_copy(end).float() if isinstance(end, nn.Module) else end, binding=binding,
+            graph=graph, tasks=own, targets=each, fanouts=settings.checked_fanouts(fanouts),
+            progress=silent, reference=Reference(module, binding, each, end, is_link(end)),
+            notes=[called, *copy_notes(given), *made.notes], device=device,
+        )
+        for each, own, end in ends
+    ]  # fmt: skip
     spec = ModelSpec(
         name=name, version=version, task=tasks.get("", "several"), num_layers=0,
         graph_schema=msgspec.json.decode(msgspec.json.encode(schema)), fanouts={},
-        head=Head(job.targets[0], 0), sampling=sampling, max_degree=max_degree, salt=salt,
+        head=Head(targets[0], 0), sampling=sampling, max_degree=max_degree, salt=salt,
         classes=class_names.get("", ()), called=called,
         producer={name: importlib.metadata.version(name) for name in _PRODUCERS},
     )  # fmt: skip
     with (
-        shown(progress, f"packaging {name}") as job.progress,
+        shown(progress, f"packaging {name}") as step,
         new_version(Path(repository), name, version, overwrite=overwrite) as place,
         torch.no_grad(),
         originals_in_eval(given, head),
     ):
-        untouched = _freeze(job, check_nodes) if freeze else None
-        job.ask_module(check_nodes, outputs, class_names)
-        if not tables:
-            check_original(job.reference, module, served, job.probe.check, job.pairs, job.rows)
+        later: list[str] = []
+        untouched = {}
+        for job, (_, _, end) in zip(jobs, ends, strict=True):
+            job.progress = step
+            if freeze:
+                untouched[job.targets] = _freeze(job, check_nodes)
+            job.ask_module(check_nodes, outputs, class_names)
+            if not tables:
+                check_original(job.reference, module, end, job.probe.check, job.pairs, job.rows)
+            spec, notes = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
+            later += notes
         if "" not in tasks:
-            several = Head(targets[0], 0, outputs=job.outputs)
-            spec = msgspec.structs.replace(spec, head=several, format=OUTPUTS_FORMAT)
-        spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
+            first, *others = (Head(job.targets[0], 0, outputs=job.outputs) for job in jobs)
+            oldest = artifact.HEADS_FORMAT if others else artifact.OUTPUTS_FORMAT
+            spec = msgspec.structs.replace(spec, head=first, heads=tuple(others), format=oldest)
+        job = jobs[0]
         try:
-            written = job.judge(place.folder, job.write_stages(place.folder, spec))
-            if untouched is not None:
-                written = _compared(place.folder, written, job, untouched)
+            written = job.write_stages(place.folder, spec, jobs[1:])
+            for job in jobs:
+                written = job.judge(place.folder, written)
+                if freeze:
+                    written = _compared(place.folder, written, job, untouched[job.targets])
         except (NotSplittable, ParityError) as reason:
             job.refuse(reason)
         if tables:
             plain = msgspec.json.decode(msgspec.json.encode(whole.schema))
-            learned = write_tables(place.folder, whole, tables, later_nodes)
-            written = msgspec.structs.replace(written, graph_schema=plain, embeddings=learned)
-        spec = write_spec(place.folder, made.write(place.folder, written))
+            learned = write_tables(place.folder, whole, tables, rows_of_later)
+            oldest = artifact.HEADS_FORMAT if any(each.row for each in learned.values()) else written.format
+            written = msgspec.structs.replace(
+                written, graph_schema=plain, embeddings=learned, format=oldest
+            )
+        spec = artifact.write_spec(place.folder, made.write(place.folder, written))
         stages = stage_figures(place.folder, spec)
-    return PackageReport(place.path, spec, stages, (*job.notes, *later), time.perf_counter() - started)
+    shown_notes = tuple(dict.fromkeys([*(note for job in jobs for note in job.notes), *later]))
+    return PackageReport(place.path, spec, stages, shown_notes, time.perf_counter() - started)
 
 
 def _freeze(job: Job, check_nodes: int) -> Reference:
@@ -300,7 +322,8 @@ def _compared(folder: Path, spec: ModelSpec, job: Job, untouched: Reference) -> 
     frozen, untouched.parts = job.binding.frozen, job.reference.parts
     probe = Probe.of_all(job.graph)
     sides = gate.sides_of(probe, job.targets, job.is_link)
-    parity = {**spec.parity, "whole_graph": job.compare(folder, spec, probe, sides, untouched)}
+    own = spec.by_type[job.targets[0]]
+    parity = {**spec.parity, "whole_graph": job.compare(folder, own, probe, sides, untouched)}
     named = {} if frozen is None else {name: value.tolist() for name, value in frozen.named.items()}
     return msgspec.structs.replace(spec, frozen=named, parity=parity)
 

@@ -55,12 +55,8 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     wrapped = {function: _one_value(function, create) for function in (*GROUPED, *LOOPS)}
     whole = wrapped[gcn_norm]
     wrapped[gcn_norm] = lambda *args, **kwargs: (gcn_norm if opens_norm() else whole)(*args, **kwargs)
-    replaced = [
-        (names, name, value)
-        for names in places.values()
-        for name, value in list(names.items())
-        if isinstance(value, FunctionType) and value in wrapped
-    ]
+    every = [(names, *item) for names in places.values() for item in names.items()]
+    replaced = [each for each in every if isinstance(each[2], FunctionType) and each[2] in wrapped]
     for names, name, value in replaced:
         names[name] = wrapped[value]
     # it reads the number of groups from the index

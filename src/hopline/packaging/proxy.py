@@ -172,9 +172,8 @@ class RunningTracer(fx.Tracer):
         inputs = node.all_input_nodes
         memory = {storage for n in inputs for storage in storages(n.meta.get(VALUE))}
         if node.op == "call_module":
-            memory |= storages(
-                [*self.root.get_submodule(str(node.target)).state_dict(keep_vars=True).values()]
-            )
+            part = self.root.get_submodule(str(node.target))
+            memory |= storages([*part.state_dict(keep_vars=True).values()])
         return sorted({*inputs, *(n for storage in memory for n in self._sharing.get(storage, ()))})
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -248,12 +247,8 @@ class RunningTracer(fx.Tracer):
         if isinstance(value, tuple | list) or (
             isinstance(value, Tensor) and value.dim() > 0 and len(value) <= _MOST_STEPS
         ):
-            return iter(
-                [
-                    self.create_proxy("call_function", operator.getitem, (obj, i), {})
-                    for i in range(len(value))
-                ]
-            )
+            items = range(len(value))
+            return iter([self.create_proxy("call_function", operator.getitem, (obj, i), {}) for i in items])
         return super().iter(obj)
 
 
@@ -297,13 +292,9 @@ def storages(value: Any) -> set[int]:
 
 def same_tensor(one: Any, other: Any) -> bool:
     """True if two values are one tensor, not a part of each other."""
-    return (
-        isinstance(one, Tensor)
-        and isinstance(other, Tensor)
-        and one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-    )
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return False
+    return len({(each.data_ptr(), each.shape, each.stride()) for each in (one, other)}) == 1
 
 
 @contextmanager

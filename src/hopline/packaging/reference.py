@@ -360,11 +360,11 @@ def described(slots: dict[str, Tensor]) -> str:
 
 def single_columns(slots: Mapping[str, Tensor]) -> str:
     """Advice for a column that was [n] in training; "" if no matrix has a single column."""
-    names = [
-        "x" if name.startswith("features:") else "edge_attr"
-        for name, rows in slots.items()
-        if name.startswith(("features:", "edge_attr:")) and rows.dim() == 2 and rows.shape[1] == 1
+    known = {"features": "x", "edge_attr": "edge_attr"}
+    single = [
+        name.partition(":")[0] for name, rows in slots.items() if rows.dim() == 2 and rows.shape[1] == 1
     ]
+    names = [known[role] for role in single if role in known]
     if not names:
         return ""
     shown = " and ".join(f"{name}.view(-1)" for name in dict.fromkeys(names))

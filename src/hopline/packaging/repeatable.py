@@ -254,11 +254,9 @@ class _Check:
         ]
         modules = [module for part in parts for module in part.modules()]
         attributes = {name for each in modules for name, value in vars(each).items() if _has_order(value)}
-        lines = [
-            line
-            for code, names in self.seen.codes.items()
-            for line in iterated_sets(code, attributes, [name for name in names if _has_order(names[name])])
-        ]
+        lines: list[str] = []
+        for code, names in self.seen.codes.items():
+            lines += iterated_sets(code, attributes, [name for name in names if _has_order(names[name])])
         if lines:
             raise NotServable(
                 f"forward reads the order of a set ({'; '.join(dict.fromkeys(lines))}), which in each "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hopline.errors import PackagingError
+from hopline.graph import GraphSchema
 from hopline.packaging.proxy import value_of
 from hopline.packaging.settings import checked_names
 
@@ -83,6 +84,26 @@ def columns(name: str, out: Any) -> Tensor:
     return out.unsqueeze(1) if out.dim() == 1 else out  # type: ignore[return-value]
 
 
+def node_types_of(
+    tasks: Mapping[str, Any], target: object, schema: GraphSchema, head: object
+) -> tuple[str, ...]:
+    """The node types that `task` names, for a head each; () if it names outputs of one type.
+
+    Raises: PackagingError: it names both, or `head` or `target` is for something else.
+    """
+    named = tuple(name for name in tasks if name in schema.node_types)
+    if len(schema.node_types) < 2 or not named:
+        return ()
+    listed = ", ".join(named)
+    if target is not None or len(named) < len(tasks):
+        raise PackagingError(
+            f"task names node types ({listed}): then all its names are node types, and target= is left out"
+        )
+    if isinstance(head, Heads) and {*head.names} != {*named}:
+        raise PackagingError(f"head= names {', '.join(head.names)}, and task= names {listed}")
+    return named
+
+
 def by_output(given: Any, what: str, tasks: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Values of an argument (`what`) by output; the only output has no name, and the key "".
 
@@ -93,6 +114,11 @@ def by_output(given: Any, what: str, tasks: Mapping[str, Any] | None = None) -> 
     for name in checked_names(given, what):
         if tasks is not None and name not in tasks:
             raise PackagingError(f"{what}: no output is named {name!r}; task= has {', '.join(tasks)}")
+        if isinstance(given[name], Mapping):
+            raise PackagingError(
+                f"{what}: {name!r} has one value. To give a node type several outputs, package the model "
+                "once for each type, target=..., under two names"
+            )
         if not name.isidentifier() or not name.isascii():
             raise PackagingError(f"{what}: output {name!r}: a name has letters, digits and underscores")
     return dict(given)

@@ -108,11 +108,8 @@ class _Call:
     def missing(self) -> list[Role]:
         """Features and edges, if no argument receives them by its name or by the user's choice."""
         named = {self.given[name] if name in self.given else self.role_of(name) for name in self.parameters}
-        roles: tuple[tuple[frozenset[Role], Role], ...] = (
-            (_FEATURES | {"columns"}, "features"), (_EDGES, "edge_index"),
-        )  # fmt: skip
-        known = {"features"} if self.tables else set()
-        return [role for family, role in roles if not family & named and role not in known]
+        found: list[Role] = [] if self.tables or (_FEATURES | {"columns"}) & named else ["features"]
+        return found if _EDGES & named else [*found, "edge_index"]
 
     def lost(self, name: str) -> str:
         """Why the graph does not have the user's data of this name, in words; "" if there was none."""
@@ -194,7 +191,7 @@ def bind(
             "types do not contain all numbers from 0: pass relations=[...] (--relation, repeated), all of "
             f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
         )
-    if not hetero and not binding.relational and len(edge_keys) != 1:
+    if not hetero and not binding.relational and len(edge_keys) != 1 and _EDGES & {*roles.values()}:
         raise PackagingError(
             f"{call.shown} has one edge_index without edge types, but the graph has {len(edge_keys)}: "
             f"{list(edge_keys)}; name the one to use with relations=[...]"
@@ -375,11 +372,8 @@ def _built_for(module: nn.Module, role: Role) -> bool | None:
             return False
     if role != "edge_attr":
         return None
-    accepting = [
-        part
-        for part in module.modules()
-        if isinstance(part, MessagePassing) and role in inspect.signature(part.forward).parameters
-    ]
+    convs = [part for part in module.modules() if isinstance(part, MessagePassing)]
+    accepting = [conv for conv in convs if role in inspect.signature(conv.forward).parameters]
     for part in accepting:
         if isinstance(part, NEEDS_EDGE_ATTR) or getattr(part, "edge_dim", None) is not None:
             return True
@@ -391,21 +385,21 @@ def _built_for(module: nn.Module, role: Role) -> bool | None:
 def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> None:
     """Check that some arguments receive the features and the edges, and that a weight is one number."""
     received = set(roles.values())
+    reads_edges = "batch" in received or any(
+        isinstance(each, MessagePassing) for each in call.module.modules()
+    )
     for family, role in ((_FEATURES, "features"), (_EDGES, "edge_index")):
         if family & received or (role == "features" and ("columns" in received or call.tables)):
+            continue
+        if role == "edge_index" and not reads_edges:
             continue
         text = f"no argument of {call.shown} receives the {role}; its arguments are {list(call.parameters)}"
         if "batch" in received:
             name = next(name for name in roles if roles[name] == "batch")
             text += f". If {name!r} is a Data or HeteroData, pass arguments={{{name!r}: 'data'}}"
-        elif role == "features":
-            text += f": name it with arguments={{...: 'features'}}. Else {NUMBER}"
         else:
-            text += (
-                ": name it with arguments={...: 'edge_index'}. A model without edges is served as a module "
-                "whose forward(x, edge_index) does not read edge_index, with fanouts=[]"
-            )
-        raise PackagingError(text)
+            text += f": name it with arguments={{...: {role!r}}}"
+        raise PackagingError(text + (f". Else {NUMBER}" if role == "features" else ""))
     for name in flat:
         wide = [key for key in call.attributed if call.schema.edge_types[key].attr_dim != 1]
         if wide:
@@ -438,10 +432,8 @@ def _unknown(call: _Call, name: str, unknown: list[str], missing: list[Role]) ->
 def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
     """The call, as "called as forward(x=features[17], edge_index=edge_index, h=default)"."""
     nodes, edges = call.schema.node_types, call.schema.edge_types
-    widths = (
-        {key: each.x_dim for key, each in nodes.items() if each.x_dim or not each.groups},
-        {key: edges[key].attr_dim for key in call.attributed},
-    )
+    of_nodes = {key: each.x_dim for key, each in nodes.items() if each.x_dim or not each.groups}
+    of_edges = {key: edges[key].attr_dim for key in call.attributed}
 
     def width(by_type: Mapping[str, int]) -> str:
         if len(by_type) == 1:
@@ -453,21 +445,19 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
         if role == "columns":
             return call.column(name)
         if role == "features":
-            return f"features{width(widths[0])}"
+            return f"features{width(of_nodes)}"
         if role == "edge_attr":
-            return "edge_attr as weight" if name in flat else f"edge_attr{width(widths[1])}"
+            return "edge_attr as weight" if name in flat else f"edge_attr{width(of_edges)}"
         if role == "data":
-            has = [f"x{width(widths[0])}"] if call.has_x else []
+            has = [f"x{width(of_nodes)}"] if call.has_x else []
             has += [*call.groups, "edge_index"]
-            has += [f"edge_attr{width(widths[1])}"] if call.attributed else []
+            has += [f"edge_attr{width(of_edges)}"] if call.attributed else []
             has += ["edge_weight"] if call.weighted else []
             return f"{'Hetero' if _is_hetero(call, roles) else ''}Data({', '.join(has)})"
         return "zeros" if role == "batch" else role or "default"
 
-    shown = [
-        value(name) if each.kind is each.POSITIONAL_ONLY else f"{name}={value(name)}"
-        for name, each in call.parameters.items()
-    ]
+    unnamed = {name for name, each in call.parameters.items() if each.kind is each.POSITIONAL_ONLY}
+    shown = [value(name) if name in unnamed else f"{name}={value(name)}" for name in call.parameters]
     every = inspect.signature(call.module.forward).parameters
     if not roles.keys() - every.keys():
         shown += [f"{each}=none".partition(":")[0] for each in every.values() if "*" in str(each)]

@@ -35,6 +35,13 @@ from hopline.packaging.several import Heads, Several
 from hopline.packaging.user_source import LIBRARIES, user_line
 from hopline.packaging.watch import is_draw, seeded
 
+#: One that the caller's own program has hardly set.
+_OTHER_SEED = 982_451_653
+_REDUCTIONS = frozenset(
+    {torch.sum, torch.mean, torch.max, torch.min, torch.amax, torch.amin, torch.prod, torch.median,
+     "sum", "mean", "max", "min", "amax", "amin"}
+)  # fmt: skip
+
 
 def without_changes(module: fx.GraphModule, describe: Any) -> None:
     """Rewrite a traced graph so that no value changes after it was computed.
@@ -115,11 +122,8 @@ class Traced:
     @property
     def convs(self) -> list[fx.Node]:
         """The conv calls that the output depends on, in the order of execution."""
-        return [
-            node
-            for node in self.module.graph.nodes
-            if lists.is_conv(self.module, node) or lists.is_aggregation(self.module, node)
-        ]
+        of, nodes = self.module, self.module.graph.nodes
+        return [node for node in nodes if lists.is_conv(of, node) or lists.is_aggregation(of, node)]
 
 
 def conv_arguments(module: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
@@ -297,10 +301,6 @@ def trace(
     return Traced(module, outputs, decisions=decisions, relations=binding.relations)
 
 
-#: One that the caller's own program has hardly set.
-_OTHER_SEED = 982_451_653
-
-
 def check_draws(traced: Traced, again: Callable[[], Traced], draws: list[str]) -> None:
     """Check that no answer reads random numbers that the model draws.
 
@@ -342,12 +342,6 @@ def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.N
         found[target] = value
     node.args = (tuple(found.values()),)
     return found
-
-
-_REDUCTIONS = frozenset(
-    {torch.sum, torch.mean, torch.max, torch.min, torch.amax, torch.amin, torch.prod, torch.median,
-     "sum", "mean", "max", "min", "amax", "amin"}
-)  # fmt: skip
 
 
 def _stack_by_column(module: fx.GraphModule) -> None:

@@ -109,15 +109,9 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> LoggedInputs
 
 def input_hash(request: ScoreRequest) -> str:
     """Hex BLAKE2b (128 bits) of the canonical form of a request's inputs."""
-    if not (
-        request.inline
-        or request.context
-        or request.outputs
-        or request.pairs is not None
-        or request.columns is not None
-        or request.as_of is not None
-        or request.attributes
-    ):  # a fast path for the usual request
+    others = request.inline or request.context or request.outputs or request.attributes or request.node_type
+    if not others and request.pairs is None and request.columns is None and request.as_of is None:
+        # a fast path for the usual request
         form = b"N" + _ids(request.nodes) + request.on_missing.encode()
         return hashlib.blake2b(form, digest_size=_HASH_BYTES).hexdigest()
     parts = [b"N", _ids(request.nodes), request.on_missing.encode()]
@@ -132,6 +126,8 @@ def input_hash(request: ScoreRequest) -> str:
     if request.as_of is not None:
         as_of = request.as_of
         parts += [b"T", _ids([as_of.isoformat() if isinstance(as_of, datetime) else as_of])]
+    if request.node_type:
+        parts += [b"Y", _strings([request.node_type])]
     if request.outputs:
         parts += [b"O", _ids(sorted(request.outputs))]
     if request.attributes:

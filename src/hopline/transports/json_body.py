@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hopline.errors import MAX_QUOTED, BadRequest, quoted
-from hopline.json_faults import syntax
-from hopline.repeated_names import may_repeat
+from hopline.json_faults import may_repeat, syntax
 from turnserve.compression import PIECE_BYTES
 
 BodyT = TypeVar("BodyT")

@@ -13,9 +13,9 @@ HTTP and gRPC translate to and from these tensors. Inputs:
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
 `binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags`, `context` and
-`inline` (JSON in a string), `as_of`, `min_version`; `triton_enable_empty_final_response` over gRPC, see
-`grpc_stream.py`. Outputs are those of the model, and `missing` BOOL [n] if `on_missing` is "null" and an id
-is unknown: its floats are NaN and its integers -1.
+`inline` (JSON in a string), `as_of`, `node_type`, `min_version`; over gRPC
+`triton_enable_empty_final_response`, see `grpc_stream.py`. Outputs are those of the model, and `missing`
+BOOL [n] if `on_missing` is "null" and an id is unknown: its floats are NaN and its integers -1.
 """
 
 from __future__ import annotations

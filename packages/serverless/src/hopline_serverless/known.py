@@ -93,8 +93,8 @@ class KnownModel:
         clock_ms: Callable[[], float] = lambda: time.time() * 1e3,
     ) -> None:
         self.name, self.version = spec.name, spec.version
-        if spec.head.kind != "node":
-            raise ArtifactError(f"{folder}: {spec.name} scores links; functions only serve node models")
+        if spec.head.kind != "node" or spec.heads:
+            raise ArtifactError(f"{folder}: {spec.name} scores links or several types; functions serve one")
         self._spec, self._offers = spec, outputs_of(spec)
         self._settings = settings
         self._clock_ms = clock_ms

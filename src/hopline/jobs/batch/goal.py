@@ -22,6 +22,8 @@ from hopline.jobs.batch.states import RowFile, create, state_path
 from hopline.types import ExternalIds, IdArray
 
 _ROWS = 4096
+#: Unknown ids that a message lists.
+_NAMED = 20
 
 
 class PreviousRun:
@@ -127,10 +129,6 @@ class PreviousRun:
         source.close()
         target.close()
         return int(taken.sum())
-
-
-#: Unknown ids that a message lists.
-_NAMED = 20
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def head_types(spec: ModelSpec) -> tuple[str, ...]:
     head = spec.head
     if head.kind == "link" and head.dst_node_type not in ("", head.node_type):
         return head.node_type, head.dst_node_type
-    return (head.node_type,)
+    return tuple(spec.by_type)
 
 
 def needed_levels(spec: ModelSpec, graph: Graph) -> list[list[str]]:

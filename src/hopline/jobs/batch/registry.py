@@ -16,9 +16,7 @@ from hopline.jobs.batch.work import Engine
 #: Name -> what is called with graph, model and threads (0 means all); an engine for a cluster also gets its
 #: address.
 ENGINES = Door(
-    "hopline.batch_engines",
-    {"local": "hopline.jobs.batch.local:LocalEngine"},
-    {"ray": "'hopline[ray]'"},
+    "hopline.batch_engines", {"local": "hopline.jobs.batch.local:LocalEngine"}, {"ray": "'hopline[ray]'"}
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec
@@ -56,9 +57,16 @@ def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def with_heads(spec: ModelSpec, names: tuple[str, ...]) -> ModelSpec:
+    """The model with those of its heads of several node types that some of the outputs are of."""
+    first, *others = (own.head for own in spec.by_type.values() if {*names} & {*available_outputs(own)})
+    return msgspec.structs.replace(spec, head=first, heads=tuple(others))
+
+
 def columns_of(spec: ModelSpec, names: tuple[str, ...], state_dim: int) -> tuple[Column, ...]:
-    """The columns of the table."""
+    """The columns of the table: those of `names` that the model has."""
     offers, found = outputs_of(spec), []
+    names = tuple(name for name in names if name in available_outputs(spec))
     a, b = spec.head.embedding or (0, state_dim)  # of a link model, one of two types
     for name in names:
         if name in (_STATE, "embedding"):
@@ -84,10 +92,9 @@ class _Head:
         self._offers = outputs_of(spec)
         self._names = names
         self._stage: RowStage | None = None
-        if spec.head.file is not None and spec.head.kind == "node":
-            self._stage = RowStage(
-                folder / spec.head.file, ["h"], [state_dim], "logits", spec.head.output_dim, 1
-            )
+        head = spec.head
+        if head.file is not None and head.kind == "node":
+            self._stage = RowStage(folder / head.file, ["h"], [state_dim], "logits", head.output_dim, 1)
 
     def run(self, states: FloatArray) -> dict[str, AnyArray]:
         """Columns of float32 [n, state_dim] states; new arrays, or views of the states."""

@@ -22,12 +22,13 @@ from hopline.graph import Graph
 from hopline.graph.narrow import name_of
 from hopline.graph.schema import quoted
 from hopline.jobs.batch import needed_rows as needs
+from hopline.jobs.batch import results
 from hopline.jobs.batch.goal import BatchOptions, Goal
 from hopline.jobs.batch.journal import Mark, RunManifest, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
 from hopline.jobs.batch.memory import peak_bytes
 from hopline.jobs.batch.report import Advance, BatchReport, LevelReport, silent
-from hopline.jobs.batch.results import Columns, ResultWriter, available_outputs, chosen_outputs, columns_of
+from hopline.jobs.batch.results import Columns, ResultWriter, columns_of
 from hopline.jobs.batch.rows import below_of
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
@@ -111,11 +112,11 @@ class BatchRun:
         self._began = self._synced = clock()
         spec = read_spec(model_folder)
         warn_of_overflow(spec)
-        self._spec = spec
         # An interrupted run resumes with the snapshot that it began with, if that is still the newest.
         self._graph = fitted(model_folder, spec, open_graph(graph_folder, fresh=not work.exists()))
-        usual = tuple(name for name in self._options.usual if name in available_outputs(spec))
-        self._outputs = chosen_outputs(spec, self._options.outputs or usual)
+        usual = tuple(name for name in self._options.usual if name in results.available_outputs(spec))
+        self._outputs = results.chosen_outputs(spec, self._options.outputs or usual)
+        self._spec = spec = results.with_heads(spec, self._outputs)
         self._goal = goal = Goal(model_folder, spec, self._graph, self._options)
         self._types, self._needed = goal.types, goal.needed
         self._engine = (engine or LocalEngine)(self._graph, spec, self._options.threads)
@@ -418,7 +419,8 @@ class BatchRun:
         path = self._final_file(len(self._needed) - 1, node_type)
         states = (self._engine.kept or {}).get(path) or RowFile(path)
         ids = self._graph.nodes[node_type].ids
-        return ResultWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
+        own = self._spec.by_type.get(node_type, self._spec)
+        return ResultWriter(self._open_sink(), schema, self._folder, own, states, ids)
 
     def _final_file(self, top: int, node_type: str) -> Path:
         if self._spec.levels[top][node_type].file is None:
@@ -429,7 +431,8 @@ class BatchRun:
         identity = self._work.manifest.identity
         rows = None if self._goal.scored is None else self._goal.scored[node_type]
         nodes = self._graph.nodes[node_type]
-        columns = columns_of(self._spec, self._outputs, self._dim(len(self._needed) - 1, node_type))
+        own = self._spec.by_type.get(node_type, self._spec)
+        columns = columns_of(own, self._outputs, self._dim(len(self._needed) - 1, node_type))
         run = hashlib.blake2b(f"{identity.run_id} {self._outputs} {part}".encode(), digest_size=8)
         return TableSchema(
             run_id=run.hexdigest(),

@@ -23,13 +23,7 @@ from hopline.artifact import ModelSpec, read_spec
 from hopline.errors import BatchError
 from hopline.graph import Graph
 from hopline.jobs.batch.memory import HIGH, MemoryGuard, graph_arrays, resident_bytes
-from hopline.jobs.batch.rows import (
-    EDGE_BYTES,
-    PIECE_EDGES,
-    PIECE_ROWS,
-    RowComputer,
-    with_all_neighbors,
-)
+from hopline.jobs.batch.rows import EDGE_BYTES, PIECE_EDGES, PIECE_ROWS, RowComputer, with_all_neighbors
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import MemoryRows, RowFile
 from hopline.types import FloatArray, IdArray

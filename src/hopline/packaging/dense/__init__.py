@@ -9,6 +9,8 @@ from hopline.errors import HoplineError
 from hopline.packaging.dense import attend, pna, sums
 from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
+__all__ = ["BUILDERS", "NEEDS_EDGE_ATTR", "ConvCall", "ConvInput", "DenseConv", "build"]
+
 #: Exact classes only: a subclass may have another message function.
 BUILDERS: dict[type, Builder] = {
     pyg.SAGEConv: sums.sage,
@@ -21,9 +23,13 @@ BUILDERS: dict[type, Builder] = {
     pyg.RGCNConv: sums.rgcn,
     pyg.FastRGCNConv: sums.rgcn,
 }
-
 #: Convs that must get edge attributes. The others that can read them have an option, `edge_dim`.
 NEEDS_EDGE_ATTR: tuple[type, ...] = (pyg.GINEConv,)
+#: Hooks that compute a weight from other weights before each call; the weight exists.
+_HARMLESS = frozenset({"WeightNorm", "SpectralNorm"})
+_METHODS = frozenset(
+    {"forward", "message", "aggregate", "update", "propagate", "edge_update", "edge_updater"}
+)
 
 
 def build(call: ConvCall) -> DenseConv:
@@ -39,22 +45,17 @@ def build(call: ConvCall) -> DenseConv:
     except HoplineError:
         raise
     except Exception as error:  # a part that the user replaced may lack anything
-        raise call.refusal(
-            f"its parts are not those of PyG's class ({type(error).__name__}: {error})"
-        ) from error
+        why = f"its parts are not those of PyG's class ({type(error).__name__}: {error})"
+        raise call.refusal(why) from error
 
 
 def _changed(conv: nn.Module) -> str:
     """Parts that a user has added to or replaced in a conv, which a dense form would lose; "" for none."""
     for name, part in conv.named_modules():
-        hooks = [
-            hook
-            for kind, found in vars(part).items()
-            if kind.endswith("_hooks") and isinstance(found, dict)
-            for hook in found.values()
-            if type(hook).__name__ not in _HARMLESS
+        kinds = [
+            each for kind, each in vars(part).items() if kind.endswith("_hooks") and isinstance(each, dict)
         ]
-        if hooks:
+        if any(type(hook).__name__ not in _HARMLESS for each in kinds for hook in each.values()):
             return f"{name or 'it'} has hooks"
         if "forward" in vars(part):
             return f"the forward of {name or 'it'} was replaced"
@@ -62,22 +63,10 @@ def _changed(conv: nn.Module) -> str:
         return "its flow is target_to_source"
     for name in _METHODS:
         method = getattr(type(conv), name, None)
-        ours = name not in vars(conv) and str(getattr(method, "__module__", "")).startswith(
-            "torch_geometric"
-        )
-        if method is not None and not ours:
+        owner = "" if name in vars(conv) else str(getattr(method, "__module__", ""))
+        if method is not None and not owner.startswith("torch_geometric"):
             return f"its {name} was replaced"
     for name, part in conv.named_children():
         if name.startswith(("lin", "res")) and type(part) not in (nn.Linear, pyg.Linear):
             return f"its {name} is {type(part).__name__}"
     return ""
-
-
-#: Hooks that compute a weight from other weights before each call; the weight exists.
-_HARMLESS = frozenset({"WeightNorm", "SpectralNorm"})
-_METHODS = frozenset(
-    {"forward", "message", "aggregate", "update", "propagate", "edge_update", "edge_updater"}
-)
-
-
-__all__ = ["BUILDERS", "NEEDS_EDGE_ATTR", "ConvCall", "ConvInput", "DenseConv", "build"]

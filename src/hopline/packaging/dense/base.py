@@ -63,11 +63,8 @@ class ConvInput:
 
 def block_inputs(edge_type: str) -> tuple[ConvInput, ...]:
     """The padded block of a relation's neighbours, as `block.gather` takes it."""
-    return (
-        ConvInput("sources", edge_type, "source"),
-        ConvInput("positions", edge_type),
-        ConvInput("mask", edge_type),
-    )
+    sources = ConvInput("sources", edge_type, "source")
+    return sources, ConvInput("positions", edge_type), ConvInput("mask", edge_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +147,8 @@ class DenseConv(nn.Module):
 Builder = Callable[[ConvCall], DenseConv]
 
 #: Aggregations that the engine computes, whatever their number of neighbours.
-REDUCTIONS: dict[type, Reduce] = {
-    aggr.MeanAggregation: "mean",
-    aggr.SumAggregation: "sum",
-    aggr.MaxAggregation: "max",
-}
+REDUCTIONS: dict[type, Reduce] = {aggr.MeanAggregation: "mean", aggr.SumAggregation: "sum"}
+REDUCTIONS[aggr.MaxAggregation] = "max"
 
 
 def reduction(call: ConvCall) -> Reduce:

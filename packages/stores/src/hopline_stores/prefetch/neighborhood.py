@@ -60,4 +60,4 @@ class Neighborhood:
     def seed_types(self) -> frozenset[str]:
         """Node types of seeds."""
         head = self._model.spec.head
-        return frozenset((head.node_type, head.dst_node_type or head.node_type))
+        return frozenset((*self._model.by_type, head.dst_node_type or head.node_type))
