@@ -243,7 +243,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 #: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.
 ANY_TYPE = "*"
 #: Kinds of edges in `ModelSpec.edges_without`.
-REPEATED, LOOPS, ONE_WAY, NEGATIVE = "repeated edges", "self-loops", "one-way edges", "negative weights"
+REPEATED, LOOPS, NEGATIVE = "repeated edges", "self-loops", "negative weights"
 #: Row of a node that a table has none of: its graph is refused, or it gets zeros or the mean of all rows.
 Later = Literal["refuse", "zero", "mean-row"]
 

@@ -47,8 +47,6 @@ def test_csc_equals_brute_force(case):
     np.testing.assert_allclose(adjacency.cumweight, np.concatenate([*sums, []]))
     assert adjacency.has_self_loops == any(s == d for s, d in zip(src, dst, strict=True))
     assert adjacency.has_repeated_edges == (len(set(zip(src, dst, strict=True))) < len(src))
-    edges = sorted(zip(src, dst, time or [0] * len(src), strict=True))
-    assert adjacency.has_one_way_edges == (edges != sorted((b, a, t) for a, b, t in edges))
     source, target = csc.repeated_edge(adjacency.indptr, adjacency.indices)
     assert (source < 0) != adjacency.has_repeated_edges
     if source >= 0:

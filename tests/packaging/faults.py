@@ -16,7 +16,19 @@ from onnx import numpy_helper
 from torch_geometric.nn import TransformerConv
 from torch_geometric.nn import aggr as pyg
 
-from hopline.packaging import arguments, job, lower, pack, packager, proxy, split, stage_code, trace
+from hopline.packaging import (
+    arguments,
+    forwards,
+    job,
+    lower,
+    pack,
+    packager,
+    proxy,
+    regions,
+    split,
+    stage_code,
+    trace,
+)
 from hopline.packaging.dense import (
     BUILDERS,
     aggregate,
@@ -24,7 +36,6 @@ from hopline.packaging.dense import (
     base,
     block,
     pna,
-    sums,
 )
 
 FAULTS = {}
@@ -141,33 +152,35 @@ def mean_instead_of_sum(patch):
     patch.setitem(base.REDUCTIONS, base.aggr.SumAggregation, "mean")
 
 
-@fault("dense", "sage")
-def bias_is_dropped(patch):
-    patch.setattr(sums, "as_linear", lambda module: base.linear(module.weight))
+def without_bias(_, traced, node, found):
+    for conv in found.values():
+        if isinstance(conv, lower.LoweredConv):
+            conv.dense.bias = None
 
 
-@fault("dense", "sage")
-def root_weight_is_dropped(patch):
-    after(patch, sums.DenseSum, "forward", lambda _, self, near, own=None: self.neighbour(near))
+@fault("dense", "lifted")
+def bias_of_a_map_that_runs_below_is_dropped(patch):
+    after(patch, lower, "_commute", without_bias)
+
+
+@fault("dense", "gcn")
+def map_that_runs_after_a_reduction_is_the_one_before_transposed(patch):
+    right = lower.linear
+    patch.setattr(lower, "linear", lambda weight: right(weight.flip(0)))
 
 
 @fault("dense", "gcn")
 def added_self_loop_is_lost(patch):
-    after(
-        patch,
-        sums,
-        "ConvInput",
-        lambda need, *_, **__: base.ConvInput("reduce", need.edge_type, "source", "gcn_noself"),
-    )
+    patch.setattr(regions, "_norm", lambda weight, edges: ("gcn_noself", False))
 
 
 @fault("dense", "graph_conv")
 def edge_weight_is_ignored(patch):
     after(
         patch,
-        lower,
-        "ConvCall",
-        lambda call, **_: base.ConvCall(**(fields(call) | {"has_edge_weight": False})),
+        regions,
+        "ConvInput",
+        lambda need, *_, **__: base.ConvInput("reduce", need.edge_type, "source", need.reduce),
     )
 
 
@@ -324,21 +337,20 @@ def aggregations_are_in_another_order(patch):
 
 @fault("dense", "rgcn")
 def relations_are_in_another_order(patch):
-    after(patch, sums, "relation_weights", lambda weights, _: weights.flip(0))
+    right = forwards.torch.cat
+    wrong = types.SimpleNamespace(**{**vars(torch), "cat": lambda parts, dim: right(parts[::-1], dim)})
+    patch.setattr(forwards, "torch", wrong)
 
 
 @fault("dense", "hetero")
 def conv_reads_another_edge_type_of_the_same_source(patch):
-    def wrong(key, self):
+    def wrong(key):
         return {"paper__cites__paper": "author__writes__paper"}.get(key, key)
 
-    right = base.ConvCall.edge_type.fget
-    patch.setattr(base.ConvCall, "edge_type", property(lambda self: wrong(right(self), self)))
+    def of_another(call, **_):
+        return dataclasses.replace(call, edge_type=wrong(call.edge_type))
 
-
-@fault("dense", "graph_conv")
-def own_rows_are_multiplied_by_the_neighbours_weight(patch):
-    after(patch, sums.DenseSum, "__init__", lambda _, self, *rest: setattr(self, "own", self.neighbour))
+    after(patch, lower, "ConvCall", of_another)
 
 
 # --- cutting into stages ---

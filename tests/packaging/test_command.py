@@ -1,5 +1,6 @@
 """`hopline package` on the command line."""
 
+import json
 import random
 import sys
 
@@ -52,6 +53,25 @@ def test_packages_a_function_with_weights_and_prints_a_table(files):
     assert spec.classes == ("a", "b", "c")
     assert "mean node__to__node" in done.stdout
     assert "largest difference from PyG" in done.stdout
+
+
+def test_explains_each_layer_and_what_a_request_costs_here(files):
+    words = (
+        *("--model", f"{files}/fraud_model.py:build", "--graph", files / "graph"),
+        *("--repository", files / "models", "--name", "fraud", "--fanouts", "4", "--task", "multiclass"),
+    )
+    done = run(*words, "--explain")
+    assert done.exit_code == 0, done.output
+    assert "1.node: reduce: convs.0.aggr_module (MeanAggregation)" in done.stdout
+    assert "measured on this machine" in done.stdout
+    again = json.loads(run(*words, "--overwrite", "--explain", "--json").stdout)
+    raw, layer = again["stages"]
+    assert (raw["rows"], raw["us"], raw["advice"]) == (0, 0, "")
+    assert layer["rows"] == 1
+    assert 0 < layer["edges"] <= 4
+    assert layer["us"] > 0
+    assert "smaller fanout" in layer["advice"]
+    assert again["spec"]["parity"]["max_abs_diff"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
@@ -51,6 +52,26 @@ class Scaled(Two):
     def middle(self, h):
         h = h / h.abs().amax()
         return h.amax(dim=0) - h.clamp(max=h.amax(dim=1, keepdim=True))
+
+
+class InPairs(Two):
+    """Functions that answer two statistics at once."""
+
+    def middle(self, h):
+        variance, mean = torch.var_mean(h, dim=0)
+        return (h - mean) / variance.sqrt() + h / h.max(0).values - torch.max(h, dim=1, keepdim=True)[0]
+
+
+class Normalised(Two):
+    def middle(self, h):
+        return F.normalize(h, dim=0) + F.normalize(h, p=1.0)
+
+
+class Counted(Two):
+    """Divides by a number of rows, which is another for another graph."""
+
+    def middle(self, h):
+        return h - h.sum(0) / len(h)
 
 
 class Branches(Two):
@@ -124,6 +145,8 @@ MODELS = {
     "own code": Centred,
     "functions": ByFunction,
     "of another statistic": Scaled,
+    "two at once": InPairs,
+    "normalize": Normalised,
     "a condition": Branches,
     "a norm twice": lambda: Sharing(pyg.LayerNorm(8)),
     "in a convolution": Around,
@@ -325,6 +348,12 @@ def test_a_pair_of_statistics_of_all_rows_is_refused_with_the_way_out(tmp_path):
         package(
             drawn(Two(pyg.LayerNorm(8))), homogeneous(), tmp_path, head="dot", task="binary", freeze=False
         )
+
+
+def test_a_statistic_by_a_number_of_rows_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(NotServable, match=r"write x.mean\(0\), not x.sum\(0\) / len\(x\)") as refused:
+        package(drawn(Counted()), homogeneous(), tmp_path)
+    assert "pass freeze=True" not in str(refused.value)
 
 
 def test_a_frozen_model_that_cannot_be_split_is_refused(tmp_path):

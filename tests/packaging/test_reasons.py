@@ -639,5 +639,6 @@ class Codes(nn.Module):
 
 def test_a_code_without_an_entry_is_named_with_its_table(tmp_path):
     graph = Graph.from_edges(np.array([[0, 1], [1, 2]]), np.array([[3], [15], [0]], np.float32))
-    with pytest.raises(PackagingError, match="kind has entries for 0 to 11, and got codes 0 to 15"):
+    named = "kind has entries for 0 to 11, and got codes 0 to 15 of column 0 of the features of node"
+    with pytest.raises(PackagingError, match=named):
         package(Codes(), tmp_path, graph, fanouts=[-1])

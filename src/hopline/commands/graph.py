@@ -32,7 +32,7 @@ app.command("events")(graph_live.events)
 app.command("status")(graph_live.status)
 
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
-_FLAGS = ("has_time", "has_weight", "has_self_loops", "has_repeated_edges", "has_one_way_edges")
+_FLAGS = ("has_time", "has_weight", "has_self_loops", "has_repeated_edges")
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 
@@ -296,7 +296,6 @@ def _described(graph: Graph) -> dict[str, Any]:
             "time_range": adjacency.time_range,
             "has_self_loops": adjacency.has_self_loops,
             "has_repeated_edges": adjacency.has_repeated_edges,
-            "has_one_way_edges": adjacency.has_one_way_edges,
             "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},
         }
     return {

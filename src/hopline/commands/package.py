@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
+import msgspec
 import typer
 from rich.table import Table
 
 from hopline.artifact import check_choice
 from hopline.commands.model_reference import load_module, parse_init
-from hopline.commands.options import pair
+from hopline.commands.options import AsJson, pair
 from hopline.commands.screen import Screen, whole
 from hopline.doors import NAMES
 from hopline.errors import PackagingError
@@ -24,9 +25,6 @@ from hopline.packaging.settings import NAMED_ROLES, Device
 
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
-
-#: Progress steps before those of `hopline.package`.
-_IMPORT, _LOAD = "importing PyTorch", "loading the graph and the model"
 
 _TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
 
@@ -148,16 +146,17 @@ def package(
         int, typer.Option(help="Nodes of each type on which the package is checked.")
     ] = 512,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the rule of each layer, and what a request costs here.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write and check the artifact of a trained PyG module or, with --sklearn, of a tabular model."""
     given = {"--model": model, "--graph": graph, "--fanouts": fanouts, "--task": task}
     if sklearn is not None:
-        of_graphs = [
-            option for option in ("--model", "--graph", "--fanouts") if given[option] not in (None, [])
-        ]
-        others = {"--state-dict": state_dict, "--init": init, "--preprocess": preprocess}
-        of_graphs += [option for option, value in others.items() if value]
-        if of_graphs:
+        more = {"--task": None, "--state-dict": state_dict, "--init": init, "--preprocess": preprocess}
+        others: dict[str, Any] = {**given, **more, "--explain": explain, "--json": as_json}
+        if of_graphs := [option for option, value in others.items() if value]:
             raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
         if sample is None:
             raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
@@ -166,31 +165,26 @@ def package(
         return
     if sample is not None:
         raise PackagingError("--sample needs --sklearn; graph models are checked on their graph")
-    missing = [option for option, value in given.items() if value in (None, [])]
-    if missing:
+    if model is None or graph is None or not fanouts or not task:
+        missing = ", ".join(option for option, value in given.items() if not value)
         raise PackagingError(
-            f"{', '.join(missing)} missing: for a graph model pass --model, --graph, --fanouts and --task, "
+            f"{missing} missing: for a graph model pass --model, --graph, --fanouts and --task, "
             "for a tabular model pass --sklearn and --sample"
         )
-    assert model is not None
-    assert graph is not None
     tasks = _by_output(task or (), "--task", "fraud=binary")
     for each in tasks.values() if isinstance(tasks, dict) else (tasks,):
         check_choice("--task", each, _TASKS)
-    check_choice("--output", output, ("auto", "logits", "probabilities"))
     check_choice("--device", device, get_args(Device))
     check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
     with shown(True, f"packaging {name}") as progress:
-        progress(_IMPORT, 0.0)
+        progress("loading PyTorch, the graph and the model", 0.0)
         from hopline.packaging import package as package_module
 
-        progress(_IMPORT, 1.0)
-        progress(_LOAD, 0.0)
         opened = Graph.open(graph)
         module = load_module(model, opened, parse_init(init or ()))
         fitted = _pairs(preprocess or (), "--preprocess", "account=prep.joblib")
         notes = _weights(module, model, state_dict, state_dict_key, unsafe_pickle)
-        progress(_LOAD, 1.0)
+        progress("loading PyTorch, the graph and the model", 1.0)
         report = package_module(
             module, opened, repository, name=name, version=version, fanouts=parse_fanouts(fanouts or ()),
             task=cast(Any, tasks), sampling=cast(Any, sampling), max_degree=max_degree, salt=salt,
@@ -203,9 +197,13 @@ def package(
             freeze=freeze, device=cast(Any, device), check_nodes=check_nodes, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
+        report = report.explain(opened) if explain else report
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    _show(report)
+    if as_json:
+        typer.echo(msgspec.json.encode(report, enc_hook=str))
+    else:
+        _show(report, explain)
 
 
 def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe_pickle: bool) -> list[str]:
@@ -269,19 +267,21 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
-def _show(report: PackageReport) -> None:
+def _show(report: PackageReport, explain: bool) -> None:
     console = Screen()
-    table = Table("stage", "reads", "columns", "bytes", box=None, pad_edge=False)
+    costs = ("rows", "edges", "µs measured on this machine") if explain else ()
+    table = Table("stage", "reads", "columns", "bytes", *costs, box=None, pad_edge=False)
     for column in table.columns[2:]:
         column.justify = "right"
     for line in report.stages:
-        read = ", ".join(line.inputs) or "raw features"
-        table.add_row(line.name, read, str(line.state_dim), f"{line.num_bytes:,}")
+        cost = (f"{line.rows:,.0f}", f"{line.edges:,.0f}", f"{line.us:,.1f}") if explain else ()
+        reads = ", ".join(line.inputs) or "raw features"
+        table.add_row(line.name, reads, str(line.state_dim), f"{line.num_bytes:,}", *cost)
     console.print(whole(table, "stage"))
-    for note in report.notes:
+    said = [f"{each.name}: {text}" for each in report.stages for text in (*each.rules, each.advice) if text]
+    for note in (*(said if explain else ()), *report.notes):
         console.print(f"note: {note}", markup=False)
-    difference = report.spec.parity["max_abs_diff"]
     console.print(
         f"[bold]{report.path}[/bold]  {report.num_bytes:,} bytes  largest difference from PyG "
-        f"{difference:.1e}  {report.seconds:.1f} s"
+        f"{report.spec.parity['max_abs_diff']:.1e}  {report.seconds:.1f} s"
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED, ModelSpec
+from hopline.artifact import LOOPS, NEGATIVE, REPEATED, ModelSpec
 from hopline.engine.embeddings import narrowed, no_row
 from hopline.engine.encoders import RowEncoder
 from hopline.engine.inline_features import InlineEdges, InlineNodes, as_float32, feature_rows
@@ -192,7 +192,6 @@ def _check_kinds(
     """Refuse edges of kinds on whose absence the model's answers rely."""
     if not absent:
         return
-    sources = np.split(edges.neighbors, edges.offsets[1:-1])
     for i, (place, ids) in enumerate(lists.items()):
         own = edges.neighbors[edges.offsets[i] : edges.offsets[i + 1]]
         _, first = np.unique(own, return_index=True)
@@ -202,8 +201,6 @@ def _check_kinds(
             found = f"{np.asarray(ids[again]).item()!r} is listed more than once"
         elif LOOPS in absent and (own == -1 - i).any():
             found = "the node is its own neighbour"
-        elif ONE_WAY in absent and not all(node < 0 and -1 - i in sources[-1 - node] for node in own):
-            found = "an edge from a neighbour that does not list the node goes one way"
         elif NEGATIVE in absent and (edges.weight[edges.offsets[i] : edges.offsets[i + 1]] < 0).any():
             found = "a weight is negative"
         if found:

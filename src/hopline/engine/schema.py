@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopline.artifact import ANY_TYPE, LOOPS, NEGATIVE, ONE_WAY, REPEATED, ModelSpec
+from hopline.artifact import ANY_TYPE, LOOPS, NEGATIVE, REPEATED, ModelSpec
 from hopline.engine.declared import check_declared
 from hopline.engine.embeddings import AnyGraph, widened, with_tables
 from hopline.engine.encoders import encoded, with_features
@@ -56,9 +56,16 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
 def _check_edges(spec: ModelSpec, graph: Graph | LiveView) -> None:
     """Check that a graph has no edges of the kinds on whose absence a model's answers rely.
 
-    Raises: SchemaMismatch: it has such edges, or is live and can get them.
+    Raises:
+        SchemaMismatch: it has such edges, or is live and can get them.
+        ArtifactError: a kind is not known: earlier releases served some models without one-way edges.
     """
     for key, absent in spec.edges_without.items():
+        if unknown := sorted({*absent} - {REPEATED, LOOPS, NEGATIVE}):
+            raise ArtifactError(
+                f"model {spec.name}/{spec.version} relies on {key} having no {' and no '.join(unknown)}, "
+                "and this Hopline does not check that: package it again"
+            )
         found = _found(graph, key, absent) if key in graph.edges else ""
         if not found:
             continue
@@ -72,11 +79,6 @@ def _check_edges(spec: ModelSpec, graph: Graph | LiveView) -> None:
 def remedy(absent: Collection[str]) -> str:
     """The way to serve edges of the absent kinds, as a sentence without its full stop."""
     ways = []
-    if ONE_WAY in absent:
-        ways.append(
-            "The model reads edges that leave a node (as out-degrees), and a server reads those that enter "
-            "it: add each edge in both directions (undirected=True)"
-        )
     if REPEATED in absent or LOOPS in absent:
         ways.append(
             "A sparse matrix (adj_t), for example, treats such edges differently from a list: package the "
@@ -115,8 +117,7 @@ def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:
     edges = graph.edges[key]
     if LOOPS in absent and edges.has_self_loops:
         return f"this graph has {LOOPS}"
-    for kind, has in ((REPEATED, edges.has_repeated_edges), (ONE_WAY, edges.has_one_way_edges)):
-        if kind in absent and has is not False:
-            unknown = f"whether this graph has {kind} was not stored when it was saved: build it again"
-            return unknown if has is None else f"this graph has {kind}"
+    if REPEATED in absent and edges.has_repeated_edges is not False:
+        unknown = f"whether this graph has {REPEATED} was not stored when it was saved: build it again"
+        return unknown if edges.has_repeated_edges is None else f"this graph has {REPEATED}"
     return ""

@@ -406,8 +406,6 @@ def _adjacency(
         cumweight=None if sorted_weight is None else read_only(csc.running_weights(indptr, sorted_weight)),
         has_self_loops=edge_type[0] == edge_type[2] and bool(csc.any_self_loop(indptr, indices)),
         has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
-        has_one_way_edges=edge_type[0] == edge_type[2]
-        and csc.any_one_way(indptr, indices, None if time is None else time[order]),
         max_degree=int(np.diff(indptr).max(initial=0)),
         stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
         signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),

@@ -116,41 +116,6 @@ def any_self_loop(indptr: Any, indices: Any) -> Any:
     return False
 
 
-def any_one_way(indptr: AnyArray, indices: AnyArray, time: AnyArray | None) -> bool:
-    """True if some edge of one node type has no reverse edge of its time.
-
-    Args:
-        time: int64 [E], or None for edges without times.
-    """
-    return bool(_one_way(indptr, indices, np.zeros(0, np.int64) if time is None else time))
-
-
-@njit(cache=True, nogil=True)
-def _one_way(indptr: Any, indices: Any, time: Any) -> Any:
-    """Compares edges and their reverses as multisets, by the sum of 64-bit hashes of their elements."""
-    total = np.uint64(0)
-    for node in range(indptr.shape[0] - 1):
-        for edge in range(indptr[node], indptr[node + 1]):
-            total += imbalance(indices[edge], node, time[edge] if time.shape[0] else 0)
-    return total != np.uint64(0)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def imbalance(source: Any, target: Any, time: Any) -> Any:
-    """The hash of an edge less that of its reverse, uint64; a sum is 0 where each edge has a reverse."""
-    a, b, moment = np.uint64(source), np.uint64(target), np.uint64(time)
-    return _mixed(_mixed(_mixed(a) + b) ^ moment) - _mixed(_mixed(_mixed(b) + a) ^ moment)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _mixed(word: Any) -> Any:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), uint64."""
-    word = word + np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
-
-
 @njit(cache=True, nogil=True)
 def repeated_edge(indptr: Any, indices: Any) -> Any:
     """The rows (source, destination) of an edge that occurs more than once; (-1, -1) if there is none."""

@@ -24,7 +24,6 @@ import numpy as np
 from hopline.files import boot_id
 from hopline.graph import codec_kernels as packed
 from hopline.graph.columns import read_only
-from hopline.graph.csc import imbalance
 from hopline.graph.edge_data import id_at
 from hopline.graph.extent import bounds
 from hopline.graph.parts import Adjacency
@@ -64,7 +63,7 @@ def wrong_edges(adjacency: Adjacency, num_destinations: int, num_sources: int) -
             return "weight_sums are not the sums of weight_codes"
     time = _NO_TIMES if adjacency.time is None else adjacency.time
     last = np.full(num_sources if len(time) else 0, -1, np.int32)
-    fault, edge, loops, repeated, imbalanced, low, high = _scan_edges(
+    fault, edge, loops, repeated, low, high = _scan_edges(
         _read(adjacency.indptr),
         _read(indices),
         _read(time),
@@ -91,9 +90,6 @@ def wrong_edges(adjacency: Adjacency, num_destinations: int, num_sources: int) -
         return f"has_self_loops is {said[0]}, and there are {'some' if loops else 'none'}"
     if said[1] is not None and said[1] != repeated:
         return f"has_repeated_edges is {said[1]}, and there are {'some' if repeated else 'none'}"
-    one_way = adjacency.has_one_way_edges
-    if one_way is not None and one_way != bool(imbalanced):
-        return f"has_one_way_edges is {one_way}, and there are {'some' if imbalanced else 'none'}"
     if adjacency.stored_time_range is not None and adjacency.stored_time_range != (low, high):
         return f"time_range is {adjacency.stored_time_range}, and the times are {low} to {high}"
     return ""
@@ -194,13 +190,12 @@ def _scan_lists(indptr: Any, num_lists: Any, num_edges: Any) -> Any:
 def _scan_edges(
     indptr: Any, ids: Any, time: Any, num_lists: Any, num_sources: Any, same_type: Any, last: Any
 ) -> Any:
-    """(fault, its edge, self-loops, repeated edges, 0 if each has a reverse edge, first time, last time).
+    """(fault, its edge, self-loops, repeated edges, first time, last time).
 
     `last` int32 [num_sources] of -1, if there are times: the last list that had a source.
     """
     loops, repeated = False, False
     low, high = np.int64(0), np.int64(0)
-    balance = np.uint64(0)
     timed = time.shape[0] > 0
     if timed:
         low = high = time[0]
@@ -210,26 +205,24 @@ def _scan_edges(
         for edge in range(start, stop):
             source = np.int64(id_at(ids, edge))
             if source < 0 or source >= num_sources:
-                return _OUTSIDE, np.int64(edge), loops, repeated, balance, low, high
+                return _OUTSIDE, np.int64(edge), loops, repeated, low, high
             loops |= same_type and source == v
-            if same_type:
-                balance += imbalance(source, v, time[edge] if timed else np.int64(0))
             if timed:
                 now = time[edge]
                 if edge > start and now < then:
-                    return _TIME_ORDER, np.int64(edge), loops, repeated, balance, low, high
+                    return _TIME_ORDER, np.int64(edge), loops, repeated, low, high
                 if edge == start or now > then:
                     before = np.int64(-1)
                 then = now
                 repeated |= last[source] == v
                 last[source] = v
             if source < before:
-                return _ORDER, np.int64(edge), loops, repeated, balance, low, high
+                return _ORDER, np.int64(edge), loops, repeated, low, high
             repeated |= source == before
             before = source
         if timed and stop > start:
             low, high = min(low, time[start]), max(high, time[stop - 1])
-    return 0, np.int64(-1), loops, repeated, balance, low, high
+    return 0, np.int64(-1), loops, repeated, low, high
 
 
 @njit(nogil=True, cache=True)

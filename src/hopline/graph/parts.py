@@ -60,8 +60,6 @@ class Adjacency:
         has_self_loops: a node is its own in-neighbour; always False where the node types differ.
         has_repeated_edges: a pair of nodes has more than one edge, at whatever times; None where it is
             not known, for a graph that was saved before this was stored.
-        has_one_way_edges: an edge has no reverse edge of its time; False where the node types differ, None
-            where it is not known.
         max_degree: the largest in-degree.
         stored_time_range: the result of `time_range`, if it is known without reading `time`.
         signed_weight: weights may be negative, so `cumweight` does not ascend: it holds the sums of
@@ -80,7 +78,6 @@ class Adjacency:
     has_self_loops: bool
     max_degree: int
     has_repeated_edges: bool | None = None
-    has_one_way_edges: bool | None = None
     stored_time_range: tuple[int, int] | None = None
     signed_weight: bool = False
 

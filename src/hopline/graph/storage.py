@@ -79,7 +79,6 @@ class StoredEdges(msgspec.Struct, frozen=True):
     has_self_loops: bool
     time_range: tuple[int, int] | None = None
     has_repeated_edges: bool | None = None
-    has_one_way_edges: bool | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -158,7 +157,6 @@ def save(
                     part.has_self_loops,
                     part.time_range,
                     part.has_repeated_edges,
-                    part.has_one_way_edges,
                 )
                 for key, part in edges.items()
             },
@@ -307,7 +305,6 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             **columns,
             has_self_loops=known.has_self_loops,
             has_repeated_edges=known.has_repeated_edges,
-            has_one_way_edges=known.has_one_way_edges,
             max_degree=known.max_degree,
             stored_time_range=known.time_range,
             signed_weight=schema.signed_weight,

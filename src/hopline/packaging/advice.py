@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ ONE_ROW = (
 FREEZE = (
     "pass freeze=True: statistics of all nodes or edges are then computed once, over the graph of "
     "packaging, and a later graph is answered with those of that graph"
+)
+FROZEN = (
+    "with freeze=True, calls of mean, sum, amax, var, norm and the like over all rows are constants, and a "
+    "number of rows is not: write x.mean(0), not x.sum(0) / len(x)"
 )
 HOW_RUN = (
     "if forward asks how it runs (type(x) is Tensor, is_compiling(), try), write isinstance(x, Tensor)"
@@ -139,10 +144,10 @@ def instead_of(lines: str) -> str:
     )
 
 
-def hint(error: Exception, module: nn.Module) -> str:
+def hint(error: Exception, module: nn.Module, slots: Mapping[str, Tensor]) -> str:
     """Advice if a model fails because of a dtype, a code or node numbers; "" for other failures."""
     text = str(error)
-    if isinstance(error, IndexError) and (table := _short_table(error, module)):
+    if isinstance(error, IndexError) and (table := _short_table(error, module, slots)):
         return (
             f"; {table}: correct the column, clamp what forward counts, or train an entry for unknown codes"
         )
@@ -175,12 +180,19 @@ def hint(error: Exception, module: nn.Module) -> str:
     return ""
 
 
-def _short_table(error: Exception, module: nn.Module) -> str:
+def _short_table(error: Exception, module: nn.Module, slots: Mapping[str, Tensor]) -> str:
     """The embedding for which a code was too large, in words; "" if the error is of no embedding."""
     names = {id(part): name for name, part in module.named_modules()}
     for frame, _ in traceback.walk_tb(error.__traceback__):
         table, codes = frame.f_locals.get("self"), frame.f_locals.get("input")
         if isinstance(table, nn.Embedding) and isinstance(codes, Tensor) and codes.numel():
             name, most = names.get(id(table)) or "an embedding", table.num_embeddings - 1
-            return f"{name} has entries for 0 to {most}, and got codes {codes.min()} to {codes.max()}"
+            columns = [
+                f"column {at} of the {slot.replace(':', ' of ')}"
+                for slot, rows in slots.items() if slot.startswith(("features", "edge_attr"))
+                for at in range(rows.size(1)) if torch.equal(rows[:, at].to(codes.dtype), codes.flatten())
+            ]  # fmt: skip
+            of = columns[0] if columns else "what forward computes, such as a degree"
+            given = f"got codes {codes.min()} to {codes.max()} of {of}"
+            return f"{name} has entries for 0 to {most}, and {given}"
     return ""

@@ -92,6 +92,7 @@ class _Analysis(fx.Interpreter):
         self.extra_traceback = False  # else it is appended to every message
         self.traced = traced
         self.binding = binding
+        self.slots = slots
         self.given = described(slots)
         self.num_rows = {
             _domain_of(name): rows.shape[1] if name.startswith(EDGES) else len(rows)
@@ -113,7 +114,7 @@ class _Analysis(fx.Interpreter):
         except Exception as error:  # user code
             raise NotSplittable(
                 f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
-                f"{error}; the graph gives {self.given}{hint(error, traced.module)}"
+                f"{error}; the graph gives {self.given}{hint(error, traced.module, self.slots)}"
             ) from error
         level = max((traced.levels.get(arg, 0) for arg in n.all_input_nodes), default=0)
         if n.target is lists.neighbour_rows:

@@ -23,11 +23,12 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import to_torch_csr_tensor
 
+from hopline.artifact import LOOPS, REPEATED
 from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup, Graph, csc
 from hopline.graph.schema import reverse_key
 from hopline.packaging.advice import TYPED, lost
-from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.check_graph import CheckGraph, Kinds
 from hopline.packaging.frozen import Frozen
 from hopline.packaging.learned import place
 from hopline.packaging.memberships import batch_of
@@ -307,6 +308,18 @@ def _guard(store: Any, left_out: Mapping[str, tuple[str, ...]], *keys: str) -> N
     store._mapping = _Guarded(store._mapping)
     store._mapping.left_out = {name: lost(name, key) for key in keys for name in left_out.get(key, ())}
     store._mapping.left_out["edge_type"] = TYPED
+
+
+def unlike_matrix(binding: Binding, graph: Graph) -> Kinds:
+    """The kinds of edges that a graph lacks, and that a sparse matrix treats differently from a list."""
+    found = {}
+    for key in binding.relations if binding.reads_sparse else ():
+        edges, repeated = graph.edges[key], graph.edges[key].has_repeated_edges
+        if repeated is None:  # saved before this was stored
+            repeated = csc.repeated_edge(np.asarray(edges.indptr[:]), np.asarray(edges.indices[:]))[0] >= 0
+        lacks = {REPEATED: not repeated, LOOPS: edges.src == edges.dst and not edges.has_self_loops}
+        found[key] = tuple(kind for kind, is_absent in lacks.items() if is_absent)
+    return {key: kinds for key, kinds in found.items() if kinds}
 
 
 def matrix_causes(binding: Binding, graph: Graph, module: nn.Module) -> str:

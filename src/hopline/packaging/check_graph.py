@@ -6,6 +6,7 @@ layers holds on any graph, so an induced subgraph checks as well as the whole on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from hopline.types import FloatArray, IdArray
 if TYPE_CHECKING:
     from hopline.graph import Graph
 
+#: Edge type key -> kinds of edges, as `ModelSpec.edges_without` has them.
+Kinds = Mapping[str, tuple[str, ...]]
 #: In-neighbours that are sampled of each node while the sample grows: enough to keep it connected, few
 #: enough that one hub does not fill it.
 _GROWTH_FANOUT = 8

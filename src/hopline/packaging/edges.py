@@ -105,7 +105,7 @@ def edges_of(node: Any) -> Domain | None:
     slot = slot_of(node)
     if slot is not None:
         role, _, edge_type = slot.partition(":")
-        return Domain("edge", edge_type) if role == "edge_index" else None
+        return Domain("edge", edge_type) if role in ("edge_index", "adj_t") else None
     return edges_after(node.args[0]) if node.args[1] == 0 else None
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-from hopline.packaging.pack import pack
+from hopline.packaging.pack import add_biases, pack
 from hopline.packaging.settled import refuse_codes, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
@@ -99,6 +99,7 @@ def export(
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
             refuse_codes(program.model)
             settle(program.model)
+            add_biases(program.model.graph)
             packed = pack(program.model.graph, stage)
             _anonymous(program.model)
             program.save(str(path), external_data=False)

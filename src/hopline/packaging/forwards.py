@@ -9,10 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter
+
+from hopline.errors import NotSplittable
+from hopline.packaging.relations import numbered
 
 
 def chosen(rows: Any, numbers: Any) -> Any:
@@ -26,6 +29,33 @@ def by_type(lin: Any, x: Any, type_vec: Any) -> Any:
     bias = None if lin.bias is None else lin.bias.flatten()
     rows = nn.functional.linear(x, lin.weight.mT.flatten(0, 1), bias)
     return chosen(rows.view(-1, lin.num_types, lin.out_channels), type_vec)
+
+
+def by_relation(conv: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+    """The forward of an `RGCNConv` or `FastRGCNConv`: all relations in one product of matrices.
+
+    Relations that the graph does not have (an `edge_type` of the data names fewer) have no edges.
+    """
+    rows = x if isinstance(x, tuple | list) else (x, x)
+    names = ("mean", "add", "sum") if isinstance(conv, pyg.FastRGCNConv) else ("mean", "add", "sum", "max")
+    is_usual = all(isinstance(each, fx.Proxy) and each.is_floating_point() for each in rows)
+    if edge_type is None or not is_usual or conv.aggr not in names:
+        return type(conv).forward(conv, x, edge_index, edge_type)
+    keys = edge_type.tracer.root.binding.relations
+    if len(keys) > conv.num_relations or (len(keys) < conv.num_relations and not numbered(keys)):
+        raise NotSplittable(
+            f"{type(conv).__name__} cannot be a stage: it has {conv.num_relations} relations and the graph "
+            f"has {len(keys)} edge types for them ({', '.join(keys)})"
+        )
+    weight = conv.weight
+    if conv.num_bases is not None:
+        weight = torch.einsum("rb,bio->rio", conv.comp, weight)
+    elif conv.num_blocks is not None:
+        weight = torch.stack([torch.block_diag(*weight[i]) for i in range(len(keys))])
+    edges = [edge_index[:, edge_type == i] for i in range(len(keys))]
+    parts = [scatter(rows[0][e[0]], e[1], 0, rows[1].size(0), reduce=conv.aggr) for e in edges]
+    out = nn.functional.linear(torch.cat(parts, dim=1), weight[: len(keys)].flatten(0, 1).T, conv.bias)
+    return out if conv.root is None else out + nn.functional.linear(rows[1], conv.root.T)
 
 
 def by_degree(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
@@ -159,8 +189,8 @@ def by_semantics(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, A
 #: Class -> its forward here; exact classes only.
 FORWARDS: dict[type, Callable[..., Any]] = {
     pyg.ARMAConv: by_stacks, pyg.ChebConv: by_terms, pyg.ClusterGCNConv: with_diagonal,
-    pyg.HANConv: by_semantics, pyg.HGTConv: by_destination, pyg.HypergraphConv: by_hyperedges,
-    pyg.MFConv: by_degree,
+    pyg.FastRGCNConv: by_relation, pyg.HANConv: by_semantics, pyg.HGTConv: by_destination,
+    pyg.HypergraphConv: by_hyperedges, pyg.MFConv: by_degree, pyg.RGCNConv: by_relation,
     pyg.HeteroDictLinear: lambda m, x_dict: {k: lin(x_dict[k]) for k, lin in m.lins.items() if k in x_dict},
     pyg.HeteroLinear: by_type,
 }  # fmt: skip

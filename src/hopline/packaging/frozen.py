@@ -26,7 +26,8 @@ from hopline.errors import NotSplittable
 _FUNCTIONS = frozenset(
     {
         *("mean", "sum", "var", "std", "max", "min", "amax", "amin", "norm", "linalg_vector_norm"),
-        *("median", "quantile", "logsumexp", "prod", "scatter_add_", "scatter_reduce_"),
+        *("median", "quantile", "logsumexp", "prod", "var_mean", "std_mean"),
+        *("scatter_add_", "scatter_reduce_"),
     }
 )
 #: Path of a part of the module, name of the function, and number of the call.
@@ -87,6 +88,9 @@ class Frozen(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if func is nn.functional.normalize:
+            with self:
+                return _normalize(*args, **kwargs)
         if name not in _FUNCTIONS:
             return func(*args, **kwargs)
         traced = next((each for each in args if isinstance(each, fx.Proxy)), None)
@@ -95,18 +99,22 @@ class Frozen(TorchFunctionMode):
                 return traced.__torch_function__(func, types, args, kwargs)
         rows = next(each for each in (*args[::-1], *kwargs.values()) if isinstance(each, Tensor))
         result = func(*args, **kwargs)
-        if not isinstance(result, Tensor) or not result.is_floating_point():
-            return result
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, Tensor) and part.is_floating_point():
+                self._follow(name, rows.shape, part)
+        return result
+
+    def _follow(self, name: str, rows: torch.Size, result: Tensor) -> None:
+        """Record a result, and put the value of its place there."""
         path = self._path()
         place = path, name, self._counts[path, name]
         self._counts[path, name] += 1
         if self.watched is None or place in self.watched:
-            self.seen[place] = rows.shape, result.clone()
+            self.seen[place] = rows, result.clone()
         if place in self.values:
             if result.shape != self.values[place].shape:
                 raise NotSplittable(f"freeze: {path} {name} has another shape for another graph")
             self.given.append(result.copy_(self.values[place]))
-        return result
 
     def _path(self) -> str:
         """The part of the module whose code runs: the first argument of the innermost such function."""
@@ -118,3 +126,8 @@ class Frozen(TorchFunctionMode):
                 return path
             frame = frame.f_back
         return ""
+
+
+def _normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Any:
+    """`torch.nn.functional.normalize`: its norm is a statistic if it is over all rows."""
+    return input / input.norm(p, dim, keepdim=True).clamp_min(eps)

@@ -11,9 +11,7 @@ comparison, and none of them on the other.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ from hopline.engine.tasks import outputs_of
 from hopline.errors import NotSplittable, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
-from hopline.packaging.export import quiet
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Rows
 from hopline.packaging.unseen import Unseen
@@ -156,26 +153,23 @@ def judge(
         # Bounded fanouts use other code of the engine than unbounded ones.
         served_as.append(spec)
     figures: dict[str, float] = {}
-    with _one_thread(), quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about shapes of single requests
-        for served_spec in served_as:
-            for is_cached in (False, True):
-                answerer = Answerer(
-                    _loaded(folder, served_spec, answered.probe.graph, is_cached), names, _MOST_NEIGHBOURS
-                )
-                for of in (answered, *unseen):
-                    judged = np.ones(len(of.places[0]), np.bool_)
-                    if served_spec is not full:
-                        judged = _unsampled(spec, of)
-                    calls = _Calls(answerer, spec, names, of, judged)
-                    if of.unseen is not None:
-                        calls.unseen()
-                    elif is_cached:
-                        calls.twice()
-                    else:
-                        calls.each_way()
-                    for name, difference in calls.figures.items():
-                        figures[name] = max(figures.get(name, 0.0), difference)
+    for served_spec in served_as:
+        for is_cached in (False, True):
+            model = _loaded(folder, served_spec, answered.probe.graph, is_cached)
+            answerer = Answerer(model, names, _MOST_NEIGHBOURS)
+            for of in (answered, *unseen):
+                judged = np.ones(len(of.places[0]), np.bool_)
+                if served_spec is not full:
+                    judged = _unsampled(spec, of)
+                calls = _Calls(answerer, spec, names, of, judged)
+                if of.unseen is not None:
+                    calls.unseen()
+                elif is_cached:
+                    calls.twice()
+                else:
+                    calls.each_way()
+                for name, difference in calls.figures.items():
+                    figures[name] = max(figures.get(name, 0.0), difference)
     return figures
 
 
@@ -390,16 +384,6 @@ def _labels(task: str, probabilities: Tensor) -> AnyArray:
     close = (probabilities - 0.5).abs() < _MARGIN
     found = np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
     return np.where(unknown.numpy(), -1.0, found)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, as a server adds them."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def sides_of(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -17,15 +16,15 @@ import numpy as np
 from torch import fx, nn
 
 from hopline import artifact
-from hopline.artifact import Head, ModelSpec, NamedOutput, Stage, StageInput, Task
+from hopline.artifact import NEGATIVE, Head, ModelSpec, NamedOutput, Stage, StageInput, Task
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.packaging import edge_kinds, gate
+from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
 from hopline.packaging.advice import HOW_RUN, remedy
 from hopline.packaging.analysis import check_rows
-from hopline.packaging.arguments import Binding, matrix_causes
-from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.arguments import Binding, matrix_causes, unlike_matrix
+from hopline.packaging.check_graph import CheckGraph, Kinds
 from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.locality import check_memory, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
@@ -61,12 +60,13 @@ class Job:
         reference: the user's own module, to compare with.
         check: real nodes and edges.
         probe: the graph on which served answers are compared: these nodes and strangers.
-        lacks: kinds of edges that the graph lacks.
+        without: kinds of edges that are not compared: the graph lacks them, and the model reads a matrix.
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         outputs: of the module; a single one has no name.
         are_probabilities: whether each ends in its task's activation.
         embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
         decisions, draws: lines of its source that branch on values of tensors, and that draw numbers.
+        rules: as in `StageFigures`, by the name of the stage.
     """
 
     model: nn.Module
@@ -83,7 +83,7 @@ class Job:
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
     probe: Probe = field(init=False)
     rows: Rows = field(init=False)
-    lacks: edge_kinds.Kinds = field(default_factory=dict)
+    without: Kinds = field(default_factory=dict)
     pairs: Pairs | None = None
     outputs: tuple[NamedOutput, ...] = ()
     are_probabilities: tuple[bool, ...] = ()
@@ -91,6 +91,7 @@ class Job:
     embedding_layer: str = ""
     decisions: list[str] = field(default_factory=list)
     draws: list[str] = field(default_factory=list)
+    rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def ask_module(
         self, check_nodes: int, output: Mapping[str, Output], classes: Mapping[str, tuple[str, ...]]
@@ -103,7 +104,7 @@ class Job:
         """
         self.progress(MODULE, 0.0)
         self.check = CheckGraph.of(self.graph, check_nodes)
-        self.lacks = edge_kinds.absent_of(self.graph)
+        self.without = unlike_matrix(self.binding, self.graph)
         try:
             self.reference.states_of_nodes(self.check)
         except PackagingError as error:
@@ -180,18 +181,19 @@ class Job:
         return None if self._several else next(iter(self.tasks.values()))
 
     def _run_on_probe(self, *, wide: bool) -> None:
-        has = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
-        self.probe = self._probe(has, wide=wide)
+        self.probe = self._probe(wide=wide)
         if self.is_link:
             sides = gate.sides_of(self.probe, self.targets, True)
             self.pairs = (sides[0], sides[1])
         self.rows = self.reference.answers(self.probe.check, self.pairs)
 
-    def _probe(self, kinds: edge_kinds.Kinds, **options: Any) -> Probe:
+    def _probe(self, **options: Any) -> Probe:
         schema = self.graph.schema
         timed = frozenset(key for key, edges in schema.edge_types.items() if edges.has_time)
-        options |= {"kinds": kinds, "both_directions": schema.both_directions}
-        return Probe.of(self.check, timed, num_hops(self.fanouts), **options)
+        signed = [key for key, edges in schema.edge_types.items() if edges.signed_weight]
+        options = {"without": self.without, "signed": signed, **options}
+        hops, both = num_hops(self.fanouts), schema.both_directions
+        return Probe.of(self.check, timed, hops, both_directions=both, **options)
 
     def _check_numbers(self) -> None:
         """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
@@ -219,9 +221,9 @@ class Job:
         ends = self.are_probabilities
         return gate.Answered(probe, sides, rows, self.outputs, ends, embedding, rounding, inner, unseen)
 
-    def _agrees(self, folder: Path, spec: ModelSpec, kinds: edge_kinds.Kinds) -> bool:
-        """True if served answers for strangers with such edges are the module's."""
-        probe = self._probe(kinds, wide=False, seed=1)
+    def _agrees(self, folder: Path, spec: ModelSpec, signed: list[str]) -> bool:
+        """True if served answers are the module's where weights of such edges are below 0."""
+        probe = self._probe(wide=False, seed=1, signed=signed)
         sides = gate.sides_of(probe, self.targets, self.is_link, real=False)
         try:
             self.compare(folder, spec, probe, sides, self.reference)
@@ -271,9 +273,12 @@ class Job:
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
         }  # fmt: skip
         self.progress(COMPARE, 1.0)
-        known = edge_kinds.of_matrix(self.lacks, self.binding)
-        agrees = partial(self._agrees, folder, own)
-        relied_on = dict(edge_kinds.relied_on(self.lacks, known, agrees))
+        types = self.graph.schema.edge_types
+        read = {key: types[key] for key in self.check.edges}
+        signed = [key for key, edges in read.items() if edges.has_weight and not edges.signed_weight]
+        relied_on = dict(self.without)
+        if signed and not self._agrees(folder, own, signed):
+            relied_on |= {key: (*relied_on.get(key, ()), NEGATIVE) for key in signed}
         self.notes += [
             f"the answers rely on {key} having no {' and no '.join(kinds)}: a live graph that can get such "
             "edges is refused, and so are a later graph and a request with them"
@@ -351,6 +356,7 @@ class Job:
         finals = {name: node for own, _ in ends for name, node in own.items()}
         splitter = Splitter(traced, lowered, finals)
         plans = splitter.stages()
+        self.rules = {f"{plan.level}.{plan.node_type}": plan.rules for plan in plans}
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
         check_signs(spec.sampling, self.graph.schema, edge_types)
         count = splitter.num_layers

@@ -18,7 +18,7 @@ import numpy as np
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import Graph
 from hopline.packaging import probe as probes
-from hopline.packaging.advice import FREEZE, instead_of
+from hopline.packaging.advice import FREEZE, FROZEN, instead_of
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.frozen import Frozen, Place
 from hopline.packaging.probe import Probe
@@ -197,7 +197,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         after = reference.answers(renumbered(real, order))
         if not reference.differ(before[order[reference.targets[0]]], after).any():
             return ""
-    decided = _decided(decisions)
+    decided, freeze = _decided(decisions), FREEZE if reference.binding.frozen is None else FROZEN
     if decided:
         decided += ". If that is not the cause, "
     if changed and _reads_all_edges(reference, real, many):
@@ -205,7 +205,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
             "it takes a sum, mean or extreme over the attributes or weights of all edges (as edge_attr / "
             "edge_attr.max() does): the answer for a node changes with edges elsewhere in the graph. "
             "Normalise the columns before the graph is built, or keep the numbers of the training graph as "
-            f"buffers, or {FREEZE}"
+            f"buffers, or {freeze}"
         )
     if "copies" in changed or not changed:
         return decided + (
@@ -213,14 +213,14 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
             "sum or softmax over all nodes, h @ h.T): the answer for a node changes when nodes that no "
             "edge joins to it are added or change places. Declare a table with a row for each node, "
             "embeddings={'emb': node type}; replace sums over all nodes by a function of the node alone, "
-            f"or {FREEZE}"
+            f"or {freeze}"
         )
     return decided + (
         "it attends to or normalises over all nodes: the answer for a node changes with nodes that no edge "
         "joins to it. For attention (MultiheadAttention, GPSConv, a softmax of h @ h.T) use attention over "
         "neighbours, such as TransformerConv; for a mean, variance, quantile or maximum over rows "
         "(GraphNorm, PairNorm, x - x.mean(0)) use BatchNorm, whose statistics are fixed after training, or "
-        f"LayerNorm(mode='node'), or {FREEZE}"
+        f"LayerNorm(mode='node'), or {freeze}"
     )
 
 

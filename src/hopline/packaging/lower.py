@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch_geometric.nn import Linear
 
 from hopline.errors import NotSplittable
 from hopline.packaging.analysis import analyse
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import ConvCall, ConvInput, DenseConv, build
-from hopline.packaging.edges import Domain, is_aggregation, slot_of
-from hopline.packaging.regions import Region, reduction, region
+from hopline.packaging.dense.base import linear
+from hopline.packaging.edges import Domain, is_aggregation, size_of, slot_of
+from hopline.packaging.regions import Reduced, Region, reduction, region
 from hopline.packaging.settings import Device
 from hopline.packaging.trace import Closed, Traced, check_draws, conv_arguments, describe, trace
 
-_KNOWN = {"x", "edge_index", "edge_attr", "edge_weight", "edge_type"}
+_KNOWN = {"x", "edge_index", "edge_attr"}
+#: A linear map runs below a sum if it makes rows this much narrower: it runs for each neighbour there.
+_NARROWER = 0.5
 
 
 @dataclass(slots=True)
@@ -33,7 +38,6 @@ class LoweredConv:
         dense: its dense form; a submodule of the traced module at `path`.
         source, destination: the values that it reads, after lifting.
         edge_attr: the edge-level value that it reads.
-        edge_types: keys.
         query: the value of the query row of an attention, computed one level below or by the stage's
             query file.
     """
@@ -43,8 +47,13 @@ class LoweredConv:
     source: fx.Node
     destination: fx.Node | None
     edge_attr: fx.Node | None
-    edge_types: tuple[str, ...]
     query: fx.Node | None = None
+
+    @property
+    def rule(self) -> str:
+        """The way in which its neighbours are read, for the report."""
+        kinds = {need.kind for need in self.dense.needs}
+        return "attention" if "attend" in kinds else "reduce" if "reduce" in kinds else "dense form"
 
     def value(self, need: ConvInput) -> fx.Node:
         """The value that an input of the dense form has columns of."""
@@ -77,7 +86,7 @@ def trace_and_lower(
             if draws:
                 check_draws(traced, partial(trace, model, binding, targets, slots, opened), list(draws))
             analyse(traced, binding, slots)
-            return traced, lower(traced, binding, device)
+            return traced, lower(traced, device)
         except NotSplittable as error:
             if isinstance(error, Closed) and not error.parts <= opened:
                 first = first or str(error)
@@ -88,7 +97,7 @@ def trace_and_lower(
                 raise
 
 
-def lower(traced: Traced, binding: Binding, device: Device = "cpu") -> Lowered:
+def lower(traced: Traced, device: Device = "cpu") -> Lowered:
     """Build the dense form of every conv call, and the form of every other aggregation.
 
     Raises:
@@ -107,10 +116,11 @@ def lower(traced: Traced, binding: Binding, device: Device = "cpu") -> Lowered:
                 continue
             dense, source = reduced
             traced.module.add_submodule(path, dense)
-            found[node] = LoweredConv(dense, path, source, None, None, (dense.needs[0].edge_type,))
+            found[node] = LoweredConv(dense, path, source, None, None)
+            _commute(traced, node, found)
             continue
         try:
-            found[node] = _lower(traced, binding, node, path, device)
+            found[node] = _lower(traced, node, path, device)
         except NotSplittable as error:
             refused.setdefault(str(node.target), error)
     if refused:
@@ -118,7 +128,7 @@ def lower(traced: Traced, binding: Binding, device: Device = "cpu") -> Lowered:
     return found
 
 
-def _lower(traced: Traced, binding: Binding, node: fx.Node, path: str, device: Device) -> LoweredConv:
+def _lower(traced: Traced, node: fx.Node, path: str, device: Device) -> LoweredConv:
     arguments = conv_arguments(traced.module, node)
     where = describe(traced.module, node)
     unknown = sorted(set(arguments) - _KNOWN)
@@ -126,14 +136,8 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, path: str, device: D
         raise NotSplittable(f"{where} is called with {', '.join(unknown)}, which no dense form accepts")
     source, destination, paired = _sides(arguments.get("x"), where)
     key = str(slot_of(arguments["edge_index"])).split(":", 1)[1]
-    edge_types = binding.relations if key == "*" else (key,)
-    if key == "*" and slot_of(arguments.get("edge_type", source)) != "edge_type:*":
-        raise NotSplittable(f"{where} reads the edges of all relations but not their unchanged edge_type")
-    weight = arguments.get("edge_weight")
-    if weight is not None and slot_of(weight) != f"edge_weight:{key}":
-        raise NotSplittable(
-            f"{where} reads a computed edge weight; store it as the graph's edge weight or attribute"
-        )
+    if key == "*":
+        raise NotSplittable(f"{where} would mix the relations")
     attr = arguments.get("edge_attr")
     if attr is not None and traced.domains.get(attr) != Domain("edge", key):
         raise NotSplittable(f"{where} reads edge attributes that are not those of {key!r}")
@@ -142,14 +146,13 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, path: str, device: D
     call = ConvCall(
         conv=traced.module.get_submodule(str(node.target)),
         name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
-        edge_types=edge_types, source_dim=int(traced.values[source].shape[1]),
+        edge_type=key, source_dim=int(traced.values[source].shape[1]),
         destination_dim=0 if destination is None else int(traced.values[destination].shape[1]),
         paired=paired, same_type=same_type, has_edge_attr=attr is not None,
-        has_edge_weight=weight is not None, in_blocks=device == "cuda" or has_edge_code,
-        is_same_value=destination is source,
+        in_blocks=device == "cuda" or has_edge_code, is_same_value=destination is source,
     )  # fmt: skip
     dense = build(call)
-    lowered = LoweredConv(dense, path, source, destination, attr, edge_types)
+    lowered = LoweredConv(dense, path, source, destination, attr)
     if dense.is_query_destination:
         lowered.query = destination
     if dense.prepare_query is not None and destination is not None:
@@ -170,40 +173,59 @@ def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
 
 
 def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
-    """Move source and destination code below where it must be or where it makes the state narrower.
+    """Move source code below where it must be, or where it makes the state of a block little wider.
 
     Level 0 is raw features, which are gathered anyway: a file there gains nothing.
     """
-    dense = conv.dense
-    prepare = dense.prepare_source
-    if prepare is None:
+    dense, source = conv.dense, traced.values[conv.source]
+    if dense.prepare_source is None:
         return
-    source_dim = int(traced.values[conv.source].shape[1])
     with torch.no_grad():
-        width = int(prepare(traced.values[conv.source][:1]).shape[1])
-    if not dense.must_lift:
-        own = dense.prepare_destination
-        if own is not None and conv.destination is not None:
-            with torch.no_grad():
-                width += int(own(traced.values[conv.destination][:1]).shape[1])
-        # A lifted Gemm runs for every neighbour instead of once for the node (unless it is in the
-        # state cache), so that a reduction must become much narrower; an attention's runs as often either
-        # way.
-        block = dense.needs[0].kind == "sources"
-        if traced.levels[conv.source] == 0 or width > source_dim * (1.25 if block else 0.5):
-            return
-    conv.source = _insert(traced, conv, "source", prepare, conv.source, node)
+        width = dense.prepare_source(source[:1]).shape[1]
+    if not dense.must_lift and (traced.levels[conv.source] == 0 or width > 1.25 * source.shape[1]):
+        return
+    conv.source = _insert(traced, conv, "source", dense.prepare_source, conv.source, node)
     dense.lifted_source = True
     if dense.is_query_source:
         conv.query = conv.source
-    if dense.must_lift or dense.prepare_destination is None or conv.destination is None:
+
+
+def _commute(traced: Traced, node: fx.Node, found: Lowered) -> None:
+    """Have a linear map before or after a reduction run where it is cheaper: for each node, or below it.
+
+    A sum is linear, so that the order is free. Below, the map runs for every neighbour whose row is not
+    cached, so that rows must become much narrower by it.
+    """
+    conv: Any = found[node]
+    dense: Reduced = conv.dense
+    source = conv.source
+    if dense.needs[0].reduce == "max" or traced.values[node].dim() != 2:
         return
-    if traced.levels[conv.destination] == 0:
+    before, user = linear_of(traced, source), next(iter(node.users), None)
+    if before is not None:
+        rows = source.all_input_nodes[0]
+        readers = [each for each in source.users if size_of(each) is None]
+        is_shared = len(readers) > 1 or len(readers[0].users) > 1 or before.bias is not None
+        much_narrower = before.weight.shape[0] <= _NARROWER * before.weight.shape[1]
+        if not is_shared and not (much_narrower and traced.levels[rows] > 0):
+            conv.source, dense.after = rows, linear(before.weight)
         return
-    conv.destination = _insert(
-        traced, conv, "destination", dense.prepare_destination, conv.destination, node
-    )
-    dense.lifted_destination = True
+    after = linear_of(traced, user) if user is not None and len(node.users) == 1 else None
+    if user is None or after is None or not traced.levels[source]:
+        return
+    if 2 * after.weight.shape[0] > _NARROWER * after.weight.shape[1]:  # the own row often has a map too
+        return
+    conv.source = _insert(traced, conv, "source", linear(after.weight), source, node)
+    dense.bias = None if after.bias is None else after.bias.detach()
+    found[user] = found.pop(node)
+
+
+def linear_of(traced: Traced, node: fx.Node) -> Any:
+    """The module of a value that is a linear map of rows, without hooks; None for other values."""
+    part: Any = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if type(part) not in (nn.Linear, Linear) or "forward" in vars(part):
+        return None
+    return None if part._forward_hooks or part._forward_pre_hooks else part
 
 
 def _insert(

@@ -7,6 +7,7 @@ over adjacent inputs also does the same flops in fewer passes (log/).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +18,20 @@ from hopline.packaging.settled import replace
 
 _ROW_MATRICES = frozenset({"self", "features", "reduce"})
 _Matrix = NDArray[np.float32]
+
+
+def add_biases(graph: ir.Graph) -> None:
+    """Make a constant that is added to a Gemm its bias: one operator less."""
+    for add in [node for node in graph if node.op_type == "Add"]:
+        pairs: Any = (add.inputs, add.inputs[::-1])
+        for value, other in pairs:
+            gemm, bias = value.producer(), ir.convenience.get_const_tensor(other)
+            is_gemm = gemm is not None and gemm.op_type == "Gemm" and len(gemm.inputs) == 2
+            if is_gemm and len(value.uses()) == 1 and bias is not None and len(bias.shape) == 1:
+                tape = ir.tape.Tape()
+                replace(add, tape, tape.op("Gemm", [*gemm.inputs, other], dict(gemm.attributes)))
+                graph.remove(gemm, safe=True)
+                break
 
 
 def pack(graph: ir.Graph, inputs: Sequence[StageInput]) -> bool:

@@ -301,7 +301,8 @@ def package(
                 written, graph_schema=plain, embeddings=learned, format=oldest
             )
         spec = artifact.write_spec(place.folder, made.write(place.folder, written))
-        stages = stage_figures(place.folder, spec)
+        rules = {name: each for job in jobs for name, each in job.rules.items()}
+        stages = stage_figures(place.folder, spec, rules)
     shown_notes = tuple(dict.fromkeys([*(note for job in jobs for note in job.notes), *later]))
     return PackageReport(place.path, spec, stages, shown_notes, time.perf_counter() - started)
 

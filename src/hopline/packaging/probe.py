@@ -8,18 +8,17 @@ depends on anything but the node's neighbourhood, it answers differently here th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.artifact import LOOPS, NEGATIVE, ONE_WAY, REPEATED
+from hopline.artifact import LOOPS, REPEATED
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.ids import RangeIds
 from hopline.graph.parts import Nodes
-from hopline.packaging.check_graph import CheckEdges, CheckGraph
-from hopline.packaging.edge_kinds import Kinds
+from hopline.packaging.check_graph import CheckEdges, CheckGraph, Kinds
 from hopline.types import FloatArray, IdArray
 
 #: Strangers of each type in one step of a chain.
@@ -49,23 +48,23 @@ class Probe:
 
     @classmethod
     def of(
-        cls, real: CheckGraph, timed: frozenset[str], hops: int, *, kinds: Kinds | None = None,
-        both_directions: bool = False, wide: bool = True, seed: int = 0,
+        cls, real: CheckGraph, timed: frozenset[str], hops: int, *, without: Kinds | None = None,
+        signed: Collection[str] = (), both_directions: bool = False, wide: bool = True, seed: int = 0,
     ) -> Probe:  # fmt: skip
         """Add strangers to a real graph.
 
         Args:
             timed: edge types that have times.
             hops: that the model reads.
-            kinds: edge type -> kinds of edges that strangers have, though the sample may lack them.
+            without, signed: as of `strangers`.
             both_directions: as of the real graph.
             wide: half of the strangers have features of other signs and sizes than real ones.
             seed: of the random numbers.
         """
         rng = np.random.default_rng(seed)
-        check = beside(real, strangers(real, hops, rng, CROWD, kinds))
+        check = beside(real, strangers(real, hops, rng, CROWD, without, signed))
         if wide:
-            check = beside(check, widened(strangers(real, hops, rng, kinds=kinds), rng))
+            check = beside(check, widened(strangers(real, hops, rng, _FEW, without, signed), rng))
         graph = graph_of(check, timed, both_directions)
         core = _core(hops)
         first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
@@ -117,24 +116,26 @@ def graph_of(
 
 
 def strangers(
-    real: CheckGraph, hops: int, rng: np.random.Generator, crowd: int = _FEW, kinds: Kinds | None = None,
+    real: CheckGraph, hops: int, rng: np.random.Generator, crowd: int = _FEW, without: Kinds | None = None,
+    signed: Collection[str] = (),
 ) -> CheckGraph:  # fmt: skip
-    """Nodes with real rows in chains, some isolated, one hub; edges like the real ones.
+    """Nodes with real rows in chains, some isolated, one hub; edges with the data of real ones.
 
-    Edge types of one node type that hold each edge in both directions do so here, unless `kinds` says
-    otherwise. Self-loops and
-    repeated edges are drawn where there are real ones.
+    Edges go one way, some are self-loops and some are repeated, also where no real ones are: a later graph
+    may have such edges, and a model must not rely on their absence.
 
     Args:
         hops: chains have more than twice as many steps.
         crowd: in-neighbours of the hub.
-        kinds: edge type -> kinds of edges that are drawn even if `real` has none.
+        without: edge type -> kinds of edges that are not drawn.
+        signed: edge types of which some weights are below 0.
     """
     steps = _steps(hops)
     count = _core(hops) + crowd
     features = {name: rows[rng.integers(0, len(rows), count)] for name, rows in real.features.items()}
     edges = {
-        key: _drawn(part, steps, crowd, rng, (kinds or {}).get(key, ())) for key, part in real.edges.items()
+        key: _drawn(part, steps, crowd, rng, (without or {}).get(key, ()), key in signed)
+        for key, part in real.edges.items()
     }
     return CheckGraph(features, edges)
 
@@ -159,11 +160,12 @@ def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) ->
 
 
 def _drawn(
-    real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator, kinds: tuple[str, ...]
-) -> CheckEdges:
+    real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator, without: tuple[str, ...],
+    signed: bool,
+) -> CheckEdges:  # fmt: skip
     """Edges from each step of the chains to the next one, from the crowd to the hub, from it to a chain.
 
-    Where edges may go one way, a node without in-edges has one to each of the crowd and to a chain.
+    A node without in-edges has one to each of the crowd and to a chain.
     """
     sources: list[int] = []
     targets: list[int] = []
@@ -176,29 +178,21 @@ def _drawn(
             targets += [_WIDTH * step + place] * count
     hub = steps * _WIDTH + _ISOLATED
     count = hub + 1 + crowd
-    src = np.concatenate([np.asarray(sources, np.int64), np.arange(hub + 1, count), [hub, hub]])
-    dst = np.concatenate([np.asarray(targets, np.int64), np.full(crowd, hub), [_WIDTH, 3 * _WIDTH + 1]])
-    pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
-    if ONE_WAY in kinds or may_be_one_way(real):
-        into = np.append(np.arange(hub + 1, count), _WIDTH + 2)
-        src, dst = np.append(src, np.full(len(into), steps * _WIDTH)), np.append(dst, into)
-    else:
-        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-    if real.src == real.dst and (LOOPS in kinds or any(a == b for a, b in pairs)):
+    members, alone = np.arange(hub + 1, count), np.full(crowd + 1, steps * _WIDTH)
+    src = np.concatenate([np.asarray(sources, np.int64), members, [hub, hub], alone])
+    of_hub = [_WIDTH, 3 * _WIDTH + 1]
+    dst = np.concatenate(
+        [np.asarray(targets, np.int64), np.full(crowd, hub), of_hub, members, [_WIDTH + 2]]
+    )
+    if real.src == real.dst and LOOPS not in without:
         loops = np.arange(0, steps * _WIDTH, 5)
         src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
-    if REPEATED in kinds or len(pairs) < len(real.indices):
+    if REPEATED not in without:
         src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
     drawn = real.taken(real.drawn(len(src), rng), src, dst, count)
-    if drawn.weight is not None and NEGATIVE in kinds and (drawn.weight >= 0).all():
+    if drawn.weight is not None and signed and (drawn.weight >= 0).all():
         drawn.weight[::6] *= -1
     return drawn
-
-
-def may_be_one_way(edges: CheckEdges) -> bool:
-    """True unless there is each edge in both directions."""
-    pairs = set(zip(edges.indices.tolist(), edges.destinations.tolist(), strict=True))
-    return edges.src != edges.dst or not pairs or any((b, a) not in pairs for a, b in pairs)
 
 
 def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:

@@ -159,9 +159,12 @@ class RunningTracer(fx.Tracer):
         node.meta[CHANGED] = [n for n, was in before if was and versions(n.meta[VALUE]) != was]
         given = self.frozen.given[num_given:] if self.frozen else []
         # all that PyG's `scatter` computes are statistics, if any is
-        if given and (value is given[-1] or target is scatter) and not node.meta[CHANGED]:
+        parts = value if isinstance(value, tuple) else (value,)
+        is_given = given and (target is scatter or any(part is given[-1] for part in parts))
+        if is_given and not node.meta[CHANGED]:
             self.graph.erase_node(node)
-            return self.proxy(self.create_arg(value))
+            constants = [self.proxy(self.create_arg(part)) for part in parts]
+            return type(value)(constants) if isinstance(value, tuple) else constants[0]
         self._changed.update(node.meta[CHANGED])
         for storage in storages(value):
             self._sharing.setdefault(storage, []).append(node)

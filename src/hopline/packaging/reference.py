@@ -92,7 +92,7 @@ class Reference:
         except PackagingError:
             raise
         except Exception as error:  # user code
-            remedy = hint(error, module) or self.binding.matrix_hint or single_columns(slots)
+            remedy = hint(error, module, slots) or self.binding.matrix_hint or single_columns(slots)
             raise PackagingError(
                 f"the model fails on the graph: {type(error).__name__}: {error}; {self.binding.called}; "
                 f"the graph gives {described(slots)}{remedy}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch_geometric.nn import Aggregation
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.resolver import aggregation_resolver
@@ -32,6 +32,7 @@ class Region:
         edges: whose they are.
         sources: values of neighbours that they are computed from.
         own: values of the node itself.
+        rule: how its neighbours are read, for the report.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Region:
     edges: lists.Domain
     sources: list[fx.Node]
     own: list[fx.Node]
+    rule = "general stage"
 
 
 def region(traced: Traced, node: fx.Node, path: str) -> Region:
@@ -145,18 +147,27 @@ class Reduced(DenseConv):
 
     Args:
         shape: of a node's row.
+
+    Attributes:
+        after: a linear map that was before the reduction; None for none.
+        bias: of one that is below it now.
     """
+
+    bias: Tensor | None
 
     def __init__(self, edge_type: str, kind: Reduce, *, weighted: bool, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.needs = (ConvInput("reduce", edge_type, "source", reduce=kind, weighted=weighted),)
-        self._shape = shape
+        self.shape = shape
+        self.after: nn.Module | None = None
+        self.register_buffer("bias", None)
 
     def forward(self, rows: Tensor) -> Tensor:
         """The reduction in the shape of the model's rows."""
-        if len(self._shape) == 1:
-            return rows
-        return rows.unflatten(1, self._shape) if self._shape else rows.squeeze(1)
+        if len(self.shape) == 1:
+            rows = rows if self.after is None else self.after(rows)
+            return rows if self.bias is None else rows + self.bias
+        return rows.unflatten(1, self.shape) if self.shape else rows.squeeze(1)
 
 
 def reduction(traced: Traced, node: fx.Node) -> tuple[Reduced, fx.Node] | None:

@@ -268,7 +268,8 @@ class _Check:
         plain, real = self._reference.without_head(), self._probe.real
         for name, rows in plain.binding.slots(real).items():
             role, _, of = name.partition(":")
-            if rows.dtype != torch.float32 or not rows.numel():
+            is_known = role == "features" and plain.binding.groups.get(of)  # in its own dtype
+            if rows.dtype != torch.float32 or not rows.numel() or is_known:
                 continue
             forms: dict[str, Callable[[Tensor], Tensor]] = {
                 str(dtype).removeprefix("torch."): functools.partial(Tensor.to, dtype=dtype)

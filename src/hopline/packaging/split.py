@@ -16,13 +16,13 @@ from torch import Tensor, fx
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
 from hopline.packaging.edges import slot_of
-from hopline.packaging.lower import LoweredConv
+from hopline.packaging.lower import LoweredConv, linear_of
 from hopline.packaging.regions import Region
 from hopline.packaging.stage_code import Place, StageCode
-from hopline.packaging.trace import Traced
+from hopline.packaging.trace import Traced, describe
 
 #: Operations that cost less than a wider state, which each neighbour's row would have.
-_CHEAP = frozenset(("add", "sub", "mul", "div", "truediv", "neg", "getitem"))
+_CHEAP = frozenset(("add", "sub", "mul", "div", "truediv", "neg", "getitem", "linear"))
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class StagePlan:
         module: computes the state from the inputs; None where the state is the raw feature row.
         inputs: in the order of the module's arguments.
         query: computes the query rows of attention, [n, query_dim], from `query_inputs`; None for none.
+        rules: for each of the layers that it computes, how its neighbours are read.
     """
 
     level: int
@@ -47,6 +48,7 @@ class StagePlan:
     query: fx.GraphModule | None = None
     query_dim: int = 0
     query_inputs: tuple[StageInput, ...] = ()
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class Splitter:
         places = sorted(place for place in self._states if place[0] == level)
         counted: list[str] = []
         for place in places:
-            for conv in self._convs_of(place):
+            for conv in self._convs_of(place).values():
                 if isinstance(conv, Region):
                     for source in conv.sources:
                         _add(self._state(level - 1, self.traced.domains[source].type).values, source)
@@ -121,8 +123,8 @@ class Splitter:
             raise NotSplittable(f"only the number of in-edges from node type {node_type!r} is read")
         return found
 
-    def _convs_of(self, place: Place) -> list[LoweredConv | Region]:
-        found: list[LoweredConv | Region] = []
+    def _convs_of(self, place: Place) -> dict[fx.Node, LoweredConv | Region]:
+        found: dict[fx.Node, LoweredConv | Region] = {}
         seen: set[fx.Node] = set()
 
         def visit(node: fx.Node) -> None:
@@ -130,8 +132,7 @@ class Splitter:
                 return
             seen.add(node)
             if node in self.convs:
-                conv = self.convs[node]
-                found.append(conv)
+                conv = found[node] = self.convs[node]
                 for value in conv.own if isinstance(conv, Region) else ():
                     visit(value)
                 return
@@ -178,11 +179,11 @@ class Splitter:
         return node in below or (node_level > 0 and not self._is_cheap(node, below))
 
     def _is_cheap(self, node: fx.Node, values: list[fx.Node]) -> bool:
-        """True if the values of a state are enough to compute this one, without products of matrices."""
+        """True if the values of a state are enough to compute this one, by cheap operations or a Linear."""
         rows = [each for each in node.all_input_nodes if each in self.traced.domains]
         return (
             node not in self.convs
-            and getattr(node.target, "__name__", node.target) in _CHEAP
+            and (getattr(node.target, "__name__", node.target) in _CHEAP or linear_of(self.traced, node))
             and bool(rows)
             and all(each in values or self._is_cheap(each, values) for each in rows)
         )
@@ -190,6 +191,10 @@ class Splitter:
     def _build(self, place: Place) -> StagePlan:
         state = self._states[place]
         plan = StagePlan(*place, values=state.values, state_dim=sum(map(self._width, state.values)))
+        plan.rules = tuple(
+            f"{conv.rule}: {describe(self.traced.module, node).partition(' at ')[0].replace('model.', '')}"
+            for node, conv in self._convs_of(place).items()
+        )
         if place[0] == 0 < self.num_layers and [slot_of(value) for value in state.values] == [
             f"features:{place[1]}"
         ]:
@@ -204,7 +209,7 @@ class Splitter:
     def queries(self, place: Place) -> list[fx.Node]:
         """Query rows that the stage at `place` computes, in column order."""
         found: list[fx.Node] = []
-        for conv in self._convs_of(place):
+        for conv in self._convs_of(place).values():
             if isinstance(conv, LoweredConv) and conv.query is not None and not conv.dense.is_query_state:
                 _add(found, conv.query)
         return found

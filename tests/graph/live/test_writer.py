@@ -43,7 +43,6 @@ def assert_same(found: Graph, wanted: Graph) -> None:
         assert found.edges[key].max_degree == edges.max_degree
         assert found.edges[key].has_self_loops == edges.has_self_loops
         assert found.edges[key].has_repeated_edges == edges.has_repeated_edges
-        assert found.edges[key].has_one_way_edges == edges.has_one_way_edges
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hopline.artifact import ONE_WAY, read_spec, sha256_of, write_spec
+from hopline.artifact import REPEATED, read_spec, sha256_of, write_spec
 from hopline.errors import ArtifactError, BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
 from hopline.graph import Graph
 from hopline.jobs.batch.nodes_file import read_nodes
@@ -43,9 +43,9 @@ def test_edges_on_whose_absence_answers_rely_are_refused(cases, tmp_path):
     case = cases["sage"]
     folder = shutil.copytree(case.folder, tmp_path / "sage" / "1")
     spec = read_spec(folder)
-    relied_on = dict.fromkeys(spec.fanouts, (ONE_WAY,))
+    relied_on = dict.fromkeys(spec.fanouts, (REPEATED,))
     write_spec(folder, msgspec.structs.replace(spec, edges_without=relied_on))
-    with pytest.raises(SchemaMismatch, match="has no one-way edges, and its answers rely on that"):
+    with pytest.raises(SchemaMismatch, match="has no repeated edges, and its answers rely on that"):
         score(folder, case.graph, tmp_path / "out")
 
 

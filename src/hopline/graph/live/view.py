@@ -358,6 +358,5 @@ def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) 
         src=edge.src, relation=edge.relation, dst=edge.dst, indptr=indptr, indices=indices, time=time,
         attr=copied(edge.attr), weight=copied(edge.weight), cumweight=copied(edge.cumweight),
         has_self_loops=loops, has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
-        has_one_way_edges=edge.src == edge.dst and csc.any_one_way(indptr, indices, time),
         max_degree=longest, signed_weight=edge.signed_weight,
     )  # fmt: skip

@@ -6,22 +6,17 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.errors import HoplineError
-from hopline.packaging.dense import attend, pna, sums
+from hopline.packaging.dense import attend, pna
 from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
 __all__ = ["BUILDERS", "NEEDS_EDGE_ATTR", "ConvCall", "ConvInput", "DenseConv", "build"]
 
 #: Exact classes only: a subclass may have another message function.
 BUILDERS: dict[type, Builder] = {
-    pyg.SAGEConv: sums.sage,
-    pyg.GCNConv: sums.gcn,
     pyg.GATConv: attend.gat,
     pyg.GATv2Conv: attend.gatv2,
-    pyg.GraphConv: sums.graph,
     pyg.PNAConv: pna.build,
     pyg.TransformerConv: attend.transformer,
-    pyg.RGCNConv: sums.rgcn,
-    pyg.FastRGCNConv: sums.rgcn,
 }
 #: Convs that must get edge attributes. The others that can read them have an option, `edge_dim`.
 NEEDS_EDGE_ATTR: tuple[type, ...] = (pyg.GINEConv,)

@@ -1,23 +1,15 @@
 """Dense convolutions: convs rewritten over the stage inputs of `hopline.artifact`.
 
-A worked example is `GraphConv` with a mean, `lin_rel(mean h_j) + lin_root(h_i)` (`sums.py`):
+The engine feeds the inputs in the order of `needs`, which are the arguments of `forward`:
 
-    needs = (ConvInput("reduce", edge_type, "source", reduce="mean"),   # forward's 1st argument, [n, d1]
-             ConvInput("self", value="destination"))                    # its 2nd argument, [n, d2]
-    prepare_source = lin_rel without its bias
-    prepare_destination = lin_root
+    needs = (ConvInput("attend", edge_type, "source", attention=...),   # attended rows of neighbours
+             ConvInput("self", value="destination"))                    # the node's own row
 
-The engine feeds the inputs in the order of `needs`. A mean is linear, so `lin_rel` may run before it: once
-for each node, with a narrower state where `lin_rel` makes rows narrower. `lower.py` decides that. If it
-lifts the code, it appends `prepare_*` to the stage below and sets `lifted_*`. The inputs of `needs` are
-then already prepared, and `forward` must not apply the maps again:
+`prepare_source` is row-wise code that may run one level below, once for each node. `lower.py` decides that.
+If it lifts the code, it appends it to the stage below and sets `lifted_source`: the inputs of `needs` are
+then prepared. `must_lift` is for code that a reduction follows, which always runs below.
 
-    lifted_source False:  lin_rel(mean) + …       lifted_source True:  mean + bias of lin_rel + …
-
-`must_lift` is for code that does not commute with the reduction. A SAGEConv with `project=True` reduces
-`relu(W h_j)`; its source code always runs below, at any width. `lifted_destination` is then False.
-
-Attention is a reduction too (`attend.py`): its rows are `prepare_source` (keys and values), always lifted.
+The rows of an attention (`attend.py`) are `prepare_source` (keys and values), always lifted.
 The node's query row is `prepare_query`, in the state below (`is_query_state`) or in the stage's query file.
 
 A conv uses the kinds `self`, `reduce`, `attend`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`.
@@ -74,13 +66,12 @@ class ConvCall:
     Attributes:
         conv: the PyG module.
         name: its path in the model, for messages.
-        edge_types: keys of the relations that the call's edges come from (several only where the call
-            has an `edge_type` argument).
+        edge_type: key of the relation that the call's edges come from.
         source_dim, destination_dim: columns of the source and destination values; destination 0 where
             the call gives none.
         paired: the call passes (source, destination) rather than one value for both.
         same_type: source and destination are rows of one node type.
-        has_edge_attr, has_edge_weight: the call passes them.
+        has_edge_attr: the call passes attributes of edges.
         in_blocks: attention is computed over padded blocks, by the runtime: the model computes the
             attributes of edges, or a GPU is to compute it.
         is_same_value: source and destination are one value.
@@ -88,22 +79,14 @@ class ConvCall:
 
     conv: Any
     name: str
-    edge_types: tuple[str, ...]
+    edge_type: str
     source_dim: int
     destination_dim: int
     paired: bool
     same_type: bool
     has_edge_attr: bool
-    has_edge_weight: bool
     in_blocks: bool = False
     is_same_value: bool = False
-
-    @property
-    def edge_type(self) -> str:
-        """The one relation of the call."""
-        if len(self.edge_types) != 1:
-            raise self.refusal(f"it would mix the relations {', '.join(self.edge_types)}")
-        return self.edge_types[0]
 
     @property
     def has_destination(self) -> bool:
@@ -120,9 +103,8 @@ class DenseConv(nn.Module):
 
     Attributes:
         needs: what the engine must feed.
-        prepare_source, prepare_destination: row-wise code that may run one level below, so that the
-            state cache holds its result (`lifted_*` says whether it does; then the values that `needs`
-            names are already prepared).
+        prepare_source: row-wise code that may run one level below, so that the state cache holds its
+            result; `lifted_source` says whether it does.
         must_lift: the source code has to run below, because a reduction follows it.
         prepare_query: row-wise code from the destination's value to the query row of an attention.
         is_query_state: the state below holds the query row, because it is narrow.
@@ -134,10 +116,8 @@ class DenseConv(nn.Module):
         super().__init__()
         self.needs: tuple[ConvInput, ...] = ()
         self.prepare_source: nn.Module | None = None
-        self.prepare_destination: nn.Module | None = None
         self.must_lift = False
         self.lifted_source = False
-        self.lifted_destination = False
         self.prepare_query: nn.Module | None = None
         self.is_query_state = False
         self.is_query_source = False
@@ -149,17 +129,6 @@ Builder = Callable[[ConvCall], DenseConv]
 #: Aggregations that the engine computes, whatever their number of neighbours.
 REDUCTIONS: dict[type, Reduce] = {aggr.MeanAggregation: "mean", aggr.SumAggregation: "sum"}
 REDUCTIONS[aggr.MaxAggregation] = "max"
-
-
-def reduction(call: ConvCall) -> Reduce:
-    """The conv's aggregation as one of the engine's reductions, or a refusal."""
-    module = call.conv.aggr_module
-    found = REDUCTIONS.get(type(module))
-    if found is None:
-        raise call.refusal(
-            f"its aggregation {type(module).__name__} is not one of mean, sum or max over the neighbours"
-        )
-    return found
 
 
 def linear(weight: Any, bias: Any = None) -> nn.Linear:

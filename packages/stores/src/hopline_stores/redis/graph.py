@@ -383,7 +383,6 @@ def _adjacency(
         cumweight=StoreColumn((num_edges,), "float64") if schema.has_weight else None,  # type: ignore[arg-type]
         has_self_loops=known.has_self_loops,
         has_repeated_edges=known.has_repeated_edges,
-        has_one_way_edges=known.has_one_way_edges,
         max_degree=known.max_degree,
         stored_time_range=known.time_range,
         signed_weight=schema.signed_weight,

@@ -225,11 +225,12 @@ def _compare(answers: AnyArray, expected: AnyArray, places: Sequence[str]) -> An
         same = (answers == narrowed) | (np.isnan(answers) & np.isnan(narrowed))
         difference[same] = 0.0
         bad = ~(difference <= TOLERANCE + TOLERANCE * np.abs(narrowed)) & ~same
-    rows_bad = bad.reshape(len(bad), -1).any(axis=1)
-    if rows_bad.any():
+    wrong = bad.reshape(len(bad), -1)
+    if (rows_bad := wrong.any(axis=1)).any():
         named = np.flatnonzero(rows_bad)
         shown = "; ".join(
-            f"{places[row]}: {_shown(answers[row])} instead of {_shown(expected[row])}"
+            f"{places[row]}, columns {np.flatnonzero(wrong[row])[:_NAMED]}: "
+            f"{_shown(answers[row], wrong[row])} instead of {_shown(expected[row], wrong[row])}"
             for row in named[:_NAMED].tolist()
         )
         raise ParityError(
@@ -258,5 +259,5 @@ def _check_labels(model: TabularModel, oracle: Oracle, sample: Sample, answers: 
         )
 
 
-def _shown(row: AnyArray) -> str:
-    return np.array2string(np.atleast_1d(row)[:4], precision=6, separator=", ")
+def _shown(row: AnyArray, wrong: AnyArray) -> str:
+    return np.array2string(np.ravel(row)[wrong][:_NAMED], precision=6, separator=", ")
