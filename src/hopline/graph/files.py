@@ -317,7 +317,8 @@ def _checked(path: Any) -> Any:
         raise GraphError(f"{path} is a folder; pass one file (join the files of the folder)")
     ending = _ending(path)
     if ending in _ARRAYS:
-        raise GraphError(f"{path} holds arrays: pass np.load({path.name!r}) to Graph.from_edges")
+        shape = "edges are [2, E], the sources first, also where [2, 2] could be either"
+        raise GraphError(f"{path} holds arrays: pass np.load({path.name!r}) to Graph.from_edges; {shape}")
     if ending not in (*_TEXT, *TYPED):
         raise GraphError(
             f"{path}: files may end in {', '.join((*_TEXT, *TYPED))}, text also in {', '.join(PACKED)}; "

@@ -74,9 +74,8 @@ class Graph:
         """Build a homogeneous graph: one node type "node", one edge type "node__to__node".
 
         Args:
-            edges: [2, E] or a pair; row 0 the sources, row 1 the destinations (messages flow from
-                source to destination). Row numbers, or ids if `ids` is given (unless `by_row`).
-                Multi-edges and self-loops are kept.
+            edges: [2, E] or a pair; row 0 the sources, row 1 the destinations, as messages flow. Row
+                numbers, or ids if `ids` is given (unless `by_row`). Multi-edges and self-loops are kept.
             features: [N, d] of any real dtype. Not copied if it is C-contiguous and of
                 `feature_dtype` already: do not write to it afterwards.
             num_nodes: N, needed if neither features nor ids define it; else the largest row in `edges` + 1.
