@@ -61,7 +61,7 @@ BUDGET = {
     "hopline-slo": 879,
     "hopline-sql": 162,
     "hopline-stores": 5133,
-    "hopline-tabular": 2829,
+    "hopline-tabular": 2845,
     "hopline-tokens": 629,
     "turnserve": 5474,
 }

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sklearn.base import clone
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     HistGradientBoostingClassifier,
@@ -29,7 +30,7 @@ from xgboost import XGBClassifier, XGBRegressor
 
 import hopline
 from hopline.artifact import read_spec
-from hopline.errors import ArtifactCorrupted, ArtifactError, ParityError
+from hopline.errors import ArtifactCorrupted, ArtifactError
 from hopline_tabular.model import TabularModel
 from hopline_tabular.packaging.gate import probe
 from hopline_tabular.packaging.oracle import Oracle
@@ -112,23 +113,32 @@ def test_classes_with_as_many_trees_have_the_estimators_label(num_classes, num_t
     assert (names == forest.predict(unseen).astype(str)).all()
 
 
-@pytest.mark.parametrize("strategy", ["uniform", "quantile"])
-def test_a_number_at_a_fitted_bound_is_on_the_estimators_side(strategy, tmp_path):
-    """Bounds are float64; a form that holds them in float32 is refused."""
-    rows = payments(300, seed=1)[["amount"]].round(2)
-    binned = make_pipeline(KBinsDiscretizer(5, encode="ordinal", strategy=strategy), Ridge())
-    above = make_pipeline(Binarizer(threshold=20.1), Ridge())
-    for estimator in (binned, above):
-        estimator.fit(rows, rows.amount)
-        try:
-            report = hopline.package_tabular(estimator, rows[:100], tmp_path, name="m", overwrite=True)
-        except ParityError:
-            assert estimator is binned
-            continue
-        bounds = np.concatenate([*getattr(estimator[0], "bin_edges_", [[20.1]]), rows.amount])
-        frame = pd.DataFrame({"amount": bounds})
-        answers = served(report).answer([columns_of(frame)], [len(frame)])
-        np.testing.assert_allclose(answers, expected(estimator, frame), atol=1e-4, rtol=1e-5)
+BINNERS = [
+    KBinsDiscretizer(5, encode=encode, strategy=strategy, dtype=dtype)
+    for encode, strategy, dtype in (
+        ("ordinal", "uniform", None),
+        ("ordinal", "quantile", None),
+        ("onehot", "quantile", None),
+        ("onehot-dense", "uniform", np.float32),
+    )
+]
+
+
+@pytest.mark.filterwarnings("ignore:Bins whose width")
+@pytest.mark.parametrize("step", [*BINNERS, Binarizer(threshold=20.1)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e8])
+def test_a_number_at_a_fitted_bound_is_on_the_estimators_side(step, scale, tmp_path):
+    """Bounds are float64."""
+    amount = payments(300, seed=1).amount.round(2)
+    rows = pd.DataFrame({"amount": amount * scale, "few": amount.rank() > 3})
+    estimator = make_pipeline(clone(step), Ridge()).fit(rows * 1.0, amount)
+    report = hopline.package_tabular(estimator, rows[:100] * 1.0, tmp_path, name="m")
+    bounds = np.concatenate([*getattr(estimator[0], "bin_edges_", [[20.1]]), rows.amount])
+    beside = np.concatenate([bounds, np.nextafter(bounds, -np.inf), np.nextafter(bounds, np.inf)])
+    beside = np.concatenate([beside, bounds - 1e-7 * scale, bounds + 1e-7 * scale])
+    frame = pd.DataFrame({"amount": beside, "few": np.resize([0.0, 1.0], len(beside))})
+    answers = served(report).answer([columns_of(frame)], [len(frame)])
+    np.testing.assert_allclose(answers, expected(estimator, frame), atol=1e-4, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,34 @@ def binarizer(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
     return graph.columns(graph.node("Cast", [above], to=TensorProto.DOUBLE), len(refs))
 
 
+def bins(graph: OnnxGraph, binner: Any, refs: Refs) -> Refs:
+    """The number of each value's bin, or a column for each bin; skl2onnx holds the bounds in float32."""
+    x = numbers_of(graph, refs, binner)
+    if binner.dtype == np.float32:
+        x = graph.node("Cast", [graph.node("Cast", [x], to=TensorProto.FLOAT)], to=TensorProto.DOUBLE)
+    out: Refs = ()
+    for place, (bounds, num_bins) in enumerate(zip(binner.bin_edges_, binner.n_bins_, strict=True)):
+        value = graph.node("Gather", [x, graph.const([place], np.int64)], axis=1)
+        # one bin has no inner bound, and no number is infinite
+        above = graph.node("GreaterOrEqual", [value, graph.const([[*bounds[1:-1], np.inf]])])
+        above = graph.node("Cast", [above], to=TensorProto.DOUBLE)
+        number = graph.node("ReduceSum", [above, graph.const([1], np.int64)], keepdims=1)
+        if binner.encode == "ordinal":
+            out += graph.columns(number, 1)
+        else:
+            here = graph.node("Equal", [number, graph.const([range(num_bins)])])
+            out += graph.columns(graph.node("Cast", [here], to=TensorProto.DOUBLE), int(num_bins))
+    return out
+
+
+def powers(graph: OnnxGraph, features: Any, refs: Refs) -> Refs:
+    """Products of powers of the columns; skl2onnx computes them in float32."""
+    x = graph.node("Unsqueeze", [numbers_of(graph, refs, features), graph.const([1], np.int64)])
+    factors = graph.node("Pow", [x, graph.const(features.powers_)])
+    product = graph.node("ReduceProd", [factors, graph.const([2], np.int64)], keepdims=0)
+    return graph.columns(product, len(features.powers_))
+
+
 def _clip(graph: OnnxGraph, x: str, low: float | None, high: float | None) -> str:
     bounds = ["" if bound is None else graph.const(bound) for bound in (low, high)]
     return graph.node("Clip", [x, *bounds])
