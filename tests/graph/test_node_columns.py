@@ -101,6 +101,8 @@ REFUSED = [
     ({"y": [1, 2, 3], "x": [1 + 2j, 1, 2]}, {}, "the DataFrame, column 'x', cannot be read as a table"),
     ({"x": pd.period_range("2024-01", periods=3, freq="M")}, {"x": "text"}, "column 'x' holds .*period"),
     ({"x": [2**60, 1, 2]}, {}, r"integers beyond 2\^53.*x:text"),
+    ({"x": [2**53 + 1, 1, 2]}, {}, r"integers beyond 2\^53.*x:text"),
+    ({"x": [-(2**63), 1, 2]}, {}, r"integers beyond 2\^53.*x:text"),
     ({"x": [1.5, 2, 3]}, {"x": "text"}, "column 'x' holds double, which is not read as text"),
     ({"x": ["a", "b", "c"]}, {"x": "float"}, "column 'x' holds .*string, which is not read as float"),
     ({"x": [1, 2, 3]}, {"y": "float"}, "column_types names 'y'; the table has x"),
@@ -172,6 +174,31 @@ def test_features_and_columns_of_one_file_lie_side_by_side(tmp_path):
 def test_a_number_among_texts_that_mean_missing_values_is_not_read_as_text(tmp_path):
     with pytest.raises(GraphError, match=r"'unknown'.*--na"):
         read(tmp_path, "amount", nodes="id,amount\n1,1.5\n2,2.5\n3,unknown\n")
+
+
+@pytest.mark.parametrize(
+    ("cells", "column", "message"),
+    [
+        (
+            ["true", "false", "1", "true", "yes", "0", "no"],
+            "x:boolean",
+            r"line 4, column .x. must hold true or false; it holds .1. \(4 of 7 cells do not hold true or "
+            r"false, .yes. in line 6, .0. in line 7\); pass --na .1. if .*\(--column x:text\)",
+        ),
+        (["0", "1"], "x:boolean", r"line 2, column 'x' must hold true or false; it holds '0' \(2 of 2"),
+        (["1.5", "nan"], "x", r"line 3, .*numbers; it holds 'nan' .*; pass --na 'nan' if it marks.*x:text"),
+        (
+            ["1", "2,5", "3"],
+            "x:float",
+            r"numbers without separators .*, or keep it as text \(--column x:text\)",
+        ),
+    ],
+)
+def test_the_first_cells_that_are_not_of_the_type_are_named(tmp_path, cells, column, message):
+    rows = "".join(f'{row},"{cell}"\n' for row, cell in enumerate(cells, 1))
+    with pytest.raises(GraphError, match=message) as refused:
+        read(tmp_path, column, nodes="id,x\n" + rows)
+    assert "--fill" not in str(refused.value)
 
 
 def test_a_damaged_table_is_refused(tmp_path):

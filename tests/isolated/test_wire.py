@@ -74,6 +74,16 @@ def test_requests_arrive_as_they_were_sent(request_):
             same(getattr(request_, name), getattr(found, name))
 
 
+def test_floats_of_numpy_keep_their_precision():
+    """A column of integers refuses those that may have been rounded."""
+    node = InlineNode(columns={"age": np.float32(1.5), "size": np.float16(3)})
+    packed = wire.pack_request(ScoreRequest("m", inline=[node]), 1.0)
+    ((_, fields),) = there_and_back(wire.Submit([(1, packed)]), wire.from_server).requests
+    found = wire.unpack_request(fields).inline[0].columns
+    assert found == node.columns
+    assert [type(each) for each in found.values()] == [np.float32, np.float16]
+
+
 def test_every_field_of_a_request_is_among_those_tried():
     defaults = ScoreRequest("m")
     names = ScoreRequest.__struct_fields__

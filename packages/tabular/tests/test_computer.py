@@ -283,6 +283,30 @@ def test_a_list_passes_exactly_when_each_value_does(
             check(values)
 
 
+@pytest.mark.parametrize("copies", [1, 40])
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1])
+def test_a_whole_number_is_looked_at_before_it_is_rounded(value: int, copies: int) -> None:
+    for values in ([value] * copies, np.array([value] * copies)):
+        with pytest.raises(BadRequest, match=r"column 'c', row 0: -?9007199254740993 is beyond"):
+            ColumnCheck(Column("c", "int", False)).check(values)
+
+
+def test_what_a_column_takes_may_be_said_in_other_words() -> None:
+    check = ColumnCheck(Column("c", "int", False), "true or false").check
+    for value, text in ((None, "no value, but true or false is needed"), ("x", "'x' instead of true or")):
+        with pytest.raises(BadRequest, match=text):
+            check([value])
+
+
+@pytest.mark.parametrize("copies", [1, 40])
+def test_an_array_of_float32_has_whole_numbers_up_to_its_precision(copies: int) -> None:
+    check = ColumnCheck(Column("c", "int", False)).check
+    assert check(np.full(copies, 2**24 - 1, np.float32)) == copies
+    with pytest.raises(BadRequest, match=r"column 'c', row 0: 16777216\.0 is beyond"):
+        check(np.full(copies, 2**24 + 1, np.float32))
+    assert ColumnCheck(Column("c", "float", False)).check(np.full(copies, 2**30, np.float32)) == copies
+
+
 def test_it_describes_its_columns(models: Path) -> None:
     info = version(models, "strict", as_version="7").info(("7",))
     assert (info.kind, info.id_kind, info.graph_version, info.version) == ("tabular", "none", "", "7")

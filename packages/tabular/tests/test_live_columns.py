@@ -169,6 +169,9 @@ WRONG = [
     ({"mcc": {"a": 1}}, "column 'mcc': {'a': 1} instead of a string"),
     ({"age": 1.5}, "column 'age': 1.5 instead of a whole number"),
     ({"age": 2**53 + 2}, "column 'age': 9007199254740994 is beyond"),
+    ({"age": 2**53 + 1}, "column 'age': 9007199254740993 is beyond"),
+    ({"age": -(2**53) - 1}, "column 'age': -9007199254740993 is beyond"),
+    ({"age": 2.0**53}, "column 'age': 9007199254740992.0 is beyond"),
     ({"age": 10**400}, "instead of a whole number"),
     ({"active": 1}, "column 'active': 1 instead of true or false"),
     ({"opened": 1_700_000_000}, "column 'opened': 1700000000 instead of a time in ISO 8601"),
@@ -254,6 +257,33 @@ def test_wrong_columns_of_arrow_are_refused_by_row_or_as_a_whole(world):
     assert "amount is string" in foreign.reason or "amount is large_string" in foreign.reason
     merchant = sent(frame.assign(node_type=["account", "merchant", "account"], node=["x", "1", "z"]))
     assert {each.index for each in merchant.refused} >= {1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.int64(), [2**53, -(2**53)], [2**53 + 1, -(2**53) - 1, -(2**63)]),
+        (pa.uint64(), [2**53], [2**53 + 1, 2**64 - 1]),
+        (pa.float64(), [2.0**53 - 1], [2.0**53, -(2.0**53)]),
+        (pa.float32(), [2.0**24 - 1, None], [2.0**24, 2.0**24 + 2]),
+    ],
+    ids=str,
+)
+def test_integers_of_arrow_that_may_have_been_rounded_are_refused(world, kind, good, bad):
+    frame = fraud.accounts(len(good) + 1, 8).assign(op="add_node", node_type="account")
+    arrow = pa.Table.from_pandas(
+        frame.assign(node=[f"b{row}" for row in frame.index]), preserve_index=False
+    )
+    at = arrow.schema.get_field_index("age")
+    for value in bad:  # each alone: a larger one has all values looked at
+        sink = pa.BufferOutputStream()
+        table = arrow.set_column(at, "age", pa.array([*good, value], kind))
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        (refused,) = Live(world).decoder.decode([sink.getvalue().to_pybytes()]).refused
+        assert refused.index == len(good)
+        assert "column 'age'" in refused.reason
+        assert "is beyond" in refused.reason
 
 
 def strict_world(folder):

@@ -209,6 +209,31 @@ def test_a_wrong_row_is_named_by_place_column_and_value(wires, wire, nodes, cont
     assert message in str(refused.value)
 
 
+@EVERY
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1])
+def test_an_integer_that_preprocessing_would_round_is_refused(wires, wire, value):
+    with pytest.raises(Refused, match=f"'age': {value} is beyond ±{2**53}"):
+        getattr(wires, wire)([{"columns": ROW | {"age": value}}])
+
+
+@pytest.mark.parametrize("wire", ["tensors", "oip"])
+@pytest.mark.parametrize(("datatype", "limit"), [("FP16", 2**11), ("FP32", 2**24), ("FP64", 2**53)])
+def test_a_float_tensor_for_integers_may_not_have_rounded_them(monkeypatch, wires, wire, datatype, limit):
+    monkeypatch.setitem(TYPES, "age", datatype)
+    for name, dtype in (("FP16", np.float16), ("FP32", np.float32)):
+        monkeypatch.setitem(DTYPES, name, dtype)
+    nodes = [{"columns": ROW | {"age": age}} for age in (limit - 1, 30)]
+    found = getattr(wires, wire)(nodes)
+    monkeypatch.setitem(TYPES, "age", "INT64")
+    np.testing.assert_array_equal(found, getattr(wires, wire)(nodes))
+    monkeypatch.setitem(TYPES, "age", datatype)
+    for age in (limit, limit + 1, -limit):
+        with pytest.raises(
+            Refused, match=rf"inline\[1\].columns: 'age': -?{limit}.* is beyond ±{limit - 1}"
+        ):
+            getattr(wires, wire)([{"columns": ROW}, {"columns": ROW | {"age": age}}])
+
+
 @OF_JSON
 @pytest.mark.parametrize("value", [[1], {"a": 1}, 2**70], ids=str)
 def test_a_value_that_no_column_has_is_named_by_its_column(wires, wire, value):

@@ -78,7 +78,7 @@ def build(
         typer.Option(
             help="Column of the node files that is kept unchanged, for the preprocessing of models "
             "(repeatable): COLUMN, COLUMN:TYPE (float, integer, boolean, text, timestamp), or '*' for all; "
-            "NODE_TYPE=COLUMN for one file. A node file with such columns has no other features."
+            "NODE_TYPE=COLUMN for one file, added to '*'. A file with such columns has no other features."
         ),
     ] = None,
     graph_column: Annotated[

@@ -64,7 +64,7 @@ class FileOptions:
                 self.rounded,
                 self.text,
                 self.missing,
-                tuple(_for(columns, name, paths)),
+                tuple(_for(columns, name, paths, add=True)),
             )
         return found
 
@@ -172,8 +172,8 @@ def counts(given: Sequence[str], edge_files: Iterable[EdgeType]) -> dict[str, in
     return found
 
 
-def _for(values: Sequence[str], name: str, types: Iterable[str]) -> list[str]:
-    """The values for one type: those that name it, else those without a type."""
+def _for(values: Sequence[str], name: str, types: Iterable[str], *, add: bool = False) -> list[str]:
+    """The values for one type: those that name it, else (`add`: after) those without a type."""
     types = set(types)
     own, others = [], []
     for text in values:
@@ -182,7 +182,7 @@ def _for(values: Sequence[str], name: str, types: Iterable[str]) -> list[str]:
             own += [after] if before == name else []
         else:
             others.append(text)
-    return own or others
+    return others + own if add else own or others
 
 
 def _only(values: Sequence[str], option: str, name: str) -> str | None:

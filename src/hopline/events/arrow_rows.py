@@ -51,7 +51,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "features": ("list",),
 }
 
-
 #: Type of a column of nodes -> kinds of Arrow types.
 _KINDS: dict[ColumnType, tuple[str, ...]] = {
     "float": ("float", "int"),
@@ -314,7 +313,8 @@ class Table:
         if array is None:
             return cells_of(column.type, [None] * len(rows))
         if not pa.types.is_timestamp(array.type):
-            return cells_of(column.type, _values(array))
+            is_float = pa.types.is_floating(array.type)  # NumPy's numbers know their precision
+            return cells_of(column.type, list(array.to_numpy(False)) if is_float else _values(array))
         ticks = pa.compute.cast(array, pa.int64()).to_pylist()
         many, few = {"s": (10**6, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}[array.type.unit]
         micros = [None if tick is None else tick * many // few for tick in ticks]

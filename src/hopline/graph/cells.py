@@ -159,26 +159,21 @@ def times(table: FileTable, name: str, missing: Missing) -> AnyArray:
     kind = column.type
     if types.is_integer(kind):
         return _numpy(column)
-    if types.is_floating(kind) or types.is_decimal(kind):
-        return _whole(table, name, column, "times must be integers or dates: multiply and round them")
     if types.is_timestamp(kind):
         return _numpy(column.cast(pa.timestamp(kind.unit)))
     if types.is_date(kind):
         return _numpy(column.cast(pa.timestamp("s")))
-    if not is_string(kind):
+    if not (is_string(kind) or types.is_floating(kind) or types.is_decimal(kind)):
         raise GraphError(f"{table.what}: column {name!r} must hold integers or dates; it holds {kind}")
     if not len(column):
         return np.empty(0, np.int64)
-    if (ints := _integers(column)) is not None:
-        return ints
-    if all_match(column, _DECIMAL):
-        return _whole(
-            table,
-            name,
-            column.cast(pa.float64()),
-            "times must be integers or dates: multiply and round them",
-        )
-    return dates(table, name, column)
+    if is_string(kind):
+        if (ints := _integers(column)) is not None:
+            return ints
+        if not all_match(column, _DECIMAL):
+            return dates(table, name, column)
+        column = column.cast(pa.float64())
+    return _whole(table, name, column, "times must be integers or dates: multiply and round them")
 
 
 def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
@@ -194,31 +189,42 @@ def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bo
     return _numpy(column)
 
 
-def parsed_text(table: FileTable, name: str, column: Any, absent: Any, *, named: bool) -> Any:
-    """Text as booleans, integers or float64, null where `absent`; or a description of what it holds."""
+def parsed_text(
+    table: FileTable, name: str, column: Any, absent: Any, *, named: bool, kept: str | None = None
+) -> Any:
+    """Text as booleans, integers or float64, null where `absent`; or a description of what it holds.
+
+    `kept` is the type of a column that is kept, "" to detect it; None for a feature.
+    """
     pc = arrow("pyarrow.compute")
     given = column.filter(pc.invert(absent))
-    if len(given) and all_match(given, _BOOLEAN):
-        column = pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true"))
-    else:
-        wrong = pc.invert(pc.match_substring_regex(given, _DECIMAL))
-        count = pc.sum(wrong).as_py() or 0
-        if count:
-            near = pc.sum(pc.match_substring_regex(given, NEAR_NUMBER)).as_py()
-            good = len(given) - count
-            if not named and 2 * good < len(given) and near < len(given):
-                return f'text, such as "{given.filter(wrong)[0].as_py()}"'
-            bad = pc.and_(
-                pc.invert(absent), pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), _DECIMAL))
-            )
-            at = pc.index(bad, True).as_py()
-            cell = column[at].as_py()
-            raise GraphError(
-                f"{table.place(at, name)} must hold numbers; it holds {cell!r} ({count} of "
-                f"{len(column)} cells do not hold a number); {_advice(cell, name, named=named)}"
-            )
-        column = _parsed(table, name, pc.if_else(absent, None, column), whole=all_match(given, _INTEGER))
-    return column
+    booleans, numbers, near = (
+        pc.sum(pc.match_substring_regex(given, form)).as_py() or 0
+        for form in (_BOOLEAN, _DECIMAL, NEAR_NUMBER)
+    )
+    if booleans == len(given) > 0:
+        return pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true"))
+    if numbers == len(given) and kept != "boolean":
+        return _parsed(table, name, pc.if_else(absent, None, column), whole=all_match(given, _INTEGER))
+    if not named and 2 * numbers < len(given) and near < len(given):
+        return f'text, such as "{given.filter(pc.invert(pc.match_substring_regex(given, _DECIMAL)))[0]}"'
+    are_flags = kept == "boolean" or 2 * booleans > len(given)
+    form, every, one = (
+        (_BOOLEAN, *["true or false"] * 2) if are_flags else (_DECIMAL, "numbers", "a number")
+    )
+    good = pc.or_(absent, pc.match_substring_regex(pc.fill_null(column, ""), form))
+    at, *others = np.flatnonzero(~_numpy(good))[:3].tolist()
+    places = [table.place(each, name).removeprefix(f"{table.what}, ").partition(",")[0] for each in others]
+    more = "".join(
+        f", {column[each].as_py()!r:.40} in {line}" for each, line in zip(others, places, strict=True)
+    )
+    cell = column[at].as_py()
+    count = len(given) - (booleans if are_flags else numbers)
+    raise GraphError(
+        f"{table.place(at, name)} must hold {every}; it holds {cell!r} ({count} of "
+        f"{len(column)} cells do not hold {one}{more}); "
+        f"{_advice(cell, name, named=named, kept=kept is not None)}"
+    )
 
 
 def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
@@ -230,11 +236,12 @@ def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
     raise GraphError(f"{table.place(at, name)}: {column[at].as_py()} does not fit into a 64-bit integer")
 
 
-def _advice(cell: str, name: str, *, named: bool) -> str:
+def _advice(cell: str, name: str, *, named: bool, kept: bool) -> str:
     out = "do not use this column" if named else f"leave the column out with --exclude {name}"
+    out = f"keep it as text (--column {name}:text)" if kept else out
     if "," in cell or "_" in cell or "'" in cell:
         return f"write numbers without separators and with a decimal point, or {out}"
-    return f"pass --na {cell!r} --fill 0 if it marks a missing value, or {out}"
+    return f"pass --na {cell!r}{'' if kept else ' --fill 0'} if it marks a missing value, or {out}"
 
 
 def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Missing) -> Any:

@@ -37,7 +37,8 @@ def is_label(name: str) -> bool:
     return any(word.lower() in _LABELS for word in words)
 
 
-_WORDS: dict[ColumnType, str] = {
+#: What a value of each type is, for messages.
+WORDS: dict[str, str] = {
     "float": "a number",
     "integer": "a whole number",
     "boolean": "true or false",
@@ -72,9 +73,11 @@ def cell_of(kind: ColumnType, value: Any) -> Any:
     except (TypeError, ValueError, OverflowError):
         found = None
     if found is None:
-        raise ValueError(f"{shown(value)} instead of {_WORDS[kind]}")
-    if kind == "integer" and not -_LARGEST <= found <= _LARGEST:
-        raise ValueError(f"{shown(value)} is beyond ±{_LARGEST}")
+        raise ValueError(f"{shown(value)} instead of {WORDS[kind]}")
+    if kind == "integer":  # from 2^24 or 2^53 on, a float may be a rounded integer
+        most = _LARGEST if isinstance(found, int) else 2 ** (np.finfo(type(value)).nmant + 1) - 1
+        if not -most <= found <= most:
+            raise ValueError(f"{shown(found)} is beyond ±{most}")
     if kind == "timestamp" and float(found) != found:
         raise ValueError(f"{shown(value)} is too far from 1970 for fractions of a second")
     return found
@@ -110,7 +113,7 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
             cells = np.array(values, form)
         except OverflowError:
             cells = np.array([np.inf])
-        if kind == "text" or not (np.abs(cells) > (_LARGEST if kind == "integer" else _FINITE)).any():
+        if kind == "text" or not (np.abs(cells) > (_LARGEST - 1 if kind == "integer" else _FINITE)).any():
             return cells, {}
     found, wrong = list[Any](), dict[int, str]()
     for at, value in enumerate(values):
@@ -124,7 +127,7 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
 
 def shown(value: Any) -> str:
     """A value for a message, cut if it is long."""
-    text = repr(value)
+    text = repr(value.item() if isinstance(value, np.generic) else value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
@@ -218,9 +221,7 @@ class NodeColumns:
         chosen = (
             table.slice(rows.start, rows.stop - rows.start) if isinstance(rows, slice) else table.take(rows)
         )
-        return {
-            name: _values(column) for name, column in zip(table.column_names, chosen.columns, strict=True)
-        }
+        return dict(zip(table.column_names, map(_values, chosen.columns), strict=True))
 
     def frame(self) -> Any:
         """All rows as a `pandas.DataFrame`, to fit preprocessing on: as `values`, with NaN for no text.
@@ -245,17 +246,14 @@ class NodeColumns:
         pc = arrow("pyarrow.compute")
         found = []
         for name, column in zip(self.table.column_names, self.table.columns, strict=True):
-            one = {
-                "name": name,
-                "type": type_of(column.type),
-                "missing": column.null_count / max(1, len(column)),
-            }
-            if one["type"] == "text":
+            kind, missing = type_of(column.type), column.null_count / max(1, len(column))
+            one = {"name": name, "type": kind, "missing": missing}
+            if kind == "text":
                 one["distinct"] = len(pc.unique(column).drop_null())
             else:
                 ends = pc.min_max(column).as_py()
                 low, high = ends["min"], ends["max"]
-                is_time = one["type"] == "timestamp" and low is not None
+                is_time = kind == "timestamp" and low is not None
                 one |= {"min": low.isoformat(), "max": high.isoformat()} if is_time else ends
             found.append(one)
         return found
@@ -272,9 +270,8 @@ def type_of(kind: Any) -> Any:
         return "float"
     if types.is_timestamp(kind) or types.is_date(kind):
         return "timestamp"
-    return (
-        "text" if types.is_dictionary(kind) or types.is_string(kind) or types.is_large_string(kind) else ""
-    )
+    is_text = types.is_dictionary(kind) or types.is_string(kind) or types.is_large_string(kind)
+    return "text" if is_text else ""
 
 
 def _values(column: Any) -> Any:

@@ -79,16 +79,12 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
         column = trimmed(table, name, column)
     absent = absent_cells(table, column, missing)
     column = pc.if_else(absent, pa.scalar(None, column.type), column)
-    if (
-        is_text
-        and (table.is_text or wanted == "timestamp")
-        and wanted != "text"
-        and column.null_count < len(column)
-    ):
+    is_parsed = is_text and wanted != "text" and (table.is_text or wanted == "timestamp")
+    if is_parsed and column.null_count < len(column):
         if wanted == "timestamp" or (not wanted and all_match(column.drop_null(), _DATE)):
             column = pa.chunked_array([pa.array(dates(table, name, column), from_pandas=True)])
         elif wanted or not pc.any(pc.match_substring_regex(column, _CODE)).as_py():
-            found = parsed_text(table, name, column, absent, named=bool(wanted))
+            found = parsed_text(table, name, column, absent, named=bool(wanted), kept=wanted)
             column = column if isinstance(found, str) else found
     kind = type_of(column.type)
     if wanted and kind != wanted and (kind, wanted) not in _ALSO and column.null_count < len(column):
@@ -104,7 +100,7 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
         raise GraphError(
             f"{table.what}: column {name!r}: a {column.type} does not fit into {stored[wanted]}"
         )
-    if wanted == "integer" and (pc.max(pc.abs(found)).as_py() or 0) > 2**53:
+    if wanted == "integer" and any(abs(end or 0) > 2**53 for end in pc.min_max(found).as_py().values()):
         raise GraphError(
             f"{table.what}: column {name!r} has integers beyond 2^53, which preprocessing would round; "
             f"codes can be text ({name}:text)"

@@ -132,7 +132,7 @@ UNSENDABLE = (TypeError, ValueError, OverflowError, NotImplementedError)
 
 def _encode_other(value: Any) -> Any:
     """Encoding of values that msgspec does not know: arrays and NumPy's numbers."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.floating):
         if value.dtype.hasobject:
             shape_and_items = (value.shape, value.ravel().tolist())
             return msgspec.msgpack.Ext(_OBJECTS, _encoder.encode(shape_and_items))
@@ -161,7 +161,7 @@ def _array_of(code: int, data: memoryview) -> AnyArray:
     size = data[0] + 1
     dtype, shape = _plain.decode(data[1:size])
     # a copy: aligned, writable, and it does not keep the whole message
-    return np.frombuffer(data[size:], dtype).reshape(shape).copy()
+    return np.frombuffer(data[size:], dtype).reshape(shape).copy()[()]
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)

@@ -292,9 +292,9 @@ def _inline_nodes(inputs: Mapping[str, Tensor], columns: Mapping[str, Any]) -> l
     lists: list[Any] = [{"": ids[end - count : end]} if count else {} for count, end in ends]
     if features is not None:
         return [InlineNode(row, near) for row, near in zip(features, lists, strict=True)]
-    rows = zip(
-        *(each if isinstance(each, list) else each.tolist() for each in columns.values()), strict=True
-    )
+    # FP16 and FP32 keep their type: a column of integers refuses numbers that they may have rounded.
+    cells = (c if isinstance(c, list) or c.dtype.char in "ef" else c.tolist() for c in columns.values())
+    rows = zip(*cells, strict=True)
     return [
         InlineNode((), near, columns=dict(zip(columns, row, strict=True)))
         for row, near in zip(rows, lists, strict=True)

@@ -21,10 +21,8 @@ from hopline_tabular.spec import Column, describe, model_hashes
 LARGEST = float(np.finfo(np.float32).max)
 #: Beyond it a float64 no longer tells neighbouring whole numbers apart.
 LARGEST_INT = 2**53
-
 #: Values that are looked at one by one.
 _FEW = 32
-
 _WORDS = {"float": "a number", "int": "a whole number", "string": "a string"}
 _TYPES: dict[str, type] = {"float": float, "int": int, "string": str}
 
@@ -34,14 +32,15 @@ class ColumnCheck:
 
     Args:
         column: what the model takes.
+        wanted: its type in words, if not that of the model.
     """
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Column, wanted: str = "") -> None:
         self.name = column.name
+        self._wanted = wanted or _WORDS[column.dtype]
         self._column = column
         self._type: Any = _TYPES[column.dtype]
-        self._is_text = column.dtype == "string"
-        self._largest = LARGEST if column.dtype == "float" else LARGEST_INT
+        self._largest: float = LARGEST if column.dtype == "float" else LARGEST_INT
         self._values: Collection[Any] = frozenset(column.values)
 
     def check(self, values: Any) -> int:
@@ -54,13 +53,16 @@ class ColumnCheck:
             BadRequest: not a list, or a value that the column cannot have, with its row.
         """
         if type(values) is not list:
-            if type(values) is not np.ndarray or values.ndim != 1 or values.size >= _FEW:
+            is_few = type(values) is np.ndarray and values.ndim == 1 and values.size < _FEW
+            if not is_few or (self._type is int and values.dtype.char in "ef"):
                 return self._check_array(values)
             values = values.tolist()  # of a few, each costs less than one look at all of them
         count = len(values)
         if count == 1 and not self._values:  # most requests, at most values
             value = values[0]
-            if type(value) is self._type and (self._is_text or -self._largest <= value <= self._largest):
+            if type(value) is self._type and (
+                self._type is str or -self._largest <= value <= self._largest
+            ):
                 return 1
         if count < _FEW or not self._is_fine(values):
             self._check_each(values)
@@ -73,7 +75,7 @@ class ColumnCheck:
         kinds = set(map(type, values))
         if self._column.nullable:
             kinds.discard(type(None))
-        if self._is_text:
+        if self._type is str:
             return kinds <= {str}
         if not kinds <= ({int, float} if self._column.dtype == "float" else {int}):
             return False
@@ -81,7 +83,7 @@ class ColumnCheck:
             array = np.array(values, dtype=np.float64)  # None becomes NaN
         except OverflowError:  # a whole number that no float holds
             return False
-        fine = np.abs(array) <= self._largest
+        fine = np.abs(array) <= self._largest - (self._type is int)  # 2^53 may be 2^53 + 1, rounded
         if self._column.nullable:
             fine |= np.isnan(array)
         return bool(fine.all())
@@ -93,17 +95,19 @@ class ColumnCheck:
             self._refuse(None, f"{type(values).__name__} instead of a list of values")
         if values.ndim != 1:
             self._refuse(None, f"shape {list(values.shape)}; one value for each row is needed")
-        if self._is_text or values.dtype.kind not in "fiu":
+        if self._type is str or values.dtype.kind not in "fiu":
             return self.check(values.tolist())
-        bad = ~((values >= -self._largest) & (values <= self._largest))
+        is_narrow = self._type is int and values.dtype.char in "ef"
+        most = 2 ** (np.finfo(values.dtype).nmant + 1) - 1 if is_narrow else self._largest
+        bad = ~((values >= -most) & (values <= most))
         if values.dtype.kind == "f":
-            if self._column.dtype == "int":
+            if self._type is int:
                 bad |= values != np.floor(values)
             if self._column.nullable:
                 bad &= ~np.isnan(values)
         if bad.any():
             row = int(bad.argmax())
-            self._refuse_value(row, values[row].item())
+            self._refuse_value(row, values[row].item(), most)
         if self._values:
             self._check_known(values.tolist())
         return len(values)
@@ -114,7 +118,7 @@ class ColumnCheck:
             if value is None and self._column.nullable:
                 continue
             kind = type(value)
-            if self._is_text:
+            if self._type is str:
                 if isinstance(value, str):
                     continue
             elif kind is float or kind is int or isinstance(value, np.number):
@@ -132,14 +136,13 @@ class ColumnCheck:
                 more = ", …" if len(self._column.values) > 10 else ""
                 self._refuse(row, f"{value!r} is unknown to the model; known are {known}{more}")
 
-    def _refuse_value(self, row: int, value: Any) -> NoReturn:
-        wanted = _WORDS[self._column.dtype]
+    def _refuse_value(self, row: int, value: Any, most: float = 0) -> NoReturn:
         if value is None or value != value:
-            self._refuse(row, f"no value, but {wanted} is needed")
+            self._refuse(row, f"no value, but {self._wanted} is needed")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and not self._is_text and not -self._largest <= value <= self._largest:
-            self._refuse(row, f"{value!r} is beyond ±{self._largest:g}")
-        self._refuse(row, f"{shown(value)} instead of {wanted}")
+        if is_number and self._type is not str and not abs(value) <= (most or self._largest):
+            self._refuse(row, f"{value!r} is beyond ±{most or self._largest:g}")
+        self._refuse(row, f"{shown(value)} instead of {self._wanted}")
 
     def _refuse(self, row: int | None, text: str) -> NoReturn:
         at = "" if row is None else f", row {row}"

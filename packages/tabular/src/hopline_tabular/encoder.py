@@ -11,7 +11,7 @@ import numpy as np
 
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
-from hopline.graph.node_columns import cell_of, shown
+from hopline.graph.node_columns import WORDS, cell_of, shown
 from hopline.types import FloatArray, TensorInfo
 from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel
@@ -38,17 +38,12 @@ class ColumnEncoder:
     def __init__(self, folder: Path, model: Mapping[str, Any], types: Mapping[str, str]) -> None:
         spec = msgspec.convert(model, TabularSpec)
         self._model = TabularModel(folder, spec)
-        self._checks = [(column.name, ColumnCheck(column).check) for column in spec.columns]
+        self._checks = [(one.name, ColumnCheck(one, WORDS[types[one.name]]).check) for one in spec.columns]
         self._types = {column.name: types[column.name] for column in spec.columns}
         made = {"boolean": False, "timestamp": "1970-01-01"}
         self.example = {each.name: made.get(types[each.name], made_up(each)) for each in spec.columns}
         self.columns: list[dict[str, Any]] = [
-            {
-                "name": one.name,
-                "type": types[one.name],
-                "nullable": one.nullable,
-                "values": list(one.values),
-            }
+            {"name": one.name, "type": types[one.name], "nullable": one.nullable, "values": [*one.values]}
             for one in spec.columns
         ]
         self.inputs = tuple(
@@ -90,7 +85,7 @@ class ColumnEncoder:
             for name, kind in self._types.items():
                 if row is None or name not in row:
                     takes = [
-                        f"{each['name']} ({each['type']}{_NULL[each['nullable']]})" for each in self.columns
+                        f"{one['name']} ({one['type']}{_NULL[one['nullable']]})" for one in self.columns
                     ]
                     raise BadRequest(f"{place}.columns: {name!r} is missing; a row has {', '.join(takes)}")
                 columns[name].append(_read(f"{place}.columns: {name!r}", kind, row[name]))
