@@ -189,17 +189,62 @@ def test_nodes_that_came_later_have_the_declared_row(tmp_path, later):
     np.testing.assert_array_equal(rows, found)
 
 
-def test_a_row_for_later_nodes_is_one_of_each_table(tmp_path):
-    for later in (
-        {"bias": [1.0] * 3},
-        {"parts.emb": [0.5] * 5, "bias": [1.0] * 3},
-        {"parts.emb": 1.0},
-        {"x": [1.0]},
-    ):
-        with pytest.raises(PackagingError, match=r"a row for each table, .*: '.*' has [63] finite numbers"):
-            package(ByNumber(), with_features()[1], tmp_path, later_nodes=later)
-    with pytest.raises(PackagingError, match="later_nodes: 'mean' is not one of refuse, zero, mean-row"):
-        package(ByNumber(), with_features()[1], tmp_path, later_nodes="mean")
+ROWS = {"parts.emb": [0.5] * 6, "bias": [1.0] * 3}
+
+
+WRONG = (
+    [0.5] * 4, 1.0, None, "mean", "", [1.0, np.nan, 1.0], [1.0, 1.0, 1e300], ["1", "2", "3"], [[1.0] * 3],
+    [True] * 3, [1j] * 3, torch.ones(3, dtype=torch.complex64), torch.ones(1, 3), {1.0, 2.0, 3.0},
+    [1.0, [1.0], 1.0], [torch.ones(1, requires_grad=True)] * 3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        ({"bias": [1.0] * 3}, r" for each table .*\(parts.emb, bias\); 'parts.emb' is missing"),
+        ({}, "'parts.emb' is missing"),
+        (ROWS | {"x": [1.0]}, r"\(parts.emb, bias\); 'x' is no table"),
+        (ROWS | {3: "zero"}, "3 is no table"),
+        *(
+            (ROWS | {"bias": wrong}, r"\['bias'\]: refuse, zero, mean-row, or 3 finite numbers; got .*")
+            for wrong in WRONG
+        ),
+        (ROWS | {"bias": "refuse"}, "'refuse' is for all tables of node type 'node': parts.emb, bias"),
+        *(
+            (bare, f" is refuse, zero, mean-row, or a mapping .*; got {type(bare).__name__}")
+            for bare in ([0.5] * 9, (), None, 0, np.ones(9), torch.ones(9), True)
+        ),
+        ("mean", "'mean' is not one of refuse, zero, mean-row"),
+    ],
+)
+def test_what_gives_no_row_to_each_table_is_refused(later, message, tmp_path):
+    with pytest.raises(PackagingError, match=f"later_nodes.*{message}"):
+        package(ByNumber(), with_features()[1], tmp_path, later_nodes=later)
+
+
+@pytest.mark.parametrize("later", [[1.0], {"emb": [1.0]}, None, "mean"])
+def test_a_row_of_later_nodes_is_of_a_declared_table(later, tmp_path):
+    net = pyg.SAGEConv(4, 3)
+    with pytest.raises(PackagingError, match="later_nodes"):
+        package(net, with_features()[1], tmp_path, fanouts=[-1], embeddings=None, later_nodes=later)
+
+
+def test_a_row_for_later_nodes_is_a_list_an_array_or_a_tensor_or_a_text(tmp_path):
+    model, graph = ByNumber(), with_features()[1]
+    of_module = model.parts["emb"].weight[0]
+    for given in (of_module, of_module.tolist(), of_module.detach().numpy()[::-1].copy()[::-1]):
+        tables = {"parts.emb": given, "bias": "mean-row"}
+        report = package(model, graph, tmp_path, later_nodes=tables, overwrite=True)
+        wanted = torch.cat([of_module, model.bias.mean(0)]).detach()
+        found = np.frombuffer(report.spec.embeddings["node"].row, np.float32)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    halves = {"parts.emb": torch.ones(6, dtype=torch.bfloat16), "bias": "zero"}
+    report = package(model, graph, tmp_path, later_nodes=halves, overwrite=True)
+    found = np.frombuffer(report.spec.embeddings["node"].row, np.float32)
+    np.testing.assert_array_equal(found, [1.0] * 6 + [0.0] * 3)
+    refused = package(model, graph, tmp_path, later_nodes=dict.fromkeys(ROWS, "refuse"), overwrite=True)
+    assert refused.spec.embeddings["node"].later == "refuse"
 
 
 def test_a_model_of_pyg_without_features_is_served(tmp_path):

@@ -255,11 +255,7 @@ class _Analysis(fx.Interpreter):
     def _check_rows(self, n: fx.Node, value: Any, domain: lists.Domain) -> None:
         if n.target in lists.LOOPS and isinstance(value, tuple):
             self.num_rows[domain] = value[0].shape[1]
-        if (
-            not isinstance(value, Tensor)
-            or lists.edges_of(n) is not None
-            or (lists.slot_of(n) or "").startswith(EDGES)
-        ):
+        if not isinstance(value, Tensor) or lists.edges_of(n) is not None:
             return
         rows = self._num_rows(domain)
         if value.dim() == 0 or value.shape[0] != rows:
@@ -279,6 +275,4 @@ def _domain_of(slot: str) -> lists.Domain:
 def _is_width(n: fx.Node) -> bool:
     """True if a number is a size of a tensor's rows, which is the same for every graph."""
     of, dim = lists.size_of(n) or (None, None)
-    if of is None or dim is None or dim <= 0:
-        return False
-    return lists.edges_of(of) is None and not (lists.slot_of(of) or "").startswith(EDGES)
+    return of is not None and dim is not None and dim > 0 and lists.edges_of(of) is None

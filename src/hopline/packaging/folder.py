@@ -76,9 +76,7 @@ def _draft(path: Path) -> Path:
         while True:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A leading dot keeps a server that scans the repository from taking it for a version.
-            with suppress(
-                FileNotFoundError
-            ):  # another process that failed has just removed the empty folder
+            with suppress(FileNotFoundError):  # another process has just removed the empty folder
                 return Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
         raise PackagingError(f"{path}: cannot be written: {error.strerror}") from None

@@ -246,12 +246,8 @@ class _Calls:
 
     def unseen(self) -> None:
         """As nodes that are not in the graph: each alone, or, if they refer to each other, together."""
-        everyone = np.arange(len(self._judged))
-        for part in (
-            [everyone]
-            if self._answered.unseen is not None and self._answered.unseen.linked
-            else self._requested[:, None]
-        ):
+        is_linked = self._answered.unseen is not None and self._answered.unseen.linked
+        for part in [np.arange(len(self._judged))] if is_linked else self._requested[:, None]:
             self._compare("described by the request", [part], self._names)
 
     def _spread(self, most: int) -> IdArray:
@@ -359,9 +355,7 @@ def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
         for key, fanouts in spec.fanouts.items():
             edges = answered.probe.graph.edges[key]
             destinations = np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))
-            bounds = [
-                bound for bound in (fanouts[hop], spec.max_degree) if bound is not None and bound >= 0
-            ]
+            bounds = [each for each in (fanouts[hop], spec.max_degree) if each is not None and each >= 0]
             if bounds:
                 seen[edges.dst] &= np.diff(edges.indptr) <= min(bounds)
             seen[edges.dst][destinations[~below[edges.src][edges.indices]]] = False

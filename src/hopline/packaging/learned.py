@@ -8,19 +8,23 @@ the nodes that it is called with.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hopline.artifact import Later
+from hopline.artifact import Later, check_choice
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.types import FloatArray
 
 #: Node type -> path of a table in the module -> float32 [N, d].
 Tables = dict[str, dict[str, FloatArray]]
+#: For nodes that have no row: a text, or path of each table -> a text or a row.
+LaterNodes = Later | Mapping[str, Later | Sequence[float] | NDArray[Any] | Tensor]
+_TEXTS = ", ".join(get_args(Later))
 
 
 class Rows(nn.Module):
@@ -78,9 +82,8 @@ def take_out(module: nn.Module, embeddings: Mapping[str, str], graph: Graph) -> 
         table = part.weight if isinstance(part, nn.Embedding) else part
         num_nodes = graph.nodes[node_type].num_nodes
         if not isinstance(table, Tensor) or table.dim() != 2 or len(table) != num_nodes:
-            shapes = {name: each.shape for name, each in module.named_parameters()}
-            tables = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == num_nodes]
-            listed = ", ".join(name.removesuffix(".weight") for name in tables) or "none"
+            others = [name for name, each in module.named_parameters() if each.shape[:-1] == (num_nodes,)]
+            listed = ", ".join(name.removesuffix(".weight") for name in others) or "none"
             what = "no table" if not isinstance(table, Tensor) else f"{list(table.shape)}"
             raise PackagingError(
                 f"embeddings[{path!r}] is {what}; a table has a row for each of the {num_nodes} nodes of "
@@ -101,33 +104,51 @@ def take_out(module: nn.Module, embeddings: Mapping[str, str], graph: Graph) -> 
     return found
 
 
-def later_rows(
-    tables: Tables, later: Later | Mapping[str, Sequence[float]]
-) -> dict[str, FloatArray | None]:
-    """The rows of nodes that have none.
+def later_rows(tables: Tables, later: LaterNodes) -> dict[str, FloatArray | None]:
+    """The rows of nodes that have none, by node type; None where such nodes are refused.
 
-    Args:
-        later: or path of each table -> its row.
-    Raises: PackagingError: a row of another width, or of no table.
+    Raises: PackagingError: `later` does not give each table a text or a row of its width.
     """
-    if later == "refuse":
-        return dict.fromkeys(tables)
-    given = later if isinstance(later, Mapping) else {}
+    paths = [path for each in tables.values() for path in each]
+    if isinstance(later, str):
+        check_choice("later_nodes", later, get_args(Later))
+        later = dict.fromkeys(paths, later)
+    keys = later if isinstance(later, Mapping) else ()
+    wrong = [f"{key!r} is no table" for key in keys if key not in paths]
+    wrong += [f"{path!r} is missing" for path in paths if path not in keys]
+    if not isinstance(later, Mapping) or wrong:
+        raise PackagingError(
+            f"later_nodes is {_TEXTS}, or a mapping that has one of these or a row for each table of "
+            f"embeddings={{...}} ({', '.join(paths) or 'none'}); "
+            + (wrong[0] if isinstance(later, Mapping) else f"got {type(later).__name__}")
+        )
     found: dict[str, FloatArray | None] = {}
-    known = {path for each in tables.values() for path in each}
     for name, each in tables.items():
-        parts = []
-        for path, rows in each.items():
-            mean = rows.mean(axis=0, dtype=np.float64)
-            row = mean if later == "mean-row" else np.zeros_like(mean)
-            parts.append(np.asarray(given.get(path, ()) if given else row, np.float32))
-            if parts[-1].shape != mean.shape or not np.isfinite(parts[-1]).all() or given.keys() - known:
-                raise PackagingError(
-                    f"later_nodes: a mapping has a row for each table, {', '.join(known)}: {path!r} has "
-                    f"{len(mean)} finite numbers"
-                )
-        found[name] = np.concatenate(parts)
+        parts = [_later_row(path, later[path], rows) for path, rows in each.items()]
+        given = [part for part in parts if part is not None]
+        if given and len(given) < len(parts):
+            raise PackagingError(
+                f"later_nodes: 'refuse' is for all tables of node type {name!r}: {', '.join(each)}"
+            )
+        found[name] = np.concatenate(given) if given else None
     return found
+
+
+def _later_row(path: str, given: Any, rows: FloatArray) -> FloatArray | None:
+    """The row of a table for nodes that have none, a copy; None to refuse them."""
+    if isinstance(given, str) and given in get_args(Later):
+        mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return {"refuse": None, "zero": np.zeros_like(mean), "mean-row": mean}[given]
+    try:
+        row = np.asarray(given.tolist() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, RuntimeError):  # nested, or made of tensors
+        row = np.empty(0)
+    is_row = row.dtype.kind in "fiu" and row.shape == rows.shape[1:]
+    if is_row and (np.abs(row) <= np.finfo(np.float32).max).all():
+        return row.astype(np.float32)
+    raise PackagingError(
+        f"later_nodes[{path!r}]: {_TEXTS}, or {rows.shape[1]} finite numbers; got {given!r:.90}"
+    )
 
 
 def place(module: nn.Module, path: str, rows: Any) -> None:

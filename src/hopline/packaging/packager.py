@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GAE, VGAE
 
 from hopline import artifact
-from hopline.artifact import Head, Later, ModelSpec, Task
+from hopline.artifact import Head, ModelSpec, Task
 from hopline.engine.embeddings import joined, write_tables
 from hopline.engine.encoders import preprocessed
 from hopline.errors import NotSplittable, PackagingError, ParityError
@@ -32,7 +32,7 @@ from hopline.packaging.folder import new_version
 from hopline.packaging.head import head_call, is_link
 from hopline.packaging.job import FREEZE, Job
 from hopline.packaging.later_types import with_edge_types
-from hopline.packaging.learned import Tables, later_rows, take_out
+from hopline.packaging.learned import LaterNodes, Tables, later_rows, take_out
 from hopline.packaging.locality import with_statistics
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
@@ -125,7 +125,7 @@ def package(
     head: nn.Module | Mapping[str, nn.Module] | Literal["dot"] | None = None,
     target: str | tuple[str, str] | None = None, classes: Sequence[str] | Mapping[str, Sequence[str]] = (),
     arguments: Mapping[str, Role | None] | None = None, embeddings: Mapping[str, str] | None = None,
-    later_nodes: Later | Mapping[str, Sequence[float]] = "refuse", relations: Sequence[str] | None = None,
+    later_nodes: LaterNodes = "refuse", relations: Sequence[str] | None = None,
     output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
     preprocess: Mapping[str, Any] | None = None,
@@ -158,7 +158,8 @@ def package(
             has a row each, in the order of the graph. It leaves the weights and becomes columns of the
             artifact, which are found by the nodes' ids.
         later_nodes: what a node of a later graph gets that has no such row: "refuse" (the graph is not
-            served), "zero", "mean-row" (the mean of the table's rows), or name of each table -> a row.
+            served), "zero", "mean-row" (the mean of the table's rows), or name of each table -> one of
+            these or a row.
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
         output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
@@ -190,7 +191,6 @@ def package(
         *(("task", value, Task) for value in tasks.values()),
         *(("output", value, Output) for value in outputs.values()),
         ("device", device, Device),
-        *((("later_nodes", later_nodes, Later),) if isinstance(later_nodes, str) else ()),
     ):  # fmt: skip
         artifact.check_choice(named, value, get_args(hint))
     settings.check_sampling(sampling, schema)
@@ -216,8 +216,8 @@ def package(
     if embeddings:
         module = eval_copy(module)
         tables = take_out(module, embeddings, graph)
-        rows_of_later = later_rows(tables, later_nodes)
         graph = joined(graph, tables)
+    rows_of_later = later_rows(tables, later_nodes)
     schema = graph.schema
     binding = bind(
         module, schema, arguments=arguments, relations=relations, left_out=graph.left_out, tables=embeddings

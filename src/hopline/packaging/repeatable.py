@@ -132,13 +132,9 @@ class _Original(_Kept):
 
 
 def check_original(
-    reference: Reference,
-    module: nn.Module,
-    head: object,
-    graph: CheckGraph,
-    pairs: Pairs | None,
+    reference: Reference, module: nn.Module, head: object, graph: CheckGraph, pairs: Pairs | None,
     rows: Rows,
-) -> None:
+) -> None:  # fmt: skip
     """Compare the copy, which is packaged, with the modules that were passed.
 
     Args:
@@ -249,10 +245,8 @@ class _Check:
 
     def orders_of_sets(self) -> None:
         """Refuse code that reads the order of a set: that of texts is another in each process."""
-        parts = [
-            part for part in (self._reference.module, self._reference.head) if isinstance(part, nn.Module)
-        ]
-        modules = [module for part in parts for module in part.modules()]
+        parts = self._reference.module, self._reference.head
+        modules = [each for part in parts if isinstance(part, nn.Module) for each in part.modules()]
         attributes = {name for each in modules for name, value in vars(each).items() if _has_order(value)}
         lines: list[str] = []
         for code, names in self.seen.codes.items():

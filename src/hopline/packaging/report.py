@@ -93,9 +93,8 @@ class PackageReport:
             seen.append(_measured(model, wanted))
         found = []
         for line in self.stages:
-            rows, edges, us = zip(
-                *(each.get(line.name, (0, 0, 0.0)) for each in seen[_BEFORE:]), strict=True
-            )
+            figures = [each.get(line.name, (0, 0, 0.0)) for each in seen[_BEFORE:]]
+            rows, edges, us = zip(*figures, strict=True)
             found.append(replace(line, rows=fmean(rows), edges=fmean(edges), us=median(us)))
         least = _SHARE * sum(line.us for line in found)
         advised = [

@@ -129,9 +129,8 @@ class _Watch(TorchFunctionMode):
             if code in _ENVIRON:
                 if (caller := _caller(frame)) is not None and is_users(caller.f_code.co_filename):
                     name = frame.f_locals.get("key")
-                    self._read(
-                        f"environment variable {name!r}" if name else "os.environ", "the environment"
-                    )
+                    what = f"environment variable {name!r}" if name else "os.environ"
+                    self._read(what, "the environment")
             elif code not in self.seen.codes and is_users(code.co_filename):
                 self.seen.codes[code] = frame.f_globals
                 if _CLOCK_TYPES & set(code.co_names) and _CLOCK_WORDS & {*code.co_names, *code.co_consts}:
