@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import pytest
 
 import hopline
 from hopline import errors
-from hopline.client.wire import read_error, read_json, read_result, score_body
+from hopline.client.wire import inline_body, read_error, read_json, read_result, score_body
 from hopline.types import InlineNode
 from tests.servers import RunningServer, running
 
@@ -220,12 +221,21 @@ def test_nan_is_not_sent_as_if_it_were_absent(make: Any, server: RunningServer) 
 INF = float("inf")
 
 
+def test_a_time_that_is_missing_is_null() -> None:
+    row = {"a": pd.NaT, "b": np.datetime64("NaT"), "c": float("nan"), "d": 1.5}
+    sent = {"a": None, "b": None, "c": None, "d": 1.5}
+    assert score_body((), [row], None)["rows"] == [sent]
+    assert inline_body([InlineNode(columns=row)], ())["inline"][0]["columns"] == sent
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "options", "text"),
     [
         ("score", (["x"],), {"as_of": -INF}, "as_of is infinite, which JSON does not have"),
         ("score", (["x"],), {"as_of": np.float32("inf")}, "as_of is infinite"),
         ("score", (["x"],), {"attributes": {"amount": INF}}, "attributes.amount is infinite"),
+        ("score", (), {"rows": [{"a": Decimal("1.5")}]}, r"a is Decimal\('1.5'\); pass a float"),
+        ("score", (), {"rows": [{"a": pd.NA}]}, r"a is <NA>; pass a float, or None for a missing"),
         ("score", ([b"x"],), {}, r"nodes\[0\] is b'x'; JSON has text, not bytes: decode it"),
         ("score", (np.array(["x", "y"], "S"),), {}, r"nodes\[0\] is b'x'"),
         ("score", ({"x", "y"},), {}, "nodes must be a list of ids, which has an order"),
@@ -234,6 +244,7 @@ INF = float("inf")
         ("score_pairs", ([(b"x", b"y")],), {}, r"pairs\[0\]\[0\] is b'x'"),
         ("score", (), {"rows": [{"amount": INF}]}, r"rows\[0\].amount is infinite"),
         ("score", (), {"columns": {"amount": [1.0, -INF]}}, r"columns.amount\[1\] is infinite"),
+        ("score_inline", ([InlineNode(columns={"a": pd.NA})],), {}, r"inline\[0\].columns.a is <NA>; pass"),
         (
             "score_inline",
             ([InlineNode(features=[1.0, INF])],),
@@ -520,7 +531,7 @@ from hopline import errors
 class Wrong(errors.BadRequest):
     def __init__(self, first, second):
         pass
-from hopline.client.wire import read_error
+from hopline.client.wire import inline_body, read_error
 print(type(read_error(400, b'{"error":{"code":"bad_request","message":"x"}}')).__name__)
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout

@@ -20,6 +20,7 @@ from hopline.graph.live.plan import make_plan
 from hopline.graph.live.preflight import preflight
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
+from hopline.graph.node_columns import cell_of
 from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
 from hopline_tabular.encoder import ColumnEncoder
@@ -176,9 +177,38 @@ WRONG = [
     ({"active": 1}, "column 'active': 1 instead of true or false"),
     ({"opened": 1_700_000_000}, "column 'opened': 1700000000 instead of a time in ISO 8601"),
     ({"opened": "yesterday"}, "column 'opened': 'yesterday' instead of a time"),
-    ({"opened": "2024-01-01T00:00:00.123456789Z"}, "column 'opened': '2024-01-01T00:00:00.123456789Z'"),
+    (
+        {"opened": "2024-01-01T00:00:00.123456789Z"},
+        "column 'opened': '2024-01-01T00:00:00.123456789Z' is finer than microseconds",
+    ),
+    ({"opened": "soon.123456789"}, "column 'opened': 'soon.123456789' instead of a time in ISO 8601"),
     ({"later": 1}, "has no column later; it has amount (float), country (text)"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("2024-01-31", -3600 * 10**6),
+        ("2024-01-31 01:00", 0),
+        ("2024-01-31T01:00:00", 0),
+        ("2024-01-31t01:00:00z", 0),
+        ("2024-01-31T03:00:00.5+02:00", 500_000),
+        ("2024-01-31T01:00:00.123456Z", 123_456),
+        ("2024-01-31T01:00:00.123456000Z", 123_456),
+        ("2024-01-31T01:00:00.120000000000z", 120_000),
+    ],
+)
+def test_a_time_in_iso_8601_is_read_without_loss(text, micros):
+    assert cell_of("timestamp", text) == 1_706_662_800_000_000 + micros
+
+
+def test_a_time_of_pandas_is_read_without_loss():
+    moment = pd.Timestamp("2024-01-31T01:00:00.123456Z")
+    assert cell_of("timestamp", moment) == 1_706_662_800_123_456
+    with pytest.raises(ValueError, match="finer than microseconds"):
+        cell_of("timestamp", moment + pd.Timedelta(1, "ns"))
+    assert cell_of("timestamp", pd.NaT) is None
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda each: str(each)[:40])

@@ -164,6 +164,8 @@ def _check(value: Any, name: str) -> None:
         raise errors.BadRequest(f"{name} is {value!r}; JSON has text, not bytes: decode it")
     elif isinstance(value, set | frozenset):
         raise errors.BadRequest(f"{name} is a set, which has no order; give a list")
+    elif kind.__name__ in ("Decimal", "NAType"):  # a text to msgspec; pandas' missing value
+        raise errors.BadRequest(f"{name} is {value!r}; pass a float, or None for a missing value")
 
 
 def score_path(model: str) -> str:
@@ -350,9 +352,9 @@ def _id(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """Convert a value of a column; NaN, which JSON does not have, becomes null."""
+    """Convert a value of a column; NaN and NaT, which JSON does not have, become null."""
     value = _id(value)
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float | date) and value != value else value
 
 
 def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
@@ -376,18 +378,16 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     """Convert a value of a column of nodes, which may be a time."""
-    return _moment(value) if isinstance(value, date | np.datetime64) else _cell(value)
+    return _moment(value) if isinstance(value, date | np.datetime64) and value == value else _cell(value)
 
 
 def plain(value: Any) -> Any:
     """Convert arrays, tensors, columns of frames and NumPy numbers to Python's lists and numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value
+    return _as_list(value)
 
 
 def _array(name: str, rows: list[Any], gone: list[bool]) -> AnyArray:

@@ -74,6 +74,8 @@ def cell_of(kind: ColumnType, value: Any) -> Any:
         found = None
     if found is None:
         raise ValueError(f"{shown(value)} instead of {WORDS[kind]}")
+    if found != found:
+        raise ValueError(f"{shown(value)} is finer than microseconds")
     if kind == "integer":  # from 2^24 or 2^53 on, a float may be a rounded integer
         most = _LARGEST if isinstance(found, int) else 2 ** (np.finfo(type(value)).nmant + 1) - 1
         if not -most <= found <= most:
@@ -84,15 +86,15 @@ def cell_of(kind: ColumnType, value: Any) -> Any:
 
 
 def _cell_of(kind: ColumnType, value: Any) -> Any:
+    """As `cell_of`, without its limits; None for no value of the type, NaN for a time that is too fine."""
     if kind == "text":
         return str(value) if isinstance(value, str) else None
     if kind == "timestamp":
-        if isinstance(value, str):
-            moment = None if _NANOSECONDS.search(value) else datetime.fromisoformat(value)
-        else:
-            moment = value if isinstance(value, datetime) and not getattr(value, "nanosecond", 0) else None
-        if moment is None:
+        moment = datetime.fromisoformat(value.upper()) if isinstance(value, str) else value
+        if not isinstance(moment, datetime):
             return None
+        if getattr(value, "nanosecond", 0) or (isinstance(value, str) and _NANOSECONDS.search(value)):
+            return math.nan
         return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
     value = value.item() if isinstance(value, np.generic) else value
     if kind == "boolean" or isinstance(value, bool):
@@ -204,11 +206,8 @@ class NodeColumns:
 
     def size_of_texts(self) -> tuple[int, int]:
         """The number of distinct texts of each column, added up, and their bytes."""
-        words = [
-            column.combine_chunks().dictionary
-            for column in self.table.columns
-            if type_of(column.type) == "text"
-        ]
+        texts = [column for column in self.table.columns if type_of(column.type) == "text"]
+        words = [column.combine_chunks().dictionary for column in texts]
         count = arrow("pyarrow.compute").binary_length
         return sum(map(len, words)), sum(int(np.nansum(count(each).to_numpy(False))) for each in words)
 

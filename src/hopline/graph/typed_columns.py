@@ -97,9 +97,9 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     stored = {"float": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_(), "text": pa.string()}
     stored["timestamp"] = pa.timestamp("us", "UTC")
     if (found := cast(column, stored[wanted])) is None:
-        raise GraphError(
-            f"{table.what}: column {name!r}: a {column.type} does not fit into {stored[wanted]}"
-        )
+        why = f"a {column.type} does not fit into {stored[wanted]}"
+        why += ", which has microseconds around 1970" if wanted == "timestamp" else ""
+        raise GraphError(f"{table.what}: column {name!r}: {why}")
     if wanted == "integer" and any(abs(end or 0) > 2**53 for end in pc.min_max(found).as_py().values()):
         raise GraphError(
             f"{table.what}: column {name!r} has integers beyond 2^53, which preprocessing would round; "
