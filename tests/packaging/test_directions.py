@@ -299,6 +299,51 @@ def test_a_model_that_reads_along_the_edges_is_served_as_without_reverse_lists(t
     np.testing.assert_allclose(answer(report, graph, inline=[copy])[0], expected(model, data)[8], atol=1e-5)
 
 
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda x, end: torch.bincount(end, minlength=x.size(0)).float(),
+        lambda x, end: x.new_zeros(x.size(0)).scatter_add_(0, end, torch.ones(end.size(0))),
+        lambda x, end: torch.zeros(x.size(0)).index_add(0, end.long(), torch.ones(end.size(0))),
+        lambda x, end: torch.zeros(x.size(0)).scatter_add(0, end.view(-1), x[:, 0][end]),
+    ],
+)
+def test_a_refused_count_of_edges_names_the_end_that_the_code_reads(count, end, both, tmp_path):
+    class Net(nn.Module):
+        def __init__(self, count):
+            super().__init__()
+            self.last, self.count = pyg.SAGEConv(7, 3), count
+
+        def forward(self, x, edge_index):
+            degrees = self.count(x, edge_index[end])
+            return self.last(torch.cat([x, degrees[:, None]], 1), edge_index)
+
+    data = one_way(both=both)[0]
+    graph = Graph.from_pyg(Data(x=data.x, edge_index=data.edge_index), both_directions=both)
+    way_out = rf"degree\(edge_index\[{end}\], x.size\(0\)\).*scatter\(rows, edge_index\[{end}\], dim_size"
+    with pytest.raises(NotSplittable, match=way_out) as raised:
+        package(Net(count), graph, tmp_path, fanouts=[-1])
+    assert f"edge_index[{1 - end}]" not in str(raised.value).split(";", 1)[1]
+
+
+def test_an_index_in_two_parts_is_refused_with_one_of_a_part(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = pyg.SAGEConv(7, 3)
+
+        def forward(self, x, edge_index):
+            sums = scatter(x[edge_index[1], 0], edge_index[0], 0, x.size(0), "mean")
+            return self.last(torch.cat([x, sums[:, None]], 1), edge_index)
+
+    data = one_way()[0]
+    graph = Graph.from_pyg(Data(x=data.x, edge_index=data.edge_index), both_directions=True)
+    with pytest.raises(NotSplittable, match=r"take the column first: x\[:, 0\]\[edge_index"):
+        package(Net(), graph, tmp_path)
+
+
 def test_without_reverse_lists_the_refusal_names_them(tmp_path):
     _, graph = one_way(both=False)
     with pytest.raises(NotSplittable, match=r"both_directions=True\) or `hopline graph build --both-dir"):

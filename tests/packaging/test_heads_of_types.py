@@ -195,6 +195,17 @@ def test_outputs_are_those_of_the_type(tmp_path):
     assert list(found) == ["item_label", "embedding"]
 
 
+class InATuple(Shop):
+    def forward(self, x_dict, edge_index_dict):
+        return tuple(super().forward(x_dict, edge_index_dict).values())
+
+
+class Swapped(Encoder):
+    def forward(self, x_dict, edge_index_dict):
+        h = super().forward(x_dict, edge_index_dict)
+        return {"user": h["item"][:, :1], "item": h["user"]}
+
+
 class Repeated(Shop):
     def forward(self, x_dict, edge_index_dict):
         out = super().forward(x_dict, edge_index_dict)
@@ -204,7 +215,10 @@ class Repeated(Shop):
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (Shop, {"target": "user"}, "task names node types .*target= is left out"),
+        (Shop, {"target": "user"}, "task names node types .*without target="),
+        (Shop, {"task": {"user": "binary", "itm": "binary"}}, r"\(user\): .*which itm is not \(item, user"),
+        (InATuple, {}, r"returns 2 values: .* several node types return a dict by type, \{'user': "),
+        (Swapped, {}, "^the model's answer has rows of node type 'item', not of node type 'user'$"),
         (Shop, {"task": {**TASKS, "risk": "binary"}}, "all its names are node types"),
         (Shop, {"task": {**TASKS, "user": {"a": "binary"}}}, "'user' has one value.*once for each type"),
         (Shop, {"task": {**TASKS, "user": "multiclass"}}, "output 'user': task 'multiclass' needs"),

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
-from torch_geometric.utils import softmax
+from torch_geometric.utils import degree, softmax
 
 import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.errors import HoplineError, PackagingError
+from hopline.errors import HoplineError, NotSplittable, PackagingError
 from hopline.graph import Graph
 from hopline.types import ContextNode, InlineNode, ScoreRequest
 
@@ -320,6 +320,22 @@ def test_what_reads_a_graph_in_another_way_is_refused(model, tmp_path):
     with pytest.raises(PackagingError):
         package(model(), Graph.from_pyg(graphs()), tmp_path, [-1] * 2)
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("readout", "width", "message"),
+    [
+        (
+            lambda h, b: pyg.global_add_pool(h - pyg.global_mean_pool(h, b)[b], b),
+            HIDDEN,
+            "cannot go back to",
+        ),
+        (lambda h, b: degree(b, int(b.max()) + 1)[:, None], 1, r"leave out sizes: degree\(batch\)"),
+    ],
+)
+def test_a_refusal_of_a_readout_names_the_way_out(readout, width, message, tmp_path):
+    with pytest.raises(NotSplittable, match=message):
+        package(Net(readout, width), Graph.from_pyg(graphs()), tmp_path)
 
 
 def test_a_readout_without_batch_is_refused_with_advice(tmp_path):

@@ -263,9 +263,9 @@ class GraphComputer(Computer):
             takes = "pairs of nodes" if self._is_link else "nodes"
             named = ", ".join(map(repr, request.columns)) or "rows"
             hint = "; those of a new node are in `inline`" if model.encoder else ""
-            raise BadRequest(
-                f"unexpected input {named}: model {self.name!r} takes {takes}, not columns{hint}"
-            )
+            hint = "; ids are in `node_ids`" if "nodes" in request.columns else hint
+            takes += f", not columns{hint}"
+            raise BadRequest(f"unexpected input {named}: model {self.name!r} takes {takes}")
         for name in request.outputs:
             if name not in model.offers:
                 raise BadRequest(

@@ -36,13 +36,23 @@ DERIVATIVE = (
     "a package computes no gradients: write the derivative as an expression, such as 3 * x**2, or train a "
     "layer that answers it"
 )
+SUMS = (
+    "; count edges by torch_geometric.utils.degree(edge_index[{0}], x.size(0)), and sum rows by "
+    "scatter(rows, edge_index[{0}], dim_size=x.size(0))"
+)
+TWO_PARTS = "; take the column first: x[:, 0][edge_index[i]], not x[edge_index[i], 0]"
+BACK_TO_NODES = (
+    "; a graph's row cannot go back to its nodes, as in x - global_mean_pool(x, batch)[batch]: compute "
+    "with rows of nodes before the readout, and with rows of graphs after it"
+)
 #: Words of a refusal to split -> the remedy, where the code that refuses knows none.
 _REMEDIES = {
     "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",
     "sparse_": "a server reads edges as a list, and builds no sparse matrix of them: write "
     "torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)",
-    "outside of a message-passing layer": "sum rows of edges by torch_geometric.utils.scatter(rows, "
-    "edge_index[1], dim_size=x.size(0)) or in a convolution",
+    "outside of a message-passing layer": "bring rows of edges to nodes by torch_geometric.utils.scatter("
+    "rows, edge_index[i], dim_size=x.size(0)), and rows of nodes to edges by x[edge_index[i]]",
+    "int() of a tensor's numbers": "leave out sizes: degree(batch), global_add_pool(x, batch)",
     "__array_struct__": "use torch in place of NumPy",
     "not installed as a submodule": "forward runs a module outside of the model: make it an "
     "attribute, and change forward in a subclass",

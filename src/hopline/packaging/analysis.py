@@ -8,6 +8,8 @@ nodes.
 
 from __future__ import annotations
 
+import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from torch import Tensor, fx
 from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
+from hopline.graph.schema import GRAPH_TYPE, reverse_key
 from hopline.packaging import edges as lists
-from hopline.packaging.advice import OUT_EDGES, hint, instead_of
+from hopline.packaging.advice import BACK_TO_NODES, OUT_EDGES, SUMS, TWO_PARTS, hint, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
@@ -157,8 +160,23 @@ class _Analysis(fx.Interpreter):
         found = {self.traced.domains[arg] for arg in inputs if arg in self.traced.domains}
         if len(found) > 1:
             names = " and ".join(sorted(map(str, found)))
-            raise self._refusal(n, f"combines rows of {names} outside of a message-passing layer")
+            way_out = BACK_TO_NODES if lists.Domain("node", GRAPH_TYPE) in found else self._way_out(n)
+            raise self._refusal(n, f"combines rows of {names}{way_out}")
         return next(iter(found), None)
+
+    def _way_out(self, n: fx.Node) -> str:
+        """The remedy for code that reads or sums rows by an end of edges; for other code, words for it."""
+        if n.target is operator.getitem and isinstance(n.args[1], tuple) and lists.end_of(n.args[1][0]):
+            return TWO_PARTS
+        name = getattr(n.target, "__name__", str(n.target))
+        is_sum = re.match("bincount|scatter|index_(add|put|reduce)", name)
+        for index in n.all_input_nodes if is_sum else ():
+            while index.op == "call_method" and index.all_input_nodes:  # a view of it
+                index = index.all_input_nodes[0]
+            if end := lists.end_of(index):
+                known = [key in self.binding.relations for key in (end[0].type, reverse_key(end[0].type))]
+                return SUMS.format(1 - end[1] if known == [False, True] else end[1])
+        return " outside of a message-passing layer"
 
     def _refusal(self, n: fx.Node, reason: str) -> NotSplittable:
         return NotSplittable(f"{describe(self.traced.module, n)} {reason}")
@@ -214,8 +232,7 @@ class _Analysis(fx.Interpreter):
             number = self.traced.values[number] if known else None
         if number != self._num_rows(nodes):
             raise self._refusal(
-                n,
-                "adds self-loops to some nodes only: pass it the number of all nodes (num_nodes=x.size(0))",
+                n, "adds self-loops to some nodes only: give it the number of all, num_nodes=x.size(0)"
             )
 
     def _num_rows(self, domain: lists.Domain) -> int:

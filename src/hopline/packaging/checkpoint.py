@@ -202,9 +202,8 @@ def _misfit(name: str, value: Any, own: Any) -> str:
 
 def _named(found: list[_Candidate], key: str, path: Path) -> list[_Candidate]:
     """The candidates of a key, or below it."""
-    chosen = [each for each in found if (each.key or ".") == key] or [
-        each for each in found if each.key.startswith(f"{key}/")
-    ]
+    chosen = [each for each in found if (each.key or ".") == key]
+    chosen = chosen or [each for each in found if each.key.startswith(f"{key}/")]
     if not chosen:
         there = ", ".join(each.key or "." for each in found)
         raise PackagingError(f"{path}: no weights under --state-dict-key {key!r}; there are: {there}")
@@ -284,10 +283,7 @@ def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None)
 
 
 def _nothing_fits(module: nn.Module, found: list[_Candidate]) -> str:
-    best = min(
-        found,
-        key=lambda each: (not each.has_some, len(each.missing) + len(each.unexpected) + len(each.misfits)),
-    )
+    best = min(found, key=lambda a: (not a.has_some, len([*a.missing, *a.unexpected, *a.misfits])))
     parts = [f"does not fit {type(module).__name__}"]
     if best.key:
         parts[0] += f" (weights under {best.key!r})"
@@ -313,9 +309,8 @@ def _no_state(content: Any) -> str:
     due = "expected a state dict: torch.save(model.state_dict(), FILE)"
     if isinstance(content, Mapping):
         keys = ", ".join(str(name) for name in list(content)[:_LISTED]) or "none"
-        if "param_groups" in content or any(
-            isinstance(value, Mapping) and "param_groups" in value for value in content.values()
-        ):
+        parts = [each for each in (content, *content.values()) if isinstance(each, Mapping)]
+        if any("param_groups" in each for each in parts):
             return f"holds the state of an optimizer (keys: {keys}) and no weights; {due}"
         return f"holds no weights; its keys are: {keys}; {due}"
     return f"holds a {type(content).__name__}; {due}"

@@ -245,11 +245,9 @@ def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:
             if slot.endswith(":*") and number in range(len(relations)):
                 node.args = (rows.args[0], slot.replace("*", relations[number]))
                 continue
-        elif (
-            node.target in ("index_select", torch.index_select)
-            and node.args[1:2] == (0,)
-            and len(node.args) == 3
-        ):
+        elif node.target in ("index_select", torch.index_select) and node.args[1:2] == (0,):
+            if len(node.args) != 3:
+                continue
             rows, _, index = node.args
         elif node.target is torch.bmm:
             _multiply_by_relation(graph, node, relations)

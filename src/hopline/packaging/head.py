@@ -195,9 +195,8 @@ def check_shape(task: Task, shape: Sequence[int], on_fewer: Sequence[int]) -> No
         )
     if task == "multiclass" and sum(size > 1 for size in shape[1:]) > 1:
         raise PackagingError(
-            f"the model answers {['n', *shape[1:]]}".replace("'n'", "n")
-            + ", and task 'multiclass' would be "
-            f"one softmax over all {math.prod(shape[1:])} columns: package a module that answers [n, "
+            f"the model answers [n, {', '.join(map(str, shape[1:]))}], and task 'multiclass' would be one "
+            f"softmax over all {math.prod(shape[1:])} columns: package a module that answers [n, "
             "classes] for each of its tasks, or one that ends in softmax(-1), under task 'regression'"
         )
 

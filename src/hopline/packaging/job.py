@@ -305,7 +305,7 @@ class Job:
                 f"{reason}"
             )
         why = ""
-        if not self.binding.members:
+        if not self.binding.members and "answer has rows of node" not in str(reason):
             is_branch = isinstance(reason, ParityError) or BRANCH in str(reason)
             why = explain(self.reference, self.probe, self.decisions, is_branch=is_branch)
         if why:

@@ -194,9 +194,7 @@ def _keys_in(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, tuple) and all(isinstance(each, str) for each in value):
         yield from _checked(value)
     elif depth and isinstance(value, dict | list | tuple | set | frozenset):
-        for each in value:
-            yield from _keys_in(each, depth - 1)
-        for each in value.values() if isinstance(value, dict) else ():
+        for each in (*value, *(value.values() if isinstance(value, dict) else ())):
             yield from _keys_in(each, depth - 1)
 
 

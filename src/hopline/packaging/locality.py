@@ -47,9 +47,8 @@ def check_sizes(
 
     Raises: NotServable: answers for the first nodes change.
     """
-    one = sum(map(len, probe.check.features.values())) + sum(
-        len(e.indices) for e in probe.check.edges.values()
-    )
+    edges = probe.check.edges.values()
+    one = sum(map(len, probe.check.features.values())) + sum(len(each.indices) for each in edges)
     for copies in sorted({2, max(2, _MOST_ROWS // one)}):
         graph = repeated(probe.check, copies)
         try:

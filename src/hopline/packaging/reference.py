@@ -112,7 +112,7 @@ class Reference:
         if isinstance(out, list | tuple):
             raise PackagingError(
                 f"the model returns {len(out)} values: name the task of each that is served, such as "
-                "task={'output_0': 'binary'}"
+                "task={'output_0': 'binary'}. For several node types return a dict by type, {'user': ...}"
             )
         if not isinstance(out, Tensor) or out.dim() == 0:
             what = "one number, such as a loss" if isinstance(out, Tensor) else type(out).__name__

@@ -156,26 +156,23 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
         _Form(("weight", "att"), "1.6", _gat_of_1_5),
     ),
     "SAGEConv": (
-        _Form(
-            ("lin_rel.weight", "lin_root.weight"), "1.6",
-            _moves("lin_rel.weight lin_l.weight, lin_rel.bias lin_l.bias, lin_root.weight lin_r.weight"),
-        ),
+        _Form(("lin_rel.weight", "lin_root.weight"), "1.6", _moves(
+            "lin_rel.weight lin_l.weight, lin_rel.bias lin_l.bias, lin_root.weight lin_r.weight"
+        )),
         _Form(("weight",), "1.5", _refused("one matrix was for a node and its neighbours")),
     ),
     "GraphConv": (
-        _Form(
-            ("lin_l.weight", "lin_r.weight"), "1.7",
-            _moves("lin_l.weight lin_rel.weight, lin_l.bias lin_rel.bias, lin_r.weight lin_root.weight"),
-        ),
+        _Form(("lin_l.weight", "lin_r.weight"), "1.7", _moves(
+            "lin_l.weight lin_rel.weight, lin_l.bias lin_rel.bias, lin_r.weight lin_root.weight"
+        )),
         _Form(("weight", "lin.weight"), "1.6", _graph_of_1_5),
     ),
     "ChebConv": (_Form(("weight",), "2.0", _cheb_of_1),),
     "TAGConv": (_Form(("lin.weight",), "2.0", _tag_of_1),),
     "RGCNConv": (_Form(("basis", "att"), "1.6", _rgcn_of_1_5),),
     "HGTConv": (
-        _Form(
-            ("k_lin", "a_rel", "m_rel"), "2.3",
-            _refused("it took the softmax of attention for each edge type, and takes one over all now"),
-        ),
+        _Form(("k_lin", "a_rel", "m_rel"), "2.3", _refused(
+            "it took the softmax of attention for each edge type, and takes one over all now"
+        )),
     ),
 }  # fmt: skip

@@ -384,12 +384,9 @@ class _Check:
                 f"{' and more' if self._changed[3:] else ''}, so that the same input gets other answers "
                 f"later. Make the state a feature column, or change it while self.training only; {_SAME}"
             )
-        why = (
-            f"they depend on {' and '.join(seen.consumed)}"
-            if seen.consumed
-            else "the cause is state that it keeps between calls outside of its attributes, its own "
-            "generator, or the time"
-        )
+        why = "the cause is state that it keeps outside of its attributes, its own generator, or the time"
+        if seen.consumed:
+            why = f"they depend on {' and '.join(seen.consumed)}"
         raise NotServable(
             f"the model's answers are random: two runs in eval mode differ, and {why}. Draw once in "
             f"__init__ and keep the numbers as a buffer, or draw while self.training only; {_SAME}"

@@ -97,9 +97,8 @@ class PackageReport:
             rows, edges, us = zip(*figures, strict=True)
             found.append(replace(line, rows=fmean(rows), edges=fmean(edges), us=median(us)))
         least = _SHARE * sum(line.us for line in found)
-        advised = [
-            replace(line, advice=_advice(line, self.spec)) if line.us > least else line for line in found
-        ]
+        advice = [_advice(line, self.spec) if line.us > least else "" for line in found]
+        advised = [replace(line, advice=text) for line, text in zip(found, advice, strict=True)]
         return replace(self, stages=tuple(advised))
 
 

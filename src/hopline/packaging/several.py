@@ -94,10 +94,11 @@ def node_types_of(
     named = tuple(name for name in tasks if name in schema.node_types)
     if len(schema.node_types) < 2 or not named:
         return ()
-    listed = ", ".join(named)
-    if target is not None or len(named) < len(tasks):
+    listed, other = ", ".join(named), [name for name in tasks if name not in named]
+    if target is not None or other:
+        wrong = f"which {other[0]} is not ({', '.join(schema.node_types)})" if other else "without target="
         raise PackagingError(
-            f"task names node types ({listed}): then all its names are node types, and target= is left out"
+            f"task names node types ({listed}): then all its names are node types, {wrong}"
         )
     if isinstance(head, Heads) and {*head.names} != {*named}:
         raise PackagingError(f"head= names {', '.join(head.names)}, and task= names {listed}")

@@ -303,16 +303,11 @@ def _check_twice(call: _Call, bound: Mapping[str, Role]) -> None:
         if len(names) > 1 and not set(names) <= call.given.keys():
             what = "features" if family is _FEATURES else "edges" if family is _EDGES else min(family)
             whole = [name for name in names if bound[name] == "data"]
-            if whole:
-                advice = (
-                    f"If {whole[0]!r} is the edges alone, pass arguments={{{whole[0]!r}: 'edge_index'}}"
-                )
-            elif family is _FEATURES:
-                advice = (
-                    "A second tensor of nodes is kept by its name, Graph.from_pyg(data, columns=[name])"
-                )
-            else:
-                advice = "Give the others a default, or pass a module that calls this one"
+            advice = "Give the others a default, or pass a module that calls this one"
+            if family is _FEATURES:
+                advice = "Another tensor is kept by its name, Graph.from_pyg(data, columns=[name])"
+            for each in whole[:1]:
+                advice = f"If {each!r} is the edges alone, pass arguments={{{each!r}: 'edge_index'}}"
             shown = ", ".join(f"{name!r}: {bound[name]!r}" for name in names)
             raise PackagingError(
                 f"{' and '.join(map(repr, names))} of {call.shown} would both receive the {what}, by their "
@@ -385,13 +380,11 @@ def _built_for(module: nn.Module, role: Role) -> bool | None:
 def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> None:
     """Check that some arguments receive the features and the edges, and that a weight is one number."""
     received = set(roles.values())
-    reads_edges = "batch" in received or any(
-        isinstance(each, MessagePassing) for each in call.module.modules()
-    )
+    has_conv = any(isinstance(each, MessagePassing) for each in call.module.modules())
     for family, role in ((_FEATURES, "features"), (_EDGES, "edge_index")):
         if family & received or (role == "features" and ("columns" in received or call.tables)):
             continue
-        if role == "edge_index" and not reads_edges:
+        if role == "edge_index" and not (has_conv or "batch" in received):
             continue
         text = f"no argument of {call.shown} receives the {role}; its arguments are {list(call.parameters)}"
         if "batch" in received:

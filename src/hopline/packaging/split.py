@@ -195,9 +195,8 @@ class Splitter:
             f"{conv.rule}: {describe(self.traced.module, node).partition(' at ')[0].replace('model.', '')}"
             for node, conv in self._convs_of(place).items()
         )
-        if place[0] == 0 < self.num_layers and [slot_of(value) for value in state.values] == [
-            f"features:{place[1]}"
-        ]:
+        slots = [slot_of(value) for value in state.values]
+        if place[0] == 0 < self.num_layers and slots == [f"features:{place[1]}"]:
             return plan
         queries = self.queries(place)
         if queries:

@@ -85,12 +85,9 @@ class StageCode:
         name = f"{'own' if kind == 'self' else kind}_{number}"
         item = StageInput(name=name, kind=kind, **fields)  # type: ignore[arg-type]
         # Placeholders stay together at the front of the graph.
-        if self.last is None:
-            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-                node = self.graph.placeholder(name)
-        else:
-            with self.graph.inserting_after(self.last):
-                node = self.graph.placeholder(name)
+        first = next(iter(self.graph.nodes), None)
+        with self.graph.inserting_after(self.last) if self.last else self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
         self.last = node
         self.inputs[item] = node
         return node

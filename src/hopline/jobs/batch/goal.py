@@ -207,7 +207,7 @@ class Goal:
         if self._options.since is not None:
             raise BadRequest("--nodes and --since exclude each other: since scores the whole graph")
         if len(self.types) > 1:
-            raise BadRequest(f"--nodes works for one node type; this model has {' and '.join(self.types)}")
+            raise BadRequest(f"--nodes are of one type of {' and '.join(self.types)}: name its --outputs")
         ids = self._graph.nodes[self.types[0]].ids.lookup(nodes)
         unknown = [nodes[k] for k in np.flatnonzero(ids < 0).tolist()]
         if unknown:
