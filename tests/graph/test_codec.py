@@ -183,6 +183,8 @@ def _rewrite(folder, name, change):
         ("packed_data", lambda a: a[:-1]),
         ("weight_codes", lambda a: a[:-1]),
         ("weight_scale", lambda a: a * np.nan),
+        ("weight_scale", lambda a: a * 0),
+        ("weight_scale", lambda a: np.array([2e36])),
         ("weight_sums", lambda a: a[:-1]),
         ("indptr_groups", lambda a: a[:-1]),
         ("indptr_groups", lambda a: a.astype(np.int16)),

@@ -63,7 +63,7 @@ def test_explains_each_layer_and_what_a_request_costs_here(files):
     done = run(*words, "--explain")
     assert done.exit_code == 0, done.output
     assert "1.node: reduce: convs.0.aggr_module (MeanAggregation)" in done.stdout
-    assert "measured on this machine" in done.stdout
+    assert "measured on this" in done.stdout  # a narrow terminal breaks the line
     again = json.loads(run(*words, "--overwrite", "--explain", "--json").stdout)
     raw, layer = again["stages"]
     assert (raw["rows"], raw["us"], raw["advice"]) == (0, 0, "")

@@ -209,7 +209,9 @@ def test_hetero_dict_linear_and_basic_gnn_with_edge_attributes_equal_pyg():
     assert_equals_pyg(Model(), hetero(attr_dim=2), "author")
 
 
-def test_types_without_messages_keep_their_lower_states():
+def test_layers_that_read_a_type_without_messages_are_one_level():
+    """Its rows are the same for both, and neither reads beyond them."""
+
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -222,7 +224,24 @@ def test_types_without_messages_keep_their_lower_states():
             return {"paper": paper}
 
     plans = assert_equals_pyg(Model(), hetero(), "paper")
-    assert (1, "author") in {(plan.level, plan.node_type) for plan in plans}
+    assert {(plan.level, plan.node_type) for plan in plans} == {(0, "author"), (1, "paper")}
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("width", [1, 16])
+def test_the_last_layer_reads_a_reduction(aggr, width):
+    """It may not move below it: its input is the embedding, which is answered too."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.sum = pyg.GINConv(nn.Linear(6, 16)), pyg.SimpleConv(aggr)
+            self.last = nn.Linear(16, width)
+
+        def forward(self, x, edge_index):
+            return self.last(self.sum(self.first(x, edge_index).relu(), edge_index))
+
+    assert_equals_pyg(Model(), homogeneous())
 
 
 def test_a_model_that_is_one_conv():

@@ -181,8 +181,14 @@ async def test_oip_over_grpc(server: RunningServer, place: Place) -> None:
 
 def test_the_prediction_log(server: RunningServer, place: Place, log: Path) -> None:
     score(server, nodes=["n11"])
+    entries: list[Any] = []
     for _ in range(600):
-        entries = [each for each in LogReader(log).last(50, "tasks") if len(each.outputs) == len(DEFAULTS)]
+        begun = any(log.glob("predictions-*"))
+        entries = (
+            [each for each in LogReader(log).last(50, "tasks") if len(each.outputs) == len(DEFAULTS)]
+            if begun
+            else []
+        )
         if entries:
             break
         asyncio.run(asyncio.sleep(0.05))

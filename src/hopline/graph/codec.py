@@ -427,8 +427,8 @@ def columns_of(
             wrong = (
                 f"weights are {codes.dtype}, {scale.dtype} and {sums.dtype}, not uint8, float64 and int64"
             )
-        elif not (math.isfinite(scale[0]) and scale[0] > 0):
-            wrong = f"weight_scale is {scale[0]}, not above 0"
+        elif not 0 < 255 * scale[0] <= np.finfo(np.float32).max:
+            wrong = f"weight_scale is {scale[0]}, not above 0, or beyond float32"
         else:
             columns["weight"] = PackedWeights(codes, sums, scale, schema.signed_weight)
             columns["cumweight"] = RunningWeights(columns["weight"], indptr)

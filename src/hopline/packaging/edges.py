@@ -231,9 +231,8 @@ def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:
 
     And `edge_index[:, edge_type == 1]` as the edges of the second relation.
     """
-    turned = {
-        node: edges for node in graph.nodes if flipped(node) is not None and (edges := edges_of(node))
-    }
+    lists = [node for node in graph.nodes if not any("sparse_" in str(user.target) for user in node.users)]
+    turned = {node: edges for node in lists if flipped(node) is not None and (edges := edges_of(node))}
     slots = next(iter(graph.nodes))
     for node, edges in turned.items():
         node.op, node.target, node.kwargs = "call_function", operator.getitem, {}

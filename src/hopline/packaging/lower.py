@@ -21,6 +21,7 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import ConvCall, ConvInput, DenseConv, build
 from hopline.packaging.dense.base import linear
 from hopline.packaging.edges import Domain, is_aggregation, size_of, slot_of
+from hopline.packaging.head import embedding_of
 from hopline.packaging.regions import Reduced, Region, reduction, region
 from hopline.packaging.settings import Device
 from hopline.packaging.trace import Closed, Traced, check_draws, conv_arguments, describe, trace
@@ -75,8 +76,7 @@ def trace_and_lower(
         targets, slots: as for `trace`. device: where attention is computed.
         draws: where the model draws random numbers.
 
-    Raises:
-        NotSplittable: as `trace`, `analyse` and `lower`; of a part whose code was traced, for both reasons.
+    Raises: NotSplittable: as `trace`, `analyse`, `lower`; of a traced part, for both reasons.
     """
     opened: frozenset[str] = frozenset()
     first = ""
@@ -100,9 +100,7 @@ def trace_and_lower(
 def lower(traced: Traced, device: Device = "cpu") -> Lowered:
     """Build the dense form of every conv call, and the form of every other aggregation.
 
-    Raises:
-        Closed: convs that have no dense form; the message says why the first one has none.
-        NotSplittable: an aggregation has no form.
+    Raises: Closed: convs have no dense form. NotSplittable: an aggregation has no form.
     """
     traced.module.add_module("dense", nn.Module())
     found: Lowered = {}
@@ -211,7 +209,9 @@ def _commute(traced: Traced, node: fx.Node, found: Lowered) -> None:
             conv.source, dense.after = rows, linear(before.weight)
         return
     after = linear_of(traced, user) if user is not None and len(node.users) == 1 else None
-    if user is None or after is None or not traced.levels[source]:
+    ends = [(end, many) for end in traced.outputs.values() for many in (False, True)]
+    is_answered = any(embedding_of(traced, end, several=many) is node for end, many in ends)
+    if user is None or after is None or not traced.levels[source] or is_answered:
         return
     if 2 * after.weight.shape[0] > _NARROWER * after.weight.shape[1]:  # the own row often has a map too
         return
