@@ -110,7 +110,7 @@ BUDGET: dict[str, int] = {
     "client": 1053,
     "commands": 3187,
     "config": 1333,
-    "engine": 7602,
+    "engine": 7605,
     "events": 2381,
     "features": 3791,
     "graph": 12945,

@@ -163,7 +163,6 @@ class Model:
         reads_attr: edge types whose attributes it reads.
         encoders: convert columns of inline nodes to features; node types without send these.
         encoder: of the nodes that it answers, or None.
-        by_type: node type -> the model with the head of this type; all share levels and state caches.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
@@ -216,14 +215,18 @@ class Model:
         self.encoders = {name: encoder_of(folder, spec, name) for name in spec.encoders}
         inputs = [each for stages in spec.levels for stage in stages.values() for each in stage.inputs]
         self.reads_attr = frozenset(each.edge_type for each in inputs if each.reads_attr)
-        self.by_type: dict[str, Model] = {}
-        for node_type, own in spec.by_type.items():
-            model = self
-            if self.by_type:
-                model = copy.copy(self)
-                model.spec = own
-            self.by_type[node_type] = model
+        (_, own), *others = spec.by_type.items()
+        self._set_head(folder, own, threads)
+        self._others: dict[str, Model] = {}  # without itself: a cycle would keep an unloaded model
+        for node_type, own in others:
+            model = self._others[node_type] = copy.copy(self)
+            model.spec, model._others = own, {}
             model._set_head(folder, own, threads)
+
+    @property
+    def by_type(self) -> dict[str, Model]:
+        """Node type -> the model with the head of this type; all share levels and state caches."""
+        return {next(iter(self.spec.by_type)): self} | self._others
 
     def _set_head(self, folder: Path, spec: ModelSpec, threads: int) -> None:
         """Answer with the only head of `spec`."""
