@@ -229,10 +229,10 @@ def grouping(module: fx.GraphModule, node: fx.Node) -> Grouping:
 def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:
     """Rewrite `x[edge_index[0]]` and `x.index_select(0, edge_index[1])` as rows of the edges' ends.
 
-    And `edge_index[:, edge_type == 1]` as the edges of the second relation.
+    And `edge_index[:, edge_type == 1]` as the edges of the second relation; not what makes sparse matrices.
     """
-    lists = [node for node in graph.nodes if not any("sparse_" in str(user.target) for user in node.users)]
-    turned = {node: edges for node in lists if flipped(node) is not None and (edges := edges_of(node))}
+    dense = [node for node in graph.nodes if not any("sparse_" in str(user.target) for user in node.users)]
+    turned = {node: edges for node in dense if flipped(node) is not None and (edges := edges_of(node))}
     slots = next(iter(graph.nodes))
     for node, edges in turned.items():
         node.op, node.target, node.kwargs = "call_function", operator.getitem, {}
