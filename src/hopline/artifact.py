@@ -73,10 +73,10 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 #: The first formats with the input kind `attend` (before, attention was a padded block), named outputs,
-#: preprocessing, and heads of several node types or rows of later nodes that are not zeros.
-ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT = 2, 3, 4, 5
+#: preprocessing, heads of several node types or later nodes' rows that are not zeros, and of edges.
+ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT, EDGE_ENCODER_FORMAT = 2, 3, 4, 5, 6
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -265,7 +265,7 @@ class LearnedRows(msgspec.Struct, frozen=True):
 
 
 class Encoder(msgspec.Struct, frozen=True):
-    """Preprocessing: columns of one node type become its features; see `engine/encoders.py`.
+    """Preprocessing: columns of a type become its features or attributes; see `engine/encoders.py`.
 
     Attributes:
         hash: hex sha256 of the file and of what it reads.
@@ -303,7 +303,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
             packaging lacked; `ANY_TYPE`: all that it lacked.
         types_nonempty: keys of edge types without whose edges the module takes another branch.
         embeddings: node type -> learned rows of its nodes.
-        encoders: node type -> the preprocessing of its columns.
+        encoders: node type or edge type key -> the preprocessing of its columns.
         frozen: name of a statistic of all rows -> its numbers, those of the graph of packaging.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.

@@ -28,6 +28,7 @@ ExternalId = int | str
 ExternalIds = Sequence[int] | Sequence[str] | IdArray
 #: An id as JSON has it: of 64 bits.
 ContextId: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | str
+Cell: TypeAlias = ContextId | float | bool | None
 
 OnMissing = Literal["error", "null"]
 Priority = Literal["high", "normal", "low"]
@@ -44,7 +45,8 @@ class InlineNode(msgspec.Struct, frozen=True, gc=False):
             inline nodes of the same request). The edge type may be left as "" where the node type
             has exactly one incoming edge type.
         id: the caller's name for the node; needed only if another inline node refers to it.
-        edge_attr: edge type key -> float [n_neighbors, d_e], where the model reads edge attributes.
+        edge_attr: edge type key -> float [n_neighbors, d_e], where the model reads edge attributes; with
+            preprocessing of edges a mapping as `columns` for each neighbour.
         edge_weight: edge type key -> float [n_neighbors], where the model reads edge weights.
         columns: name -> value, for a model with preprocessing: a number, text, boolean, None, or a time as
             text in ISO 8601 (the client also takes datetimes); None for a model without preprocessing.
@@ -68,9 +70,9 @@ class ContextNode(InlineNode, frozen=True, gc=False, forbid_unknown_fields=True)
     type: str = ""
     features: list[float] = []
     neighbors: dict[str, list[ContextId]] = {}  # type: ignore[assignment]
-    edge_attr: dict[str, list[list[float]]] = {}
+    edge_attr: dict[str, list[list[float] | dict[str, Cell]]] = {}
     edge_weight: dict[str, list[float]] = {}
-    columns: dict[str, ContextId | float | bool | None] | None = None
+    columns: dict[str, Cell] | None = None
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):

@@ -356,7 +356,7 @@ REFUSED = [
         {"node": StandardScaler().fit(pd.DataFrame({"height": [1.0, 2]}))},
         "it reads height, which the graph",
     ),
-    ({"other": StandardScaler()}, "no such node type; it has node"),
+    ({"other": StandardScaler()}, "no such node type or edge type; it has node"),
     ({"node": FunctionTransformer(lambda x: x + 1).fit(pd.DataFrame({"amount": [1.0]}))}, "no ONNX form"),
     ({"node": "standard"}, "str is not a transformer"),
     ("standard", "fitted transformer"),

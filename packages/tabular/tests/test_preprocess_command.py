@@ -70,7 +70,7 @@ def test_transformers_of_a_function_and_a_joblib_file_are_packaged(world):
         (["{}/merchant.joblib"], "--preprocess .*merchant.joblib: write NAME=VALUE, such as account=prep"),
         (
             ["shop={}/merchant.joblib"],
-            "preprocessing of 'shop': the graph has no such node type; it has acc",
+            "preprocessing of 'shop': the graph has no such node type or edge type; it has acc",
         ),
         (["merchant={}/none.joblib"], "none.joblib: no such file"),
         (["merchant={}/three.joblib"], "three.joblib is int, not a fitted transformer"),

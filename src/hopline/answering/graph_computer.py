@@ -471,6 +471,7 @@ class GraphComputer(Computer):
                 "classes": {each.name: each.classes for each in named} or list(spec.classes),
                 "parity": spec.parity,
                 "columns": [] if self.model.encoder is None else self.model.encoder.columns,
+                "edge_columns": {k: e.columns for k, e in self.model.encoders.items() if "__" in k},
                 **graph_model_hashes(spec),
             },
         )

@@ -59,11 +59,14 @@ def _features(schema: Mapping[str, Any]) -> Any:
     nodes, edges = schema.get("node_types", {}), schema.get("edge_types", {})
     return {
         "nodes": {
-            name: [node.get("feature_dim"), list(node.get("feature_names", ())), *node.get("columns", ())]
-            for name, node in nodes.items()
+            name: [node.get("feature_dim"), *_names(node, "feature")] for name, node in nodes.items()
         },
         "edges": {
-            key: [edge.get("attr_dim", 0), list(edge.get("attr_names", ())), edge.get("has_weight", False)]
+            key: [edge.get("attr_dim", 0), *_names(edge, "attr"), edge.get("has_weight", False)]
             for key, edge in edges.items()
         },
     }
+
+
+def _names(each: Mapping[str, Any], kind: str) -> Any:
+    return list(each.get(f"{kind}_names", ())), *each.get("columns", ())

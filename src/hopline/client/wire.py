@@ -357,18 +357,17 @@ def _cell(value: Any) -> Any:
     return None if isinstance(value, float | date) and value != value else value
 
 
+_OF_CELLS = ("columns", "edge_attr")
+
+
 def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(node, Mapping):
-        columns = node.get("columns")
-        found = {key: plain(value) for key, value in node.items()}
-        if isinstance(columns, Mapping):
-            found["columns"] = {name: _value(value) for name, value in columns.items()}
-        return found
+        return {key: plain(value, cells=key in _OF_CELLS) for key, value in node.items()}
     body: dict[str, Any] = {"features": plain(node.features)}
     if node.columns is not None:
-        body = {"columns": {name: _value(value) for name, value in node.columns.items()}}
+        body = {"columns": plain(node.columns, cells=True)}
     for key in ("neighbors", "edge_attr", "edge_weight", "type"):
-        values = plain(getattr(node, key, ""))
+        values = plain(getattr(node, key, ""), cells=key in _OF_CELLS)
         if values:
             body[key] = values
     if node.id is not None:
@@ -377,17 +376,21 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """Convert a value of a column of nodes, which may be a time."""
+    """Convert a value of a column, which may be a time."""
     return _moment(value) if isinstance(value, date | np.datetime64) and value == value else _cell(value)
 
 
-def plain(value: Any) -> Any:
-    """Convert arrays, tensors, columns of frames and NumPy numbers to Python's lists and numbers."""
+def plain(value: Any, *, cells: bool = False) -> Any:
+    """Convert arrays, tensors, columns of frames and NumPy numbers to Python's lists and numbers.
+
+    Args:
+        cells: values of columns, which may be times.
+    """
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, cells=cells) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return _as_list(value)
+        return [plain(item, cells=cells) for item in value]
+    return _value(value) if cells and not hasattr(value, "__len__") else _as_list(value)
 
 
 def _array(name: str, rows: list[Any], gone: list[bool]) -> AnyArray:

@@ -70,7 +70,7 @@ def build(
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column of the node files that is not a feature (repeatable): COLUMN or TYPE=COLUMN."
+            help="Column that is not a feature (repeatable): COLUMN of the node files, or TYPE=COLUMN."
         ),
     ] = None,
     column: Annotated[
@@ -78,7 +78,8 @@ def build(
         typer.Option(
             help="Column of the node files that is kept unchanged, for the preprocessing of models "
             "(repeatable): COLUMN, COLUMN:TYPE (float, integer, boolean, text, timestamp), or '*' for all; "
-            "NODE_TYPE=COLUMN for one file, added to '*'. A file with such columns has no other features."
+            "NODE_TYPE=COLUMN for one file, added to '*'. A file with such columns has no other features. "
+            "SRC:RELATION:DST=COLUMN is for an edge file."
         ),
     ] = None,
     graph_column: Annotated[
@@ -190,7 +191,7 @@ def build(
             database=database,
         )
         node_files = options.node_files(
-            features or (), id or (), feature or (), exclude or (), column or (), ids_are_rows
+            features or (), id or (), feature or (), exclude or (), column or (), ids_are_rows, edges
         )
         edge_files = options.edge_files(
             edges,
@@ -198,6 +199,8 @@ def build(
             attr or (),
             undirected,
             signed_weights,
+            column or (),
+            exclude or (),
         )
         options.memberships(node_files, edge_files, graph_column or ())
         graph = Graph.from_parquet(
@@ -296,6 +299,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "time_range": adjacency.time_range,
             "has_self_loops": adjacency.has_self_loops,
             "has_repeated_edges": adjacency.has_repeated_edges,
+            "columns": [] if adjacency.columns is None else adjacency.columns.described(),
             "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},
         }
     return {
@@ -352,11 +356,12 @@ def _show(described: dict[str, Any]) -> None:
             for name, row in described["node_types"].items()
         ],
     )
-    columns = [(name, one) for name, row in described["node_types"].items() for one in row["columns"]]
+    types = {**described["node_types"], **described["edge_types"]}
+    columns = [(name, one) for name, row in types.items() for one in row["columns"]]
     if columns:
         _print_rows(
             console,
-            ("node type", "column", "type", "missing", "range"),
+            ("type", "column", "type", "missing", "range"),
             [
                 (name, one["name"], one["type"], f"{one['missing']:.1%}", _range(one))
                 for name, one in columns

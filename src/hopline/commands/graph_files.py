@@ -44,9 +44,16 @@ class FileOptions:
         exclude: Sequence[str],
         columns: Sequence[str],
         ids_are_rows: bool,
+        edges: Sequence[str],
     ) -> dict[str, NodeFile]:
-        """Node type -> file. Raises: GraphError: no option names the id column of a file."""
+        """Node type -> file.
+
+        Args:
+            edges: edge files, whose types `exclude` and `columns` may name.
+        Raises: GraphError: no option names the id column of a file.
+        """
         paths = self._by_type(files, NODE_TYPE)
+        types = {*paths, *(text.partition("=")[0] for text in edges), ":".join(EDGE_TYPE)}
         found = {}
         for name, path in paths.items():
             id_of = _only(_for(ids, name, paths), "--id", name)
@@ -60,11 +67,11 @@ class FileOptions:
                 path,
                 id_of,
                 tuple(chosen) if chosen else None,
-                tuple(_for(exclude, name, paths)),
+                tuple(_for(exclude, name, types)),
                 self.rounded,
                 self.text,
                 self.missing,
-                tuple(_for(columns, name, paths, add=True)),
+                tuple(_for(columns, name, types, add=True)),
             )
         return found
 
@@ -75,11 +82,14 @@ class FileOptions:
         attr: Sequence[str],
         undirected: bool,
         signed_weights: bool,
+        kept: Sequence[str],
+        exclude: Sequence[str],
     ) -> dict[EdgeType, EdgeFile]:
         """Edge type -> file.
 
         Args:
             columns: attribute of `EdgeFile` -> texts of its options.
+            kept, exclude: columns and those that are not, of all files: the texts that name the type count.
             undirected, signed_weights: apply to all files.
         Raises: GraphError: an invalid edge type, or several columns where one is allowed.
         """
@@ -106,6 +116,8 @@ class FileOptions:
                 self.text,
                 self.missing,
                 signed_weights,
+                _named(kept, name),
+                _named(exclude, name),
             )
         return found
 
@@ -174,15 +186,13 @@ def counts(given: Sequence[str], edge_files: Iterable[EdgeType]) -> dict[str, in
 
 def _for(values: Sequence[str], name: str, types: Iterable[str], *, add: bool = False) -> list[str]:
     """The values for one type: those that name it, else (`add`: after) those without a type."""
-    types = set(types)
-    own, others = [], []
-    for text in values:
-        before, equals, after = text.partition("=")
-        if equals and before in types:
-            own += [after] if before == name else []
-        else:
-            others.append(text)
+    types, own = set(types), _named(values, name)
+    others = [text for text in values if "=" not in text or text.partition("=")[0] not in types]
     return others + own if add else own or others
+
+
+def _named(values: Sequence[str], name: str) -> list[str]:
+    return [text.removeprefix(f"{name}=") for text in values if text.startswith(f"{name}=")]
 
 
 def _only(values: Sequence[str], option: str, name: str) -> str | None:

@@ -125,8 +125,8 @@ def package(
     preprocess: Annotated[
         list[str] | None,
         typer.Option(
-            help="NODE_TYPE=FITTED: fitted transformer of a type's columns (repeatable), in the form of "
-            "--sklearn; none: they are not read."
+            help="TYPE=FITTED: fitted transformer of a node type's columns, or of SRC:RELATION:DST's "
+            "(repeatable), in the form of --sklearn; none: they are not read."
         ),
     ] = None,
     later_nodes: Annotated[

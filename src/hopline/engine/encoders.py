@@ -1,7 +1,7 @@
-"""Preprocessing of a model: columns of nodes become features, once for a graph and in each request.
+"""Preprocessing of a model: columns become features of nodes and attributes of edges.
 
-The engine reads float32 features only. The features that a model's preprocessing makes of a graph's columns
-are computed when the model is loaded. The workers of a host, and versions with equal preprocessing, map the
+The engine reads float32 rows only. The rows that a model's preprocessing makes of a graph's columns are
+computed when the model is loaded. The workers of a host, and versions with equal preprocessing, map the
 same file. Inline nodes are encoded in the request.
 
 The package for tabular models (`hopline[tabular]`) converts and runs preprocessing.
@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from hopline.artifact import ENCODER_FORMAT, Encoder, ModelSpec
+from hopline.artifact import EDGE_ENCODER_FORMAT, ENCODER_FORMAT, Encoder, ModelSpec
 from hopline.doors import Door
 from hopline.engine.embeddings import AnyGraph
 from hopline.errors import (
@@ -35,7 +35,7 @@ from hopline.errors import (
     SchemaMismatch,
 )
 from hopline.files import locked
-from hopline.graph import Graph, GraphSchema, NodeTypeSchema
+from hopline.graph import Adjacency, EdgeTypeSchema, Graph, GraphSchema, Nodes, NodeTypeSchema, csc
 from hopline.graph.live.rows import find_late, set_ready
 from hopline.graph.live.view import LiveNodes, LiveRows, LiveView
 from hopline.graph.node_columns import values_of
@@ -92,17 +92,16 @@ class RowEncoder(Protocol):
         """Rows of a request in the form of `NodeColumns.values`, by column."""
 
 
-def encoder_of(folder: Path, spec: ModelSpec, node_type: str) -> RowEncoder:
-    """The preprocessing of a node type that has one.
+def encoder_of(folder: Path, spec: ModelSpec, name: str) -> RowEncoder:
+    """The preprocessing of a node type or edge type that has one.
 
     Raises: ArtifactError: its package is not installed, or the file cannot be loaded.
     """
-    types: Any = spec.graph_schema["node_types"]
-    columns = {column["name"]: column["type"] for column in types[node_type]["columns"]}
+    schema: Any = spec.graph_schema
+    types = schema["edge_types" if name in schema["edge_types"] else "node_types"]
+    columns = {column["name"]: column["type"] for column in types[name]["columns"]}
     try:
-        found: RowEncoder = TABULAR.require("tabular").encoder(
-            folder, spec.encoders[node_type].model, columns
-        )
+        found: RowEncoder = TABULAR.require("tabular").encoder(folder, spec.encoders[name].model, columns)
     except ImportError as error:
         raise ArtifactError(f"{spec.name}/{spec.version} has preprocessing: {error}") from None
     return found
@@ -110,23 +109,45 @@ def encoder_of(folder: Path, spec: ModelSpec, node_type: str) -> RowEncoder:
 
 def with_features(schema: GraphSchema, encoders: Mapping[str, Encoder]) -> GraphSchema:
     """The schema of a graph whose columns were encoded."""
-    types = {name: msgspec.structs.replace(node, columns=()) for name, node in schema.node_types.items()}
+    changed = msgspec.structs.replace
+    types = {name: changed(node, columns=()) for name, node in schema.node_types.items()}
+    edges = {key: changed(edge, columns=()) for key, edge in schema.edge_types.items()}
     for name, encoder in encoders.items():
-        types[name] = msgspec.structs.replace(
-            types[name], feature_dim=encoder.width, feature_names=encoder.names
-        )
-    return GraphSchema(types, schema.edge_types)
+        if name in types:
+            types[name] = changed(types[name], feature_dim=encoder.width, feature_names=encoder.names)
+        for key in [name, *_derived(schema, name)] if name in edges else ():
+            edges[key] = changed(edges[key], attr_dim=encoder.width, attr_names=encoder.names)
+    return GraphSchema(types, edges)
+
+
+def _derived(schema: GraphSchema, name: str) -> list[str]:
+    """Edge types that have the edges of a type against their direction."""
+    return [key for key, edge in schema.edge_types.items() if edge.reverse_of == name]
+
+
+def _turned(rows: FloatArray, edges: Adjacency) -> Iterator[FloatArray]:
+    """The rows of edges in the order of the lists of the other direction."""
+    targets = np.repeat(np.arange(len(edges.indptr) - 1, dtype=np.int32), np.diff(edges.indptr))
+    yield rows[csc.canonical_order(targets, np.asarray(edges.indices), edges.time)]
+
+
+def _part(graph: Graph, name: str) -> Nodes | Adjacency:
+    return graph.edges[name] if name in graph.edges else graph.nodes[name]
+
+
+def _schema(schema: GraphSchema, name: str) -> NodeTypeSchema | EdgeTypeSchema:
+    return schema.edge_types[name] if name in schema.edge_types else schema.node_types[name]
 
 
 def features_of(graph: Graph, rows: Mapping[str, FloatArray], encoders: Mapping[str, Encoder]) -> Graph:
-    """A graph with encoded features, and no columns in its schema; edges, ids and columns are shared."""
+    """A graph with encoded features, and no columns in its schema; lists, ids and columns are shared."""
     nodes = {key: replace(part, features=rows.get(key, part.features)) for key, part in graph.nodes.items()}
-    schema = with_features(graph.schema, encoders)
-    return Graph(schema, nodes, graph.edges, left_out=graph.left_out)
+    edges = {key: replace(part, attr=rows.get(key, part.attr)) for key, part in graph.edges.items()}
+    return Graph(with_features(graph.schema, encoders), nodes, edges, left_out=graph.left_out)
 
 
 def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
-    """The graph with the features that a model's preprocessing makes of its columns.
+    """The graph with the features and attributes that a model's preprocessing makes of its columns.
 
     Raises:
         SchemaMismatch: the preprocessing does not accept a value of the graph, or many of a live one.
@@ -155,12 +176,17 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
                 assert isinstance(nodes, EncodedNodes)
                 nodes.encode_all()
         return graph
-    if any(graph.nodes[name].columns is None for name in spec.encoders):
+    if any(_part(graph, name).columns is None for name in spec.encoders):
         raise ArtifactError(
             f"{spec.name}/{spec.version} has preprocessing of {', '.join(spec.encoders)} (preprocess=), "
             "and a graph store does not hold columns yet; serve a snapshot"
         )
-    found = {name: _shared(folder, spec, name, graph) for name in spec.encoders}
+    found: dict[str, FloatArray] = {}
+    for name, encoding in spec.encoders.items():
+        made = encode_rows(encoder_of(folder, spec, name), graph, name)
+        found[name] = _shared(graph, name, encoding, made)
+        for key in _derived(graph.schema, name):
+            found[key] = _shared(graph, key, encoding, _turned(found[name], graph.edges[name]))
     served = features_of(graph, found, spec.encoders)
     vars(served).update(version=graph.version, path=graph.path)  # answers name the graph as it is stored
     return cast(AnyGraph, served)
@@ -253,31 +279,32 @@ class _EncodedRows(LiveRows):
         return found[0] if np.ndim(ids) == 0 else found
 
 
-def encode_nodes(encoder: RowEncoder, graph: Graph, node_type: str) -> Iterator[FloatArray]:
-    """The features of all nodes of a type, some rows at a time.
+def encode_rows(encoder: RowEncoder, graph: Graph, name: str) -> Iterator[FloatArray]:
+    """The rows of all nodes or edges of a type, some at a time.
 
     Raises: SchemaMismatch: a value is not accepted; names the column, row and value.
     """
-    columns, count = graph.nodes[node_type].columns, graph.nodes[node_type].num_nodes
+    columns = _part(graph, name).columns
     assert columns is not None
+    count = len(columns.table)
     for begin in range(0, count, _CHUNK):
         end = min(begin + _CHUNK, count)
         try:
             yield encoder.encode(columns.values(slice(begin, end)), end - begin)
         except BadRequest as error:
-            where = f"nodes of type {node_type!r}" + (f", counted from row {begin}" if begin else "")
+            where = f"{'edges' if name in graph.edges else 'nodes'} of type {name!r}"
+            where += f", counted from row {begin}" if begin else ""
             raise SchemaMismatch(f"{where}: {error}", [str(error)]) from None
 
 
-def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> FloatArray:
-    """The features of a node type, made by the first process that needs them."""
-    encoder = encoder_of(folder, spec, node_type)
-    version = "" if graph.path is None else graph.version
-    count = graph.nodes[node_type].num_nodes
-    with _arrays(version, spec.encoders[node_type], node_type, 1, count) as (ready, rows):
+def _shared(graph: Graph, name: str, encoding: Encoder, made: Iterable[FloatArray]) -> FloatArray:
+    """The rows of a type, made by the first process that needs them."""
+    version, own = "" if graph.path is None else graph.version, _part(graph, name)
+    count = own.num_edges if isinstance(own, Adjacency) else own.num_nodes
+    with _arrays(version, encoding, name, 1, count) as (ready, rows):
         if not ready[0]:
             begin = 0
-            for part in encode_nodes(encoder, graph, node_type):
+            for part in made:
                 rows[begin : begin + len(part)] = part
                 begin += len(part)
             ready[0] = 1
@@ -287,7 +314,7 @@ def _shared(folder: Path, spec: ModelSpec, node_type: str, graph: Graph) -> Floa
 
 @contextmanager
 def _arrays(
-    version: str, encoding: Encoder, node_type: str, num_ready: int, num_rows: int
+    version: str, encoding: Encoder, name: str, num_ready: int, num_rows: int
 ) -> Iterator[tuple[IdArray, FloatArray]]:
     """Numbers that say what was made, int64, and features: a file in the user's cache, which is locked.
 
@@ -297,7 +324,7 @@ def _arrays(
     """
     parts: tuple[Any, ...] = ((num_ready,), np.int64), ((num_rows, encoding.width), np.float32)
     num_bytes, arena = sum(array_bytes(*part) for part in parts), None
-    stands_on = f"{version} {encoding.hash} {node_type} {ort.__version__}"
+    stands_on = f"{version} {encoding.hash} {name} {ort.__version__}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     path = cache / "hopline" / "encoded" / f"{hashlib.sha256(stands_on.encode()).hexdigest()[:32]}.rows"
     with ExitStack() as stack:
@@ -333,14 +360,14 @@ class Preprocessed:
     """A graph with features, as a module reads them.
 
     Attributes:
-        graph: without columns. encoders: node type -> its preprocessing.
-        node_types: node type -> its schema before, with the columns that are read.
+        graph: without columns. encoders: node type or edge type key -> its preprocessing.
+        schemas: the same -> its schema before, with the columns that are read.
         files: path inside the artifact -> content. notes: for the user.
     """
 
     graph: Graph
     encoders: dict[str, Encoder] = field(default_factory=dict)
-    node_types: dict[str, NodeTypeSchema] = field(default_factory=dict)
+    schemas: dict[str, NodeTypeSchema | EdgeTypeSchema] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -351,68 +378,79 @@ class Preprocessed:
         for file, content in self.files.items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
-        types: Any = spec.graph_schema["node_types"]
-        schema = {**spec.graph_schema, "node_types": types | msgspec.to_builtins(self.node_types)}
+        schema: Any = msgspec.json.decode(msgspec.json.encode(spec.graph_schema))
+        oldest = ENCODER_FORMAT
+        for name, each in self.schemas.items():
+            is_node = isinstance(each, NodeTypeSchema)
+            oldest = oldest if is_node else EDGE_ENCODER_FORMAT
+            schema["node_types" if is_node else "edge_types"][name] = msgspec.to_builtins(each)
         return msgspec.structs.replace(
-            spec, graph_schema=schema, encoders=self.encoders, format=ENCODER_FORMAT
+            spec, graph_schema=schema, encoders=self.encoders, format=max(oldest, spec.format)
         )
 
 
-def preprocessed(graph: Graph, preprocess: Mapping[str, Any], progress: Progress) -> Preprocessed:
+def preprocessed(graph: Graph, preprocess: Mapping[Any, Any], progress: Progress) -> Preprocessed:
     """Convert fitted transformers, and apply them to the columns of a graph.
 
     Args:
-        preprocess: node type -> transformer, fitted on a DataFrame with columns of that type; None if the
-            module reads no features of it.
+        preprocess: node type or edge type -> transformer, fitted on a DataFrame with columns of that type;
+            None if the module reads none of them.
 
     Raises:
-        PackagingError: a transformer cannot be converted, or its node type has no such columns.
+        PackagingError: a transformer cannot be converted, or its type has no such columns.
         ParityError: the converted form differs from the fitted object.
     """
     if not isinstance(preprocess, Mapping):
         raise PackagingError(
             f"preprocess: {{node type: fitted transformer}}; got {type(preprocess).__name__}"
         )
+    given = {"__".join(key) if isinstance(key, tuple) else key: each for key, each in preprocess.items()}
     found, rows = Preprocessed(graph), dict[str, FloatArray]()
     with tempfile.TemporaryDirectory(prefix="hopline-") as place:
         folder = Path(place)
         (folder / "encoders").mkdir()
-        for name, transformer in [each for each in preprocess.items() if each[1] is not None]:
+        for name, transformer in [each for each in given.items() if each[1] is not None]:
             stage = f"preprocessing of {name!r}"
             progress(stage, 0.0)
             try:
-                rows[name] = _converted(found, name, transformer, folder)
+                rows |= _converted(found, name, transformer, folder)
             except (PackagingError, ImportError) as error:
                 kind = ParityError if isinstance(error, ParityError) else PackagingError
                 raise kind(f"{stage}: {error}") from None
             progress(stage, 1.0)
     bare = [name for name, part in graph.nodes.items() if part.columns and not part.features.shape[1]]
-    for name in [name for name in bare if preprocess and name not in preprocess]:
-        names = ", ".join(column.name for column in graph.schema.node_types[name].columns)
+    bare += [key for key, part in graph.edges.items() if part.columns]
+    for name in [name for name in bare if given and name not in given]:
+        of, names = "edge" if name in graph.edges else "node", _schema(graph.schema, name).columns
+        listed = ", ".join(column.name for column in names)
         raise PackagingError(
-            f"preprocess: node type {name!r} has columns ({names}) and no transformer: add one, or None"
+            f"preprocess: {of} type {name!r} has columns ({listed}) and no transformer: add one, or None"
         )
-    if graph.nodes and (rows or any(part.columns for part in graph.nodes.values())):
+    if rows or bare or any(part.columns for part in graph.nodes.values()):
         found.graph = features_of(graph, rows, found.encoders)
     return found
 
 
-def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -> FloatArray:
-    graph = found.graph
-    if name not in graph.nodes:
-        raise PackagingError(f"the graph has no such node type; it has {', '.join(graph.nodes)}")
-    part, schema = graph.nodes[name], graph.schema.node_types[name]
-    if part.columns is None or not part.num_nodes:
+def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -> dict[str, FloatArray]:
+    """The rows of a type, and of those that are its edges against their direction."""
+    graph, is_edge = found.graph, name in found.graph.edges
+    if name not in {**graph.nodes, **graph.edges}:
+        known = ", ".join([*graph.nodes, *graph.schema.own_edge_types])
+        raise PackagingError(f"the graph has no such node type or edge type; it has {known}")
+    part, derived = _part(graph, name), _derived(graph.schema, name)
+    schema = _schema(graph.schema, name)
+    if part.columns is None or not len(part.columns.table):
+        of = "Edge" if is_edge else "Node"
         raise PackagingError(
-            "the graph has no columns of it: NodeTable(columns=...), NodeFile(columns=[...])"
+            f"the graph has no columns of it: {of}Table(columns=...), {of}File(columns=[...])"
         )
-    if schema.feature_dim:
+    if isinstance(schema, NodeTypeSchema) and schema.feature_dim:
         raise PackagingError(
             f"it has {schema.feature_dim} features besides its columns; keep them as columns"
         )
     types = {column.name: column.type for column in schema.columns}
     file = f"encoders/{quote(name, safe='')}.onnx"
-    chosen = np.unique(np.linspace(0, part.num_nodes - 1, _COMPARED).astype(np.int64))
+    chosen = np.unique(np.linspace(0, len(part.columns.table) - 1, _COMPARED).astype(np.int64))
     package = TABULAR.require("tabular")
     made = package.convert(transformer, types, part.columns.values(chosen), folder, file)
     model = msgspec.to_builtins(made.spec)
@@ -420,13 +458,16 @@ def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -
     digest = hashlib.sha256(content + msgspec.json.encode(model)).hexdigest()
     encoder = found.encoders[name] = Encoder(digest, made.spec.output_dim, model, made.names)
     kept = tuple(one for one in schema.columns if one.name in {each.name for each in made.spec.columns})
-    found.node_types[name] = msgspec.structs.replace(schema, columns=kept)
+    found.schemas |= {key: graph.schema.edge_types[key] for key in derived}
+    found.schemas[name] = msgspec.structs.replace(schema, columns=kept)
     found.files[file] = content
     agreement = made.agreement
     found.notes.append(
-        f"preprocessing of {name!r}: {len(kept)} columns become {encoder.width} features; "
+        f"preprocessing of {name!r}: {len(kept)} columns become {encoder.width} "
+        f"{'attributes' if is_edge else 'features'}; "
         f"{agreement.num_rows} rows of the graph and {agreement.num_edge_rows} edge rows differ from the "
         f"fitted object's by at most {max(agreement.max_abs_diff, agreement.max_abs_diff_edges):.2g}"
     )
     found.notes += [f"preprocessing of {name!r}: {note}" for note in made.notes if "refuses" not in note]
-    return np.concatenate(list(encode_nodes(package.encoder(folder, model, types), graph, name)))
+    rows = np.concatenate(list(encode_rows(package.encoder(folder, model, types), graph, name)))
+    return {name: rows} | {key: next(_turned(rows, graph.edges[name])) for key in derived}

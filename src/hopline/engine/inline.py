@@ -112,7 +112,10 @@ def parse_inline(
                 edges.weight = weight[:, 0]
             if schema.attr_dim:
                 values, is_read = sent["edge_attr"][key], key in model.reads_attr
-                attr = _edge_values(schema, "edge_attr", values, lists, places, needed=is_read)
+                if encoder := model.encoders.get(key):
+                    attr = _encoded(encoder, schema, values, lists, places, needed=is_read)
+                else:
+                    attr = _edge_values(schema, "edge_attr", values, lists, places, needed=is_read)
                 edges.attr = attr if is_read else None
             if not absent:
                 listed = dict(zip(places, lists, strict=True))
@@ -155,7 +158,7 @@ def _features(
             )
     nodes, places = list(group.values()), list(group)
     if encoder is not None:
-        own = encoder.rows([node.columns for node in nodes], places)
+        own = encoder.rows([node.columns for node in nodes], [f"{place}.columns" for place in places])
     else:
         narrow = schema if learned is None else narrowed(schema, learned)
         own = feature_rows(nodes, node_type, narrow, places)
@@ -367,6 +370,26 @@ def _resolve(
     wanted: Any = [flat[p] for p in outside]
     found[outside] = ids = graph.nodes[adjacency.src].ids.lookup(wanted)
     return found, [wanted[p] for p in np.flatnonzero(ids < 0)]
+
+
+def _encoded(
+    encoder: RowEncoder, schema: EdgeTypeSchema, given: Sequence[Any],
+    lists: Sequence[Sequence[ExternalId]], places: Sequence[str], *, needed: bool,
+) -> FloatArray:  # fmt: skip
+    """Attributes of all nodes' edges, which requests send as columns; as `_edge_values`."""
+    rows, where = list[Mapping[str, Any]](), list[str]()
+    for place, value, ids in zip(places, given, lists, strict=True):
+        sent = [] if value is None else list(value)
+        if len(sent) == len(ids) and all(isinstance(row, Mapping) for row in sent):
+            rows += sent
+            where += [f"{place}.edge_attr[{at}]" for at in range(len(sent))]
+        elif needed or value is not None:
+            takes = ", ".join(f"{column['name']} ({column['type']})" for column in encoder.columns)
+            raise BadRequest(
+                f"{place}.edge_attr: edge type {schema.key!r} has columns, which the model's preprocessing "
+                f"reads: an object for each of {len(ids)} neighbours, with {takes}"
+            )
+    return encoder.rows(rows, where) if rows else np.empty((0, schema.attr_dim), np.float32)
 
 
 def _edge_values(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from hopline.graph.schema import (
     edge_key,
     reverse_key,
 )
-from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
-from hopline.graph.typed_columns import stored_columns
+from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array, check_by_type
+from hopline.graph.typed_columns import typed_table
 from hopline.types import AnyArray, IdArray, Progress, silent
 
 
@@ -98,13 +99,17 @@ def build(
 
     Raises: GraphError: the first error in the input, and how to correct it.
     """
-    _check_tables(node_tables, edge_tables)
+    for tables, kind, file in ((node_tables, NodeTable, "NodeFile"), (edge_tables, EdgeTable, "EdgeFile")):
+        check_by_type(
+            tables, kind, f"To build from a DataFrame, use Graph.from_parquet with {file}(frame, …)"
+        )
     _check_types(node_tables, edge_tables)
     ends = {
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
     }
     reverse_of = _reverse_types(edge_tables) if both_directions else {}
-    edge_tables = {**edge_tables, **{new: edge_tables[of] for new, of in reverse_of.items()}}
+    derived = {new: replace(edge_tables[of], columns=None) for new, of in reverse_of.items()}
+    edge_tables = {**edge_tables, **derived}
     ends |= {new: ends[of][::-1] for new, of in reverse_of.items()}
     times = common_times(
         {
@@ -119,8 +124,7 @@ def build(
     nodes: dict[str, Nodes] = {}
     for name in sorted(node_tables):
         table = node_tables[name]
-        columns, column_schemas = stored_columns(name, table, feature_dtype)
-        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress, columns)
+        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress)
         dim = nodes[name].features.shape[1]
         node_schemas[name] = NodeTypeSchema(
             feature_dim=dim,
@@ -129,7 +133,7 @@ def build(
             id_kind=nodes[name].ids.kind,
             rounded=rounded,
             groups=tuple(table.groups),
-            columns=column_schemas,
+            columns=() if (columns := nodes[name].columns) is None else columns.schemas,
         )
     if not any(part.num_nodes for part in nodes.values()):
         raise GraphError("the graph is empty: it must have at least one node")
@@ -156,22 +160,9 @@ def build(
             rounded=rounded,
             rounded_weight=rounded_weight,
             reverse_of=edge_key(*reverse_of[edge_type]) if edge_type in reverse_of else "",
+            columns=() if part.columns is None else part.columns.schemas,
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
-
-
-def _check_tables(node_tables: Any, edge_tables: Any) -> None:
-    for tables, kind, file in ((node_tables, NodeTable, "NodeFile"), (edge_tables, EdgeTable, "EdgeFile")):
-        if not isinstance(tables, Mapping):
-            raise GraphError(
-                f"tables are given by type, {{type: {kind.__name__}(…)}}; got {type(tables).__name__}"
-            )
-        for name, table in tables.items():
-            if not isinstance(table, kind):
-                raise GraphError(
-                    f"{name!r}: expected a {kind.__name__}; got {type(table).__name__}. To build from a "
-                    f"DataFrame, use Graph.from_parquet with {file}(frame, …)"
-                )
 
 
 def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[EdgeType, EdgeTable]) -> None:
@@ -180,10 +171,6 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
     for name in node_tables:
         check_name(name, "a node type's name")
     for edge_type, table in edge_tables.items():
-        if not isinstance(edge_type, tuple) or len(edge_type) != 3:
-            raise GraphError(
-                f"an edge type is a triple (source type, relation, destination type); got {edge_type!r}"
-            )
         check_name(edge_type[1], "a relation's name")
         check_edge_type(edge_type)
         for end, name in (("source", edge_type[0]), ("destination", edge_type[2])):
@@ -246,7 +233,6 @@ def _nodes(
     ends: Mapping[EdgeType, tuple[Any, Any]],
     feature_dtype: str,
     progress: Progress,
-    columns: NodeColumns | None,
 ) -> tuple[Nodes, tuple[int, ...]]:
     """The nodes, and their columns that may be rounded."""
     where = f"node type {name!r}"
@@ -267,7 +253,14 @@ def _nodes(
         if feature_dtype != "float32":
             check_whole(features, table.features, names, rounded, what)
         counts["rows of features"] = len(features)
-    if columns is not None:
+    columns = None
+    if table.columns is not None:
+        if feature_dtype != "float32":
+            raise GraphError(
+                f"{where} has columns, whose features are float32; leave out feature_dtype "
+                "(--feature-dtype)"
+            )
+        columns = NodeColumns.of(typed_table(where, table))
         counts["rows of columns"] = len(columns.table)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -364,7 +357,7 @@ def _adjacency(
     dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2], table.by_row)
     progress(stage, 0.2)
     num_edges = len(src)
-    attr, weight = None, None
+    attr, weight, columns = None, None, None
     rounded: tuple[int, ...] = ()
     rounded_weight = False
     if table.attr is not None:
@@ -379,7 +372,13 @@ def _adjacency(
         weight, rounded_weight = weights(
             table.weight, f"weights of {shown}", num_edges, rounded=table.rounded_weight
         )
-    if table.undirected and _both_directions(src, dst, (attr, time, weight), shown):
+    if table.columns is not None:
+        columns = typed_table(f"edge type {shown}", table)
+        if attr is not None or len(columns) != num_edges:
+            has = f"{len(columns)} rows of columns" if attr is None else "attributes besides its columns"
+            raise GraphError(f"edge type {shown} has {has} and {num_edges} edges: keep all in its columns")
+    codes = [_codes(each) for each in columns.columns] if table.undirected and columns is not None else []
+    if table.undirected and _both_directions(src, dst, (attr, time, weight, *codes), shown):
         _LOG.warning("edges of %s already contain both directions: no reverse was added", shown)
     elif table.undirected:
         back = np.flatnonzero(src != dst)
@@ -388,6 +387,7 @@ def _adjacency(
             None if column is None else np.concatenate([column, column[back]])
             for column in (attr, time, weight)
         )
+        columns = None if columns is None else columns.take(np.concatenate([np.arange(num_edges), back]))
     progress(stage, 0.4)
     order = csc.canonical_order(src, dst, time)
     indptr = csc.run_starts(dst, nodes[edge_type[2]].num_nodes)
@@ -409,9 +409,16 @@ def _adjacency(
         max_degree=int(np.diff(indptr).max(initial=0)),
         stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
         signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),
+        columns=None if columns is None else NodeColumns.of(columns.take(order)),
     )
     progress(stage, 1.0)
     return part, rounded, rounded_weight
+
+
+def _codes(column: Any) -> AnyArray:
+    """A column of Arrow as integers: equal for equal cells, missing ones too."""
+    codes: AnyArray = column.combine_chunks().dictionary_encode("encode").indices.to_numpy()
+    return codes
 
 
 def _resolve(values: Any, nodes: Nodes, what: str, node_type: str, by_row: bool) -> NDArray[np.int32]:

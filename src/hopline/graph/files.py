@@ -19,7 +19,7 @@ from hopline.graph.cells import FileTable, Missing
 from hopline.graph.columns import matrix
 from hopline.graph.node_columns import is_label
 from hopline.graph.schema import ColumnType
-from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
+from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, check_by_type
 from hopline.graph.text_stream import PACKED
 from hopline.graph.text_table import TextFormat, TextTable
 from hopline.graph.typed_columns import typed
@@ -76,6 +76,7 @@ class EdgeFile:
         attr, time, weight: columns of the attributes, the time and the weight.
         undirected, time_unit, signed_weight: as in `EdgeTable`.
         rounded, text, missing: as in `NodeFile`.
+        columns, exclude: as in `NodeFile`, in place of `attr`; "*" means those without another role.
     """
 
     path: Any
@@ -90,9 +91,11 @@ class EdgeFile:
     text: TextFormat = field(default_factory=TextFormat)
     missing: Missing = field(default_factory=Missing)
     signed_weight: bool = False
+    columns: Sequence[str] = ()
+    exclude: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        _one_name_is_a_list(self, "attr", "rounded")
+        _one_name_is_a_list(self, "attr", "rounded", "columns", "exclude")
 
 
 def _one_name_is_a_list(file: Any, *fields: str) -> None:
@@ -119,7 +122,10 @@ def read_tables(
     Raises: GraphError: a file or column is missing or cannot be read; a node file is of a type that no edge
         file uses.
     """
-    _check_files({} if node_files is None else node_files, edge_files)
+    check_by_type(
+        {} if node_files is None else node_files, NodeFile, "A path or frame is its first argument"
+    )
+    check_by_type(edge_files, EdgeFile, "A path or frame is its first argument")
     names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
     counts = num_nodes or {}
     for name, node_file in (node_files or {}).items():
@@ -173,26 +179,6 @@ def _check_named(files: Sequence[NodeFile | EdgeFile], columns: Sequence[str]) -
             )
 
 
-def _check_files(node_files: Any, edge_files: Any) -> None:
-    for files, kind in ((node_files, NodeFile), (edge_files, EdgeFile)):
-        if not isinstance(files, Mapping):
-            raise GraphError(
-                f"expected {{type: {kind.__name__}(…)}}, or one {kind.__name__}(…) for one type; got "
-                f"{type(files).__name__}"
-            )
-        for name, file in files.items():
-            if not isinstance(file, kind):
-                raise GraphError(
-                    f"{name!r}: expected a {kind.__name__}; got {type(file).__name__}. A path or frame is "
-                    f"its first argument: {kind.__name__}(frame, …)"
-                )
-    for edge_type in edge_files:
-        if not isinstance(edge_type, tuple) or len(edge_type) != 3:
-            raise GraphError(
-                f"an edge type is a triple (source type, relation, destination type); got {edge_type!r}"
-            )
-
-
 def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, list[str]]:
     """Read a node table; and the names of its columns with numbers.
 
@@ -241,10 +227,13 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
     rows = len(table.column([*id_of, *names, *kept][0])) if features is None else None
     nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded)
     if kept:
-        read = {name: typed(table, name, file.missing, kind) for name, kind in kept.items()}
-        columns = arrow("pyarrow").table(read)
-        nodes = dataclasses.replace(nodes, columns=columns, column_types=dict.fromkeys(kept, ""))
+        nodes = dataclasses.replace(nodes, **_read_columns(table, kept, file.missing))
     return nodes, list(values)
+
+
+def _read_columns(table: FileTable, kept: Mapping[str, str], missing: Missing) -> dict[str, Any]:
+    read = {name: typed(table, name, missing, kind) for name, kind in kept.items()}
+    return {"columns": arrow("pyarrow").table(read), "column_types": dict.fromkeys(kept, "")}
 
 
 def _kept_columns(table: FileTable, given: Sequence[str], rest: Sequence[str]) -> dict[str, str]:
@@ -263,7 +252,7 @@ def _kept_columns(table: FileTable, given: Sequence[str], rest: Sequence[str]) -
                 f"{table.what}: {', '.join(labels)}: by name what a model predicts; leave it out with "
                 f"--exclude {labels[0]}, or keep it with --column {labels[0]}"
             )
-        found = {name: found.get(name, "") for name in rest}
+        found = {name: found.get(name, "") for name in (*rest, *found)}
     return found
 
 
@@ -280,7 +269,10 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
     rest = found[len(file.attr) :]
     time = rest[0] if file.time else None
     weight = rest[-1] if file.weight else None
-    table.load([src, dst, *found])
+    used = [src, dst, *found, *_found(table, *file.exclude)]
+    others = [name for name in table.names if name not in used and not _INDEX(name)]
+    kept = _kept_columns(table, file.columns, others)
+    table.load([src, dst, *found, *kept])
     columns: dict[str, Any] = {
         name: cells.numbers(table, name, file.missing, named=True) for name in (*attr, weight) if name
     }
@@ -296,6 +288,7 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
         signed_weight=file.signed_weight,
         rounded=rounded,
         rounded_weight=weight in file.rounded,
+        **(_read_columns(table, kept, file.missing) if kept else {}),
     )
     return edges, list(columns)
 

@@ -1,6 +1,6 @@
-"""Columns of nodes as their tables have them, before any preprocessing: named, typed, with missing cells.
+"""Columns of nodes and edges as tables have them: named, typed, with missing cells.
 
-A graph stores the columns of a node type as the bytes of one Arrow IPC file. So they are mapped, hashed and
+A graph stores the columns of a type as the bytes of one Arrow IPC file. So they are mapped, hashed and
 copied as all of its arrays are. A text is stored once for each distinct value.
 """
 
@@ -151,7 +151,7 @@ def values_of(columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray)
 
 
 class NodeColumns:
-    """The columns of one node type.
+    """The columns of one node type or edge type.
 
     Args:
         stored: uint8 [bytes], an Arrow IPC file.
@@ -201,8 +201,14 @@ class NodeColumns:
             found = pa.ipc.open_file(pa.py_buffer(self.stored)).read_all()
             found.validate(full=True)
         except (pa.ArrowException, OSError) as error:
-            raise GraphError(f"columns of nodes are damaged: {error}; build the graph again") from None
+            raise GraphError(f"columns are damaged: {error}; build the graph again") from None
         return found
+
+    @property
+    def schemas(self) -> tuple[ColumnSchema, ...]:
+        """Names and types."""
+        fields = self.table.schema
+        return tuple(ColumnSchema(field.name, type_of(field.type)) for field in fields)
 
     def size_of_texts(self) -> tuple[int, int]:
         """The number of distinct texts of each column, added up, and their bytes."""

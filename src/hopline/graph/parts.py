@@ -64,6 +64,7 @@ class Adjacency:
         stored_time_range: the result of `time_range`, if it is known without reading `time`.
         signed_weight: weights may be negative, so `cumweight` does not ascend: it holds the sums of
             lists, and cannot be used for sampling.
+        columns: of its table, in the order of the lists; None where the type has none, or is derived.
     """
 
     src: str
@@ -80,6 +81,7 @@ class Adjacency:
     has_repeated_edges: bool | None = None
     stored_time_range: tuple[int, int] | None = None
     signed_weight: bool = False
+    columns: NodeColumns | None = None
 
     @property
     def key(self) -> str:
@@ -133,5 +135,6 @@ class Adjacency:
             "attr": self.attr,
             "weight": self.weight,
             "cumweight": self.cumweight,
+            "columns": None if self.columns is None else self.columns.stored,
         }
         return {name: array for name, array in named.items() if array is not None}

@@ -51,7 +51,7 @@ class ColumnGroup(msgspec.Struct, frozen=True):
 
 
 class ColumnSchema(msgspec.Struct, frozen=True):
-    """One column of a table of nodes, before any preprocessing; any cell may be missing.
+    """One column of a table of nodes or edges, before any preprocessing; any cell may be missing.
 
     Attributes:
         type: a float64, an integer of 64 bits, a boolean, a text (also a code), or a time (UTC).
@@ -109,6 +109,8 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
         rounded: columns of the attributes, as in `NodeTypeSchema`; rounded_weight: the same for weights.
         reverse_of: key of the type whose edges these are, against their direction, with their columns; ""
             if they are separate. Events of that type change both.
+        columns: of its table, which the preprocessing of models reads in place of attributes; those of a
+            derived type are the columns of the other one.
     """
 
     src: str
@@ -123,6 +125,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     rounded: tuple[int, ...] = ()
     rounded_weight: bool = False
     reverse_of: str = ""
+    columns: tuple[ColumnSchema, ...] = ()
 
     @property
     def key(self) -> str:
@@ -211,14 +214,7 @@ class GraphSchema(msgspec.Struct, frozen=True):
                         f"node type {name!r} has the tensors {_tensors(have)}; the model was packaged for "
                         f"{_tensors(want)}"
                     )
-                types = {column.name: column.type for column in have.columns}
-                found += [
-                    f"node type {name!r}: its column {column.name!r} is "
-                    f"{types.get(column.name, 'missing')}; the model was packaged for {column.type}"
-                    + (f" ({column.name}:{column.type})" if column.name in types else "")
-                    for column in want.columns
-                    if types.get(column.name) != column.type
-                ]
+                found += _types(f"node type {name!r}", want.columns, have.columns)
         for key, edge in self.edge_types.items():
             there = other.edge_types.get(key)
             if there is None:
@@ -229,6 +225,7 @@ class GraphSchema(msgspec.Struct, frozen=True):
                     f"edge type {key!r} has separate edges; the model was packaged with those of "
                     f"{edge.reverse_of!r} against their direction (both_directions=True)"
                 )
+            found += _types(f"edge type {key!r}", edge.columns, there.columns)
             if edge.attr_dim:
                 found += _columns(
                     f"edge type {key!r}",
@@ -319,6 +316,16 @@ def _columns(
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         return [f"{where} has other {what}: {', '.join(wrong[:3])}{more}"]
     return []
+
+
+def _types(where: str, want: tuple[ColumnSchema, ...], have: tuple[ColumnSchema, ...]) -> list[str]:
+    types = {column.name: column.type for column in have}
+    return [
+        f"{where}: its column {column.name!r} is {types.get(column.name, 'missing')}; the model was "
+        f"packaged for {column.type}" + (f" ({column.name}:{column.type})" if column.name in types else "")
+        for column in want
+        if types.get(column.name) != column.type
+    ]
 
 
 def _tensors(node: NodeTypeSchema) -> str:

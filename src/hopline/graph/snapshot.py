@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -298,15 +298,19 @@ class Graph:
         """The nodes of a type; None means the only type. Raises: GraphError: the type does not exist."""
         return self.nodes[self._only(node_type, self.nodes, "node type")]
 
-    def frame(self, node_type: str | None = None) -> Any:
-        """The columns of a node type as a `pandas.DataFrame`, to fit preprocessing on; see `NodeColumns`.
+    def frame(self, of: str | EdgeType | None = None) -> Any:
+        """The columns of a type as a `pandas.DataFrame`, to fit preprocessing on; see `NodeColumns`.
 
+        Args:
+            of: a node type, None for the only one; or an edge type, as in `edge`.
         Raises: GraphError: the type does not exist, or has no columns.
         """
-        columns = self.node(node_type).columns
+        is_edge = isinstance(of, tuple) or of in self.edges
+        columns = self.edge(of).columns if is_edge else self.node(cast(str, of)).columns
         if columns is None:
+            kind = "edge" if is_edge else "node"
             raise GraphError(
-                f"node type {node_type!r} has no columns; build it with NodeTable(columns=...)"
+                f"{kind} type {of!r} has no columns; build it with {kind.title()}Table(columns=...)"
             )
         return columns.frame()
 

@@ -8,6 +8,7 @@
     nodes/<type>/ids/slots.npy        the hash table over them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
     edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
+    edges/<key>/columns.npy           as of nodes, in the order of the lists
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
 shape with graph.json, and checks the contents that compiled code indexes by (`integrity.py`). Hashes are
@@ -38,8 +39,8 @@ from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative. 6: columns whose integers may be rounded are listed. 7: types may be derived.
-#: 8: nodes may have columns.
-FORMAT_VERSION = 8
+#: 8: nodes may have columns. 9: edges may.
+FORMAT_VERSION = 9
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
@@ -176,6 +177,8 @@ def save(
 def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    if any(edge.columns for edge in schema.edge_types.values()):
+        return 9
     if any(node_type.columns for node_type in schema.node_types.values()):
         return 8
     if schema.both_directions:  # an older writer of a live graph would not change the derived types
@@ -283,7 +286,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
     for key, schema in manifest.graph_schema.edge_types.items():
         own = below(f"edges/{quoted(key)}/", arrays)
         known = manifest.edges[key]
-        columns: Any
+        arrays_of_lists: Any
         if codec.is_stored(own):
             counts = known.num_edges, manifest.num_nodes[schema.src], manifest.num_nodes[schema.dst]
             where = folder / "edges" / quoted(key)
@@ -292,22 +295,23 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
                     f"{where}: its edges are packed in format {manifest.format}, which this Hopline "
                     "cannot read; build the graph again"
                 )
-            columns = codec.columns_of(own, *counts, schema, where)
+            arrays_of_lists = codec.columns_of(own, *counts, schema, where)
         else:
             names = ("indptr", "indices", *(("weight", "cumweight") if schema.has_weight else ()))
-            columns = {"weight": None, "cumweight": None} | {name: own[name] for name in names}
+            arrays_of_lists = {"weight": None, "cumweight": None} | {name: own[name] for name in names}
         edges[key] = Adjacency(
             src=schema.src,
             relation=schema.relation,
             dst=schema.dst,
             time=own["time"] if schema.has_time else None,
             attr=own["attr"] if schema.attr_dim else None,
-            **columns,
+            **arrays_of_lists,
             has_self_loops=known.has_self_loops,
             has_repeated_edges=known.has_repeated_edges,
             max_degree=known.max_degree,
             stored_time_range=known.time_range,
             signed_weight=schema.signed_weight,
+            columns=NodeColumns(own["columns"]) if schema.columns else None,
         )
     return edges
 
@@ -331,7 +335,8 @@ def _check_shapes(
             )
     for key, adjacency in edges.items():
         num_dst, num_edges = nodes[adjacency.dst].num_nodes, manifest.edges[key].num_edges
-        columns = {name: len(a) for name, a in adjacency.arrays().items() if name != "indptr"}
+        columns = {name: len(a) for name, a in adjacency.arrays().items()}
+        columns = {name: rows for name, rows in columns.items() if name not in ("indptr", "columns")}
         if adjacency.indptr.shape != (num_dst + 1,) or adjacency.indptr[-1] != num_edges:
             wrong.append(f"indptr of {key!r} is not of {num_dst} destinations and {num_edges} edges")
         wrong += [

@@ -39,8 +39,7 @@ def induced_tables(
             feature_names=schema.node_types[name].feature_names,
             rounded=schema.node_types[name].rounded,
             groups=schema.node_types[name].groups,
-            columns=None if part.columns is None else part.columns.table.take(rows),
-            column_types=dict.fromkeys((c.name for c in schema.node_types[name].columns), ""),
+            **_columns(part, rows),
         )
     edge_tables = {}
     for key in schema.own_edge_types:
@@ -63,8 +62,16 @@ def induced_tables(
             signed_weight=schema.edge_types[key].signed_weight,
             rounded=schema.edge_types[key].rounded,
             rounded_weight=schema.edge_types[key].rounded_weight,
+            **_columns(adjacency, at),
         )
     return node_tables, edge_tables
+
+
+def _columns(part: Nodes | Adjacency, rows: IdArray) -> dict[str, Any]:
+    if part.columns is None:
+        return {}
+    table = part.columns.table
+    return {"columns": table.take(rows), "column_types": dict.fromkeys(table.column_names, "")}
 
 
 def in_neighborhood(

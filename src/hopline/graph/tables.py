@@ -63,6 +63,7 @@ class EdgeTable:
         signed_weight: weights may become negative: a live graph then accepts edges with negative
             weights. Negative values in `weight` are accepted without it.
         rounded: columns of `attr`, as in `NodeTable`; rounded_weight: as `rounded`, for `weight`.
+        columns, column_types: as in `NodeTable`, a row for each edge; instead of `attr`.
     """
 
     edges: Any
@@ -76,6 +77,22 @@ class EdgeTable:
     signed_weight: bool = False
     rounded: Sequence[str | int] = ()
     rounded_weight: bool = False
+    columns: Any = None
+    column_types: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_by_type(given: Any, kind: type, hint: str) -> None:
+    """Refuse anything but a mapping from types to tables or files of one kind."""
+    name = kind.__name__
+    if not isinstance(given, Mapping):
+        raise GraphError(f"expected {name}s given by type, {{type: {name}(…)}}; got {type(given).__name__}")
+    for each, table in given.items():
+        if not isinstance(table, kind):
+            raise GraphError(f"{each!r}: expected a {name}; got {type(table).__name__}. {hint}")
+        if name.startswith("Edge") and (not isinstance(each, tuple) or len(each) != 3):
+            raise GraphError(
+                f"an edge type is a triple (source type, relation, destination type); got {each!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

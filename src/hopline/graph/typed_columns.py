@@ -1,4 +1,4 @@
-"""Reads columns of nodes with their types, from files and frames: a missing cell stays missing."""
+"""Reads columns with their types, from files and frames: a missing cell stays missing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hopline.graph.cells import (
     parsed_text,
     trimmed,
 )
-from hopline.graph.node_columns import NodeColumns, is_label, type_of
-from hopline.graph.schema import ColumnSchema, ColumnType
-from hopline.graph.tables import NodeTable
+from hopline.graph.node_columns import is_label, type_of
+from hopline.graph.schema import ColumnType
+from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.graph.typed_table import TypedTable
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
@@ -29,20 +29,14 @@ _CODE = r"^0[0-9]+$"
 _ALSO = {("integer", "text"), ("integer", "float"), ("boolean", "integer"), ("boolean", "float")}
 
 
-def stored_columns(
-    name: str, table: NodeTable, feature_dtype: str
-) -> tuple[NodeColumns | None, tuple[ColumnSchema, ...]]:
-    """The columns of a node type, and their types.
+def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
+    """The columns of a node type or edge type, as a `pyarrow.Table` with their types.
+
+    Args:
+        what: the type, for messages.
 
     Raises: GraphError: a column has no type, another one than `column_types` says, or the name of a label.
     """
-    if table.columns is None:
-        return None, ()
-    if feature_dtype != "float32":
-        raise GraphError(
-            f"node type {name!r} has columns, whose features are float32; leave out feature_dtype "
-            "(--feature-dtype)"
-        )
     source = TypedTable(table.columns, lambda done: None)
     types = table.column_types
     for column in [*source.names, *types]:
@@ -53,15 +47,14 @@ def stored_columns(
             raise GraphError(f"column {column!r}: its type is one of {known}; got {types[column]!r}")
         if is_label(column) and column not in types:
             raise GraphError(
-                f"node type {name!r}: column {column!r} is by name what a model predicts; leave it out, or "
+                f"{what}: column {column!r} is by name what a model predicts; leave it out, or "
                 f'keep it as an input: column_types={{"{column}": ""}}'
             )
     if not source.names:
-        raise GraphError(f"node type {name!r}: columns is a table without columns; leave it out")
+        raise GraphError(f"{what}: columns is a table without columns; leave it out")
     source.load(source.names)
     read = {column: typed(source, column, Missing(), types.get(column, "")) for column in source.names}
-    stored = NodeColumns.of(arrow("pyarrow").table(read))
-    return stored, tuple(ColumnSchema(column, type_of(values.type)) for column, values in read.items())
+    return arrow("pyarrow").table(read)
 
 
 def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> Any:

@@ -128,7 +128,7 @@ def package(
     later_nodes: LaterNodes = "refuse", relations: Sequence[str] | None = None,
     output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
-    preprocess: Mapping[str, Any] | None = None,
+    preprocess: Mapping[Any, Any] | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -172,8 +172,8 @@ def package(
         overwrite: replace an existing version.
         progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
-        preprocess: node type -> fitted scikit-learn transformer of its columns; None if they are not read.
-            Its result are the features of the module; it is in the artifact, so that requests have columns.
+        preprocess: node type or edge type -> fitted scikit-learn transformer of its columns; None if they
+            are not read. Its result are the module's features or edge attributes; requests have columns.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 

@@ -42,7 +42,7 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     features: list[float] | None = None
     neighbors: list[_Id] | dict[str, list[_Id]] = []
     id: _Id | None = None
-    edge_attr: list[list[float]] | dict[str, list[list[float]]] = []
+    edge_attr: list[list[float] | _Row] | dict[str, list[list[float] | _Row]] = []
     edge_weight: list[float] | dict[str, list[float]] = []
     columns: dict[str, Scalar] | None = None
 
@@ -146,6 +146,8 @@ def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
         for each in (node.neighbors, node.edge_attr, node.edge_weight, node.columns):
             if each:
                 names += 1 + len(each) if isinstance(each, dict) else 1
+        lists = node.edge_attr.values() if isinstance(node.edge_attr, dict) else (node.edge_attr,)
+        names += sum(len(row) for rows in lists for row in rows if type(row) is dict)
     refuse_repeated(body, names)
 
 

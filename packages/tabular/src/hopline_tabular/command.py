@@ -48,9 +48,11 @@ def load_fitted(reference: str, what: str, does: str = "predict", graph: Graph |
 
 
 def load_transformers(references: Mapping[str, str], graph: Graph) -> dict[str, Any]:
-    """Node type -> its fitted transformer, as `load_fitted`; None for "none"."""
+    """Node type or edge type key -> its fitted transformer, as `load_fitted`; None for "none"."""
     return {
-        name: None if each == "none" else load_fitted(each, f"--preprocess {name}", "transform", graph)
+        name if name in graph.nodes else name.replace(":", "__"): (
+            None if each == "none" else load_fitted(each, f"--preprocess {name}", "transform", graph)
+        )
         for name, each in references.items()
     }
 

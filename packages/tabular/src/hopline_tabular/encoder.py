@@ -66,7 +66,7 @@ class ColumnEncoder:
 
     def rows(self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str] = ()) -> FloatArray:
         """As `RowEncoder.rows`."""
-        places = places or [f"inline[{row}]" for row in range(len(given))]
+        places = places or [f"inline[{row}].columns" for row in range(len(given))]
         columns = self.read(given, places)
         try:
             return self.encode(columns, len(given))
@@ -74,7 +74,7 @@ class ColumnEncoder:
             for place, row in zip(places, given, strict=True) if len(given) > 1 else ():
                 self.rows([row], [place])  # the first that is refused alone
             text = str(error).removeprefix("row 0: ").removeprefix("column ").replace(", row 0:", ":", 1)
-            raise BadRequest(f"{places[0]}.columns: {text}") from None
+            raise BadRequest(f"{places[0]}: {text}") from None
 
     def read(
         self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str]
@@ -87,8 +87,8 @@ class ColumnEncoder:
                     takes = [
                         f"{one['name']} ({one['type']}{_NULL[one['nullable']]})" for one in self.columns
                     ]
-                    raise BadRequest(f"{place}.columns: {name!r} is missing; a row has {', '.join(takes)}")
-                columns[name].append(_read(f"{place}.columns: {name!r}", kind, row[name]))
+                    raise BadRequest(f"{place}: {name!r} is missing; a row has {', '.join(takes)}")
+                columns[name].append(_read(f"{place}: {name!r}", kind, row[name]))
         return columns
 
 

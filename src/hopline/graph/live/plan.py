@@ -136,6 +136,11 @@ def make_plan(
         )
     edges = {}
     for key, adjacency in graph.edges.items():
+        if adjacency.columns is not None:
+            raise GraphError(
+                f"live graph: edge type {key!r} has columns, which a live graph does not hold yet: serve "
+                "snapshots (without live.enabled), or build the graph with float attributes (--attr)"
+            )
         count = adjacency.num_edges + spare_edges
         # lists get room in powers of two, and replaced ones stay while they are read
         positions = adjacency.num_edges + 3 * count + _SPARE_POSITIONS
