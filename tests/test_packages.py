@@ -12,6 +12,7 @@ import hopline
 from hopline import cli
 from hopline.answering.prefetcher import DOOR as PREFETCHERS
 from hopline.brokers.registry import DOOR as BROKERS
+from hopline.commands.graph import SUBCOMMANDS
 from hopline.commands.graph_files import TABLES
 from hopline.doors import NAMES
 from hopline.features.registry import DOOR as FEATURE_STORES
@@ -40,6 +41,7 @@ DOORS = {
         FEATURE_STORES,
         GRAPH_STORES,
         SINKS,
+        SUBCOMMANDS,
         TABLES,
         STATE_STORES,
         VERIFIERS,
@@ -59,8 +61,8 @@ BUDGET = {
     "hopline-ray": 676,
     "hopline-serverless": 811,
     "hopline-slo": 879,
-    "hopline-sql": 162,
-    "hopline-stores": 5133,
+    "hopline-sql": 799,
+    "hopline-stores": 5187,
     "hopline-tabular": 2845,
     "hopline-tokens": 629,
     "turnserve": 5474,

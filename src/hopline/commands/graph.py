@@ -20,9 +20,11 @@ from rich.table import Table
 from hopline.commands import graph_live
 from hopline.commands.graph_files import FileOptions, counts, missing
 from hopline.commands.options import AsJson
-from hopline.commands.progress import progress_bars
+from hopline.commands.progress import Advance, progress_bars
 from hopline.commands.screen import Screen
-from hopline.graph import Graph
+from hopline.doors import Door
+from hopline.errors import ConfigError
+from hopline.graph import Graph, Nodes
 from hopline.graph.codec import is_compressed
 from hopline.graph.edge_times import iso, likely_unit
 from hopline.graph.text_table import TextFormat
@@ -30,9 +32,35 @@ from hopline.graph.text_table import TextFormat
 app = typer.Typer(help="Build, inspect and change graphs.", no_args_is_help=True)
 app.command("events")(graph_live.events)
 app.command("status")(graph_live.status)
+#: Other packages add subcommands; and "build", what builds from a description: (path, context, progress).
+SUBCOMMANDS = Door(
+    "hopline.graph_commands",
+    packages={"describe": "'hopline[sql]'", "build": "'hopline[sql]'", "push": "'hopline[redis]'"},
+)
+
+
+def _absent(name: str) -> Any:
+    def command(words: list[str]) -> None:
+        raise ConfigError(f"`hopline graph {name}` is not installed: {SUBCOMMANDS.how_to_install(name)}")
+
+    return command
+
+
+for _name in sorted({*SUBCOMMANDS.packages, *SUBCOMMANDS.installed()} - {"build"}):
+    app.command(_name)(SUBCOMMANDS.find(_name) or _absent(_name))
 
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
 _FLAGS = ("has_time", "has_weight", "has_self_loops", "has_repeated_edges")
+#: Bytes of features of which `info` reads all, for their ranges.
+_MOST_READ = 1 << 30
+Database = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Database of queries ('sql:SELECT ...' in place of a file): postgres://..., or a DuckDB "
+        "file. Without one, queries read files.",
+    ),
+]
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 
@@ -42,22 +70,17 @@ def build(
         list[str],
         typer.Argument(
             help="Edge files: one FILE, or SRC:RELATION:DST=FILE each (.csv, .tsv, .txt, also compressed "
-            "as .gz, .bz2, .xz or .zst; .parquet, .feather, .arrow)."
+            "as .gz, .bz2, .xz or .zst; .parquet, .feather, .arrow). Or the description of a graph: one "
+            "FILE.toml."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the graph to.")],
+    context: typer.Context,
     features: Annotated[
         list[str] | None,
         typer.Option(help="Node files with ids and features: one FILE, or TYPE=FILE for each node type."),
     ] = None,
-    database: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            help="Database of queries ('sql:SELECT ...' in place of a file): postgres://..., or a DuckDB "
-            "file. Without one, queries read files.",
-        ),
-    ] = "",
+    database: Database = "",
     id: Annotated[
         list[str] | None, typer.Option(help="Column of ids in the node files; TYPE=COLUMN for one file.")
     ] = None,
@@ -184,6 +207,10 @@ def build(
 ) -> None:
     """Build a graph from files of edges and node features."""
     with _warnings(), progress_bars(TimeElapsedColumn()) as progress:
+        if len(edges) == 1 and edges[0].endswith(".toml"):
+            graph = SUBCOMMANDS.require("build")(edges[0], context, progress)
+            _finish(graph, out, compress_edges, overwrite, progress)
+            return
         options = FileOptions(
             text=TextFormat(not no_header, delimiter, encoding, comment),
             missing=missing(na or (), fill or ()),
@@ -212,10 +239,13 @@ def build(
             both_directions=both_directions,
             progress=progress,
         )
-        if compress_edges:
-            graph = graph.compressed(progress)
-        graph = graph.save(out, overwrite=overwrite, progress=progress)
-    _show(_described(graph))
+        _finish(graph, out, compress_edges, overwrite, progress)
+
+
+def _finish(graph: Graph, out: Path, compress_edges: bool, overwrite: bool, progress: Advance) -> None:
+    if compress_edges:
+        graph = graph.compressed(progress)
+    _show(_described(graph.save(out, overwrite=overwrite, progress=progress)))
 
 
 @app.command()
@@ -232,53 +262,6 @@ def info(
         _show(described)
 
 
-@app.command()
-def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a graph.")],
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="Redis or cluster, such as redis+cluster://host:6379.")
-    ],
-    features: Annotated[
-        bool,
-        typer.Option(
-            "--features/--no-features",
-            help="Copy features too. Without, servers read them from their feature store (features.store).",
-        ),
-    ] = True,
-    current: Annotated[
-        bool,
-        typer.Option(
-            "--current/--no-current", help="Servers that name no version read this graph from now on."
-        ),
-    ] = True,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a graph into a Redis Cluster, from which servers read its edges (graph.store).
-
-    Can be stopped and run again: it continues. The graph is complete only after every chunk was read back
-    and compared.
-    """
-    import asyncio
-    import dataclasses
-
-    from hopline.graph_store.base import store_class
-
-    store = store_class(url, "URL")
-    with progress_bars(TimeElapsedColumn()) as progress:
-        graph = Graph.open(folder)
-        pushed = asyncio.run(
-            store.push(graph, url, features=features, make_current=current, progress=progress)
-        )
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(pushed)))
-        return
-    repaired = f", {pushed.num_repaired} of them repaired" if pushed.num_repaired else ""
-    typer.echo(
-        f"graph {pushed.version}: {pushed.num_chunks} chunks, {pushed.num_bytes / 1e6:,.1f} MB, verified; "
-        f"{pushed.num_written} written now{repaired}"
-    )
-
-
 def _described(graph: Graph) -> dict[str, Any]:
     nodes = {}
     for name, schema in graph.schema.node_types.items():
@@ -286,7 +269,7 @@ def _described(graph: Graph) -> dict[str, Any]:
         nodes[name] = msgspec.to_builtins(schema) | {
             "num_nodes": part.num_nodes,
             "feature_bytes": part.features.nbytes,
-            "columns": [] if part.columns is None else part.columns.described(),
+            "columns": _columns(part, schema.feature_names),
         }
     edges = {}
     for key, edge in graph.schema.edge_types.items():
@@ -313,6 +296,18 @@ def _described(graph: Graph) -> dict[str, Any]:
         "node_types": nodes,
         "edge_types": edges,
     }
+
+
+def _columns(part: Nodes, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each column with its type, share of missing cells, range and role: feature or label."""
+    found: list[dict[str, Any]] = []
+    if names and part.num_nodes and part.features.nbytes <= _MOST_READ:
+        rows = np.asarray(part.features, np.float32)
+        for name, low, high in zip(names, rows.min(0).tolist(), rows.max(0).tolist(), strict=True):
+            found.append({"name": name, "type": "float", "missing": 0.0, "min": low, "max": high})
+    found += [] if part.columns is None else part.columns.described()
+    labels = [] if part.labels is None else part.labels.described()
+    return [*found, *({**each, "role": "label"} for each in labels)]
 
 
 def _time(graph: Graph) -> dict[str, Any] | None:
@@ -357,13 +352,13 @@ def _show(described: dict[str, Any]) -> None:
         ],
     )
     types = {**described["node_types"], **described["edge_types"]}
-    columns = [(name, one) for name, row in types.items() for one in row["columns"]]
+    columns = [(name, {"role": "feature", **one}) for name, row in types.items() for one in row["columns"]]
     if columns:
         _print_rows(
             console,
-            ("type", "column", "type", "missing", "range"),
+            ("type", "column", "role", "type", "missing", "range"),
             [
-                (name, one["name"], one["type"], f"{one['missing']:.1%}", _range(one))
+                (name, one["name"], one["role"], one["type"], f"{one['missing']:.1%}", _range(one))
                 for name, one in columns
             ],
         )

@@ -26,11 +26,6 @@ _FEWEST = 3
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
-def by_row(table: EdgeTable) -> EdgeTable:
-    """The same edges as row numbers."""
-    return dataclasses.replace(table, by_row=True)
-
-
 def unify_ids(
     name: str,
     nodes: MutableMapping[str, NodeTable],
@@ -55,7 +50,9 @@ def unify_ids(
     strings = _is_strings(known) if name in nodes else any(map(_is_strings, ends.values()))
     for (edge_type, place), end in ends.items():
         if strings and not _is_strings(end) and _is_text(files[edge_type].path):
-            ends[edge_type, place] = _as_strings(end, files[edge_type].path)
+            distinct, codes = np.unique(end, return_inverse=True)
+            where = f"{files[edge_type].path}, row {{}}".format
+            ends[edge_type, place] = Encoded(list(map(str, distinct.tolist())), codes, where)
         elif strings != _is_strings(end) and len(end):
             raise _mixed(name, end, files[edge_type].path)
     if name not in nodes:
@@ -102,7 +99,8 @@ def _is_strings(ids: Any) -> bool:
 
 
 def _is_text(path: Any) -> bool:
-    return isinstance(path, str | Path) and not str(path).lower().endswith(TYPED)
+    is_text = isinstance(path, str | Path) and not str(path).lower().endswith(TYPED)
+    return bool(getattr(path, "is_text", is_text))
 
 
 def _mixed(name: str, end: Any, path: Any) -> GraphError:
@@ -123,8 +121,3 @@ def _distinct(ends: list[Any], strings: bool) -> Any:
         used = {end.distinct[code] for end in ends if len(end) for code in np.unique(end.codes).tolist()}
         return sorted(used)
     return np.unique(np.concatenate([np.asarray(as_array(end, "edges"), np.int64) for end in ends]))
-
-
-def _as_strings(end: Any, what: object) -> Encoded:
-    distinct, codes = np.unique(end, return_inverse=True)
-    return Encoded(list(map(str, distinct.tolist())), codes, lambda row: f"{what}, row {row}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -122,13 +121,12 @@ def read_tables(
     Raises: GraphError: a file or column is missing or cannot be read; a node file is of a type that no edge
         file uses.
     """
-    check_by_type(
-        {} if node_files is None else node_files, NodeFile, "A path or frame is its first argument"
-    )
-    check_by_type(edge_files, EdgeFile, "A path or frame is its first argument")
+    node_files = {} if node_files is None else node_files
+    for files, kind in ((node_files, NodeFile), (edge_files, EdgeFile)):
+        check_by_type(files, kind, "A path or frame is its first argument")
     names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
     counts = num_nodes or {}
-    for name, node_file in (node_files or {}).items():
+    for name, node_file in node_files.items():
         if name not in names:
             known = ", ".join(map(repr, sorted(names)))
             raise GraphError(
@@ -139,19 +137,15 @@ def read_tables(
                 f"{_what(node_file.path)} already defines the number of nodes of type {name!r}; omit "
                 "--num-nodes"
             )
-    nodes, edges = {}, {}
-    columns: list[str] = []  # with numbers, of all files
-    for name, node_file in (node_files or {}).items():
-        nodes[name], found = read_nodes(node_file, progress)
-        columns += found
-    for edge_type, edge_file in edge_files.items():
-        edges[edge_type], found = read_edges(edge_file, progress)
-        columns += found
-    _check_named([*(node_files or {}).values(), *edge_files.values()], columns)
+    of_nodes = {name: read_nodes(file, progress) for name, file in node_files.items()}
+    of_edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
+    numbers = [name for each in (*of_nodes.values(), *of_edges.values()) for name in each[1]]
+    _check_named([*node_files.values(), *edge_files.values()], numbers)
+    nodes = {name: table for name, (table, _) in of_nodes.items()}
+    edges = {edge_type: table for edge_type, (table, _) in of_edges.items()}
     if ids_are_rows:
         nodes |= {name: NodeTable(num_nodes=counts.get(name)) for name in sorted(names - nodes.keys())}
-        by_row = {edge_type: file_ids.by_row(table) for edge_type, table in edges.items()}
-        return nodes, by_row
+        return nodes, {name: replace(table, by_row=True) for name, table in edges.items()}
     if num_nodes:
         raise GraphError(
             "the ids in the files define the number of nodes; if they are row numbers, pass --ids-are-rows"
@@ -184,24 +178,23 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
 
     Raises: GraphError: it cannot be read, or a column is missing.
     """
-    path = _checked(file.path)
     id_of = [file.id] if file.id else []
-    table = _open(path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
+    table = open_table(file.path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
     id_of = _found(table, *id_of)
     excluded = _found(table, *file.exclude)
     left_out = []
     rest = [name for name in table.names if name not in (*id_of, *excluded)]
-    kept = _kept_columns(table, file.columns, [name for name in rest if not _INDEX(name)])
+    usual = [name for name in rest if not _INDEX(name)]
+    kept = _kept_columns(table, file.columns, usual)
     if file.features is not None:
         names = _found(table, *file.features)
         _check_features(table, names, excluded)
     elif file.columns:
         names = []
     else:
-        left_out = [
-            f"{name.strip() or 'a column without a name'} (a row number)" for name in rest if _INDEX(name)
-        ]
-        names = [name for name in rest if not _INDEX(name)]
+        numbers = [name for name in rest if _INDEX(name)]
+        left_out = [f"{name.strip() or 'a column without a name'} (a row number)" for name in numbers]
+        names = usual
     table.load([*names, *id_of, *kept])
     ids = cells.ids(table, id_of[0], file.missing) if id_of else None
     values: dict[str, AnyArray] = {}
@@ -213,12 +206,8 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
             values[name] = value
     if left_out:
         _LOG.warning("%s: left out: %s", table.what, ", ".join(left_out))
-    labels = [name for name in values if is_label(name)] if file.features is None else []
-    if labels:
-        raise GraphError(
-            f"{table.what}: {', '.join(labels)}: by name what a model predicts; leave it out with "
-            f"--exclude {labels[0]}, or name all features with --feature"
-        )
+    if file.features is None:
+        _refuse_labels(table, values, "name all features with --feature")
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
         ((name, value),) = values.items()
         every = range(value.shape[1]) if name in file.rounded else ()
@@ -227,7 +216,7 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
     rows = len(table.column([*id_of, *names, *kept][0])) if features is None else None
     nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded)
     if kept:
-        nodes = dataclasses.replace(nodes, **_read_columns(table, kept, file.missing))
+        nodes = replace(nodes, **_read_columns(table, kept, file.missing))
     return nodes, list(values)
 
 
@@ -246,14 +235,17 @@ def _kept_columns(table: FileTable, given: Sequence[str], rest: Sequence[str]) -
         elif text != "*":
             found[_found(table, text)[0]] = ""
     if "*" in given:
-        labels = [name for name in rest if is_label(name) and name not in found]
-        if labels:
-            raise GraphError(
-                f"{table.what}: {', '.join(labels)}: by name what a model predicts; leave it out with "
-                f"--exclude {labels[0]}, or keep it with --column {labels[0]}"
-            )
+        _refuse_labels(table, [name for name in rest if name not in found], "keep it with --column {}")
         found = {name: found.get(name, "") for name in (*rest, *found)}
     return found
+
+
+def _refuse_labels(table: FileTable, names: Iterable[str], otherwise: str) -> None:
+    if labels := [name for name in names if is_label(name)]:
+        raise GraphError(
+            f"{table.what}: {', '.join(labels)}: by name what a model predicts; leave it out with "
+            f"--exclude {labels[0]}, or {otherwise.format(labels[0])}"
+        )
 
 
 def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, list[str]]:
@@ -261,9 +253,8 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
 
     Raises: GraphError: it cannot be read, or a column is missing.
     """
-    path = _checked(file.path)
     optional = [name for name in (file.time, file.weight) if name]
-    table = _open(path, file.text, [file.src, file.dst, *file.attr, *optional], progress)
+    table = open_table(file.path, file.text, [file.src, file.dst, *file.attr, *optional], progress)
     src, dst, *found = _found(table, file.src, file.dst, *file.attr, *optional)
     attr = found[: len(file.attr)]
     rest = found[len(file.attr) :]
@@ -332,7 +323,11 @@ def _ending(path: Path) -> str:
     return inner if ending in PACKED and inner in _TEXT else ending
 
 
-def _open(path: Any, options: TextFormat, wanted: Sequence[str], progress: Progress) -> FileTable:
+def open_table(source: Any, options: TextFormat, wanted: Sequence[str], progress: Progress) -> FileTable:
+    """Open a file or a frame, as in `NodeFile`; see `TextTable`. Raises: GraphError."""
+    if isinstance(source, FileTable):  # opened before
+        return source
+    path = _checked(source)
     if isinstance(path, Path) and _ending(path) in _TEXT:
         return TextTable(path, options, wanted, lambda done: progress(f"reading {path}", done))
     return TypedTable(path, lambda done: progress("reading", done))

@@ -24,11 +24,13 @@ class Nodes:
             `NarrowMatrix`, which reads like float32.
         ids: the caller's ids.
         columns: of its table, before any preprocessing; None where the type has no such columns.
+        labels: columns of its table for training; not a part of the graph's version.
     """
 
     features: Features
     ids: IdIndex
     columns: NodeColumns | None = None
+    labels: NodeColumns | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -314,6 +314,15 @@ class Graph:
             )
         return columns.frame()
 
+    def labels(self, node_type: str | None = None) -> Any:
+        """The labels and times of a node type for training, as `frame`; no model reads them.
+
+        Raises: GraphError: the type does not exist, or has none.
+        """
+        if (labels := self.node(node_type).labels) is None:
+            raise GraphError(f"node type {node_type!r} has no labels; its description names them (role)")
+        return labels.frame()
+
     def edge(self, edge_type: str | EdgeType | None = None) -> Adjacency:
         """The edges of a type, by key or triple; None means the only type. Raises: GraphError."""
         key = edge_key(*edge_type) if isinstance(edge_type, tuple) else edge_type
@@ -356,7 +365,7 @@ class Graph:
             more = positions(rounded.get(name, ()), schema.feature_names, schema.feature_dim, what)
             if feature_dtype != "float32":
                 check_whole(features, part.features, schema.feature_names, {*schema.rounded, *more}, what)
-            nodes[name] = Nodes(features, part.ids, part.columns)
+            nodes[name] = Nodes(features, part.ids, part.columns, part.labels)
             types[name] = msgspec.structs.replace(schema, feature_dtype=feature_dtype)
         return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges, left_out=self.left_out)
 

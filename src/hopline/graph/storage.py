@@ -4,6 +4,7 @@
     nodes/<type>/features.npy         [N, d]; uint16 where they are bfloat16
     nodes/<type>/scale.npy, offset.npy  float32 [d], where features are int8
     nodes/<type>/columns.npy          uint8: an Arrow IPC file (`node_columns.py`)
+    nodes/<type>/labels.arrow         the same for training only: graph.json does not list it
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
@@ -43,7 +44,7 @@ from hopline.types import UNREADABLE, AnyArray, Progress, silent
 FORMAT_VERSION = 9
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
-MANIFEST = "graph.json"
+MANIFEST, _LABELS = "graph.json", "nodes/{}/labels.arrow"
 _CHUNK_BYTES = 32 << 20
 #: Arrays that compiled code indexes by or adds up, by name: dtype and number of dimensions.
 _KINDS = {
@@ -147,6 +148,9 @@ def save(
     try:
         scratch.mkdir(parents=True)
         stored = _write_arrays(scratch, arrays, array_digests, progress)
+        for name, part in nodes.items():
+            if part.labels is not None:
+                (scratch / _LABELS.format(quoted(name))).write_bytes(part.labels.stored.tobytes())
         manifest = Manifest(
             version=digest.version_of(schema, array_digests),
             graph_schema=schema,
@@ -277,7 +281,10 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
             raise GraphError(
                 f"{path} is damaged: node type {name!r}: {error}; build the graph again"
             ) from None
-        nodes[name] = Nodes(features, index, NodeColumns(own["columns"]) if schema.columns else None)
+        columns = NodeColumns(own["columns"]) if schema.columns else None
+        there = path.parent / _LABELS.format(quoted(name))
+        labels = NodeColumns(np.fromfile(there, np.uint8)) if there.is_file() else None
+        nodes[name] = Nodes(features, index, columns, labels)
     return nodes
 
 

@@ -1,0 +1,282 @@
+"""Writes the description of tables: what is found in their values, for a person to read and edit.
+
+A foreign key is found by its name and the share of its values that are keys of another table; by its values
+alone only where they are texts. Each guess has a comment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from hopline.errors import GraphError
+from hopline.graph.cells import Missing
+from hopline.graph.edge_times import likely_unit
+from hopline.graph.files import open_table
+from hopline.graph.node_columns import is_label, type_of
+from hopline.graph.text_table import TextFormat
+from hopline.graph.typed_columns import typed
+from hopline.types import silent
+from hopline_sql.database import query
+
+#: Texts of which more than this share are distinct, in at least so many rows, are names, not categories.
+_FREE_SHARE, _FREE_ROWS = 0.5, 20
+#: Distinct texts of which all must be keys of a table before a column without its name is a foreign key.
+_TEXTS = 10
+_ID = re.compile(r"(?i)(^|_)(id|key|uuid|no|number)$|(?-i:[a-z](Id|ID|Key))$")
+_ID_OF = re.compile(r"[A-Za-z0-9]_(id|key)$|[a-z](Id|ID|Key)$")
+_END = re.compile(r"(?i)(^|_)(src|dst|source|target|from|to|sender|receiver|payer|payee|parent)(_|$)")
+_TIME = re.compile(r"(?i)(^|_)(time|timestamp|ts|at|date|datetime|when)$|[a-z](At|Time|Date)$")
+
+
+@dataclass(slots=True)
+class _Found:
+    """A table, and what was found in it.
+
+    Attributes:
+        columns: name -> typed column. unread: name -> why it has no type.
+        foreign: column -> (table, comment).
+    """
+
+    name: str
+    source: str
+    columns: dict[str, Any]
+    unread: dict[str, str]
+    key: str = ""
+    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def described(tables: Sequence[str], database: str = "", folder: Path = Path()) -> str:
+    """The text of a description.
+
+    Args:
+        tables: FILE, NAME=FILE or NAME=sql:QUERY each; with a database also NAME for all of its columns.
+        folder: of the description, to which paths of files are relative.
+    Raises: GraphError: a table cannot be read, or two have one name.
+    """
+    found = [_read(text, database, folder) for text in tables]
+    for name in {each.name for each in found}:
+        if sum(each.name == name for each in found) > 1:
+            raise GraphError(f"two tables are named {name!r}; name them: NAME=FILE")
+    for each in found:
+        each.key = next(_keys(each, found), "")
+    for each in found:
+        each.foreign = dict(_foreign(each, found))
+    lines = [
+        "# The tables of a graph, as `hopline graph describe` found them. Edit this file, then:",
+        "#   hopline graph build FILE.toml --out graph",
+        "# Rows of a table with a key are nodes; without one, edges between two foreign keys. A role is",
+        '# "feature", "label" (for training only), "time", "weight" (of edges) or "left out".',
+        "",
+        *([f"database = {_text(database)}"] if database else []),
+        "both_directions = true  # edges are read against their direction, too",
+    ]
+    for each in found:
+        lines += ["", *_section(each)]
+    return "\n".join(lines) + "\n"
+
+
+def _read(text: str, database: str, folder: Path) -> _Found:
+    name, equals, source = text.partition("=")
+    if not equals or Path(text).exists():
+        name, source = "", text
+    if source.startswith("sql:") or (database and not name):
+        sql = source[4:] if source.startswith("sql:") else f"select * from {source}"
+        if not name and source.startswith("sql:"):
+            raise GraphError(f"{text}: name the table of a query: NAME='sql:SELECT ...'")
+        name, given, where = (
+            name or source.rpartition(".")[2],
+            query(sql, database),
+            f"query = {_text(sql)}",
+        )
+    else:
+        path = Path(source)
+        name = name or path.name.partition(".")[0]
+        given, where = path, f"file = {_text(os.path.relpath(path, folder))}"
+    table = open_table(given, TextFormat(), (), silent)
+    table.load(table.names)
+    columns, unread = dict[str, Any](), dict[str, str]()
+    for column in table.names:
+        try:
+            columns[column] = typed(table, column, Missing())
+        except GraphError as error:
+            try:
+                columns[column] = typed(table, column, Missing(), "text")
+            except GraphError:
+                unread[column] = str(error).removeprefix(f"{table.what}: ").replace("\n", " ")
+    return _Found(name, where, columns, unread)
+
+
+def _keys(table: _Found, every: Sequence[_Found]) -> Iterator[str]:
+    """Columns whose cells are all given and distinct, the likeliest first."""
+    own = {
+        "id",
+        "key",
+        "uuid",
+        *(f"{name}{end}" for name in _forms(table.name) for end in ("id", "key", "")),
+    }
+    first = next(iter(table.columns), "")
+    of_other = any(_names(first, other) for other in every if other is not table) or _ID_OF.search(first)
+    likely = [name for name in table.columns if _plain(name) in own] + ([] if of_other else [first])
+    for name in likely:
+        column = table.columns.get(name)
+        if column is None or type_of(column.type) not in ("integer", "text") or column.null_count:
+            continue
+        if 0 < len(column) == len(pc.unique(column)):
+            yield name
+
+
+def _foreign(table: _Found, every: Sequence[_Found]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, column in table.columns.items():
+        kind = type_of(column.type)
+        if name == table.key or kind not in ("integer", "text") or is_label(name):
+            continue
+        values = pc.unique(column).drop_null()
+        best: tuple[float, bool, _Found] | None = None
+        for other in every:
+            if not other.key or type_of(other.columns[other.key].type) != kind or not len(values):
+                continue
+            share = (pc.sum(pc.is_in(values, other.columns[other.key])).as_py() or 0) / len(values)
+            by_name = _names(name, other) or (other is table and bool(_END.search(name)))
+            likely = bool(_ID.search(name) or _END.search(name)) or (
+                kind == "text" and len(values) >= _TEXTS
+            )
+            if (by_name and share > 0) or (likely and share == 1.0 and other is not table):
+                best = max(best or (0.0, False, other), (share, by_name, other), key=lambda each: each[:2])
+        if best:
+            share, by_name, other = best
+            why = f"{share:.1%} of its values are in {other.name}.{other.key}"
+            why += "" if by_name else ", by its values alone"
+            why += "" if share == 1.0 else ": rows with others are refused"
+            yield name, (other.name, why)
+        elif _ID_OF.search(name) and (base := _base(name)):
+            yield name, (base, "no table has these ids: the nodes are the values")
+
+
+def _section(table: _Found) -> Iterator[str]:
+    yield f"[tables.{_name(table.name)}]"
+    yield table.source
+    rows = len(next(iter(table.columns.values()), ()))
+    is_edges = not table.key and len(table.foreign) == 2
+    if table.key:
+        yield f"key = {_text(table.key)}  # {rows:,} rows, all distinct: rows are nodes"
+    elif is_edges:
+        yield f"relation = {_text(table.name)}  # {rows:,} rows without a key: rows are edges"
+    else:
+        yield '# key = "?"  # none was found; rows without one are edges between two foreign keys'
+    time, unit, why = _time_of(table)
+    if unit:
+        yield f"time_unit = {_text(unit)}  # by the size of the numbers in {time}"
+    names = [name for name in (*table.columns, *table.unread) if name not in (table.key, *table.foreign)]
+    others = {name: _column(table, name, is_edges=is_edges) for name in names}
+    if time:
+        others[time] = ("time", others[time][1], f"{others[time][2]}{why}")
+    features = [table.columns[name] for name, (role, _, _) in others.items() if role == "feature"]
+    if is_edges and features and all(_is_number(each) for each in features):
+        yield "numbers = true  # attributes of edges in float32; else they are columns for preprocessing"
+    if table.foreign:
+        yield f"[tables.{_name(table.name)}.foreign_keys]"
+    for name, (other, comment) in table.foreign.items():
+        relation = "" if is_edges else f", relation = {_text(_relation(name))}"
+        yield f"{_name(name)} = {{ table = {_text(other)}{relation} }}  # {comment}"
+    if others:
+        yield f"[tables.{_name(table.name)}.columns]"
+    for name, (role, kind, comment) in others.items():
+        parts = [f"role = {_text(role)}"] if role != "feature" else []
+        parts += [f"type = {_text(kind)}"] if kind and role != "left out" else []
+        yield f"{_name(name)} = {{ {', '.join(parts)} }}  # {comment}"
+
+
+def _column(table: _Found, name: str, *, is_edges: bool) -> tuple[str, str, str]:
+    """Role, type and comment of a column."""
+    if name in table.unread:
+        return "left out", "", table.unread[name]
+    column = table.columns[name]
+    kind, rows = type_of(column.type), len(column)
+    known = f"{kind}, {column.null_count / max(1, rows):.1%} missing, "
+    distinct = len(pc.unique(column).drop_null())
+    if kind == "text":
+        known += f"{distinct:,} distinct"
+    else:
+        ends = pc.min_max(column).as_py()
+        low, high = (each.isoformat() if kind == "timestamp" and each else each for each in ends.values())
+        known += f"{low} to {high}"
+    if column.null_count == rows:
+        return "left out", kind, f"{kind}, every cell is missing"
+    if is_label(name):
+        role = "left out" if is_edges else "label"
+        return role, kind, f"{known}; a label by its name"
+    if kind == "text" and rows >= _FREE_ROWS and distinct > _FREE_SHARE * rows:
+        return "left out", kind, f"{known}: rather a name than a category"
+    return "feature", kind, known
+
+
+def _is_number(column: Any) -> bool:
+    return type_of(column.type) in ("integer", "float", "boolean") and not column.null_count
+
+
+def _time_of(table: _Found) -> tuple[str, str, str]:
+    """The column of times of a table with foreign keys, its unit if it holds integers, and a comment."""
+    if not table.foreign:
+        return "", "", ""
+    free = {name: each for name, each in table.columns.items() if name not in (table.key, *table.foreign)}
+    dates = [
+        name for name, each in free.items() if type_of(each.type) == "timestamp" and not each.null_count
+    ]
+    if dates:
+        best = next((name for name in dates if _TIME.search(name)), dates[0])
+        return best, "", "; the time of its edges" + (f", of {len(dates)}" if len(dates) > 1 else "")
+    for name, each in free.items():
+        is_time = type_of(each.type) == "integer" and _TIME.search(name) and not each.null_count
+        if is_time and (unit := likely_unit(each.to_numpy())):
+            return name, unit, "; the time of its edges"
+    return "", "", ""
+
+
+def _forms(name: str) -> list[str]:
+    """A table's name, also as one of its rows is called."""
+    plain = _plain(name)
+    found = [plain]
+    if plain.endswith("ies"):
+        found.append(plain[:-3] + "y")
+    if plain.endswith("es"):
+        found.append(plain[:-2])
+    if plain.endswith("s"):
+        found.append(plain[:-1])
+    return found
+
+
+def _names(column: str, table: _Found) -> bool:
+    """True if the name of a column is that of a table, or ends with it."""
+    if table.key and _plain(table.key) not in ("id", "key", "uuid") and _plain(table.key) == _plain(column):
+        return True
+    base = _plain(_base(column) or column)
+    return any(base == form or (len(form) > 2 and base.endswith(form)) for form in _forms(table.name))
+
+
+def _base(name: str) -> str:
+    """The name without its end: user of user_id, userId and userID; "" of id."""
+    return re.sub(r"(?i)_?(id|key|uuid|no|number)$", "", name) if _ID.search(name) else name
+
+
+def _relation(column: str) -> str:
+    return re.sub("_{2,}", "_", _base(column) or column).strip("_") or "of"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)

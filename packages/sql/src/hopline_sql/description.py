@@ -1,0 +1,296 @@
+"""The file of a graph's description: tables, keys, foreign keys, and roles of columns.
+
+    database = "postgres://reader@db/shop"      # of the queries; the password comes from elsewhere
+    both_directions = true                      # each edge type is read against its direction too
+
+    [tables.account]                            # a table with a key: its rows are nodes of this type
+    file = "accounts.csv"                       # or: query = "select * from accounts"
+    key = "id"
+
+    [tables.account.columns]                    # others are left out
+    country = { type = "text" }                 # role = "feature"
+    is_fraud = { role = "label" }               # for training: `Graph.labels` has it, and no model reads it
+
+    [tables.payment]
+    file = "payments.csv"
+    key = "id"
+    [tables.payment.foreign_keys]               # an edge from each row to the row that it names
+    account_id = { table = "account", relation = "account" }
+    [tables.payment.columns]
+    at = { role = "time" }                      # also the time of these edges
+
+    [tables.rates]                              # no key: rows are edges between two foreign keys
+    file = "ratings.csv"
+    foreign_keys = { user = { table = "user" }, movie = { table = "movie" } }
+
+This module reads the file, and builds by `NodeFile` and `EdgeFile`. It knows no values of tables.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from hopline.errors import GraphError
+from hopline.graph import EdgeFile, Graph, NodeFile
+from hopline.graph.cells import FileTable, Missing, absent_cells, trimmed
+from hopline.graph.files import open_table
+from hopline.graph.node_columns import NodeColumns
+from hopline.graph.schema import ColumnType
+from hopline.graph.tables import EdgeType
+from hopline.graph.text_table import TextFormat
+from hopline.graph.typed_columns import typed
+from hopline.toml import TOMLDecodeError, parse_toml
+from hopline.types import Progress, silent
+from hopline_sql.database import query
+
+Role = Literal["feature", "label", "time", "weight", "left out"]
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One column.
+
+    Attributes:
+        role: a feature, a label, the time or the weight of edges.
+        type: as in `NodeTable.column_types`; "" detects it.
+    """
+
+    role: Role = "feature"
+    type: ColumnType | Literal[""] = ""
+
+
+class ForeignKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column that names rows of a table, or of no table: then its values are the nodes.
+
+    Attributes:
+        relation: of the edges from the rows of a table with a key; "" means the name of the column.
+    """
+
+    table: str
+    relation: str = ""
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table.
+
+    Attributes:
+        file, query: where it is read. Files are relative to the description.
+        key: column of the ids. Without one, rows are edges between two foreign keys.
+        columns, foreign_keys: by the names of columns. A row without a foreign key has no edge of it.
+        relation: of the edges that the rows of a table without a key are; "" means the name of the table.
+        numbers: features are numbers (float32), not columns for preprocessing.
+        time_unit: unit of integers in the column of times.
+        na, fill: as in `Missing`. round: as `NodeFile.rounded`.
+        header, delimiter, encoding, comment: as in `TextFormat`.
+        deletes: what a change feed does with a deleted row that is a node: it is refused, or stays
+            without edges ("keep").
+    """
+
+    file: str = ""
+    query: str = ""
+    key: str = ""
+    columns: dict[str, Column] = {}
+    foreign_keys: dict[str, ForeignKey] = {}
+    relation: str = ""
+    numbers: bool = False
+    time_unit: Literal["", "s", "ms", "us", "ns"] = ""
+    na: tuple[str, ...] = ()
+    fill: float | dict[str, float] | None = None
+    round: tuple[str, ...] = ()
+    header: bool = True
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    comment: str | None = None
+    deletes: Literal["refuse", "keep"] = "refuse"
+
+    def named(self, *roles: Role) -> list[str]:
+        """The columns that have one of the roles."""
+        return [name for name, column in self.columns.items() if column.role in roles]
+
+    def one(self, role: Role) -> str | None:
+        """The column that has a role, which no other one has."""
+        return next(iter(self.named(role)), None)
+
+    def kinds(self, *roles: Role) -> list[str]:
+        """The same, as NAME:TYPE."""
+        types = {name: self.columns[name].type for name in self.named(*roles)}
+        return [f"{name}:{kind}" if kind else name for name, kind in types.items()]
+
+    @property
+    def text(self) -> TextFormat:
+        """The format of a text file."""
+        return TextFormat(self.header, self.delimiter, self.encoding, self.comment)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tables: dict[str, Any]
+    database: str = ""
+    both_directions: bool = False
+
+
+class Description:
+    """A file of a graph's description, read and checked.
+
+    Attributes:
+        tables: name -> table. database, both_directions: see the module.
+    Raises: GraphError: the file cannot be read, or describes no graph.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            file = msgspec.convert(parse_toml(self.path.read_text(encoding="utf-8")), _File)
+        except (OSError, ValueError, TOMLDecodeError) as error:
+            raise GraphError(f"{self.path}: {error}") from None
+        self.database, self.both_directions = file.database, file.both_directions
+        self.tables: dict[str, Table] = {}
+        for name, table in file.tables.items():
+            try:
+                self.tables[name] = msgspec.convert(table, Table)
+            except msgspec.ValidationError as error:
+                raise GraphError(f"{self._where(name)}: {error}") from None
+        for name, table in self.tables.items():
+            if wrong := self._wrong(table):
+                raise GraphError(f"{self._where(name)}: {wrong}")
+
+    def graph(
+        self, *, database: str = "", feature_dtype: str = "float32", progress: Progress = silent
+    ) -> Graph:
+        """Build the graph, in memory.
+
+        Args:
+            database: in place of that in the file. feature_dtype, progress: as in `Graph.from_edges`.
+        Raises: GraphError: a table cannot be read, and how to correct it.
+        """
+        nodes, edges = self.files(database)
+        graph = Graph.from_parquet(
+            nodes,
+            edges,
+            feature_dtype=feature_dtype,
+            both_directions=self.both_directions,
+            progress=progress,
+        )
+        labelled = {
+            name: dataclasses.replace(graph.nodes[name], labels=NodeColumns.of(labels))
+            for name, file in nodes.items()
+            if (labels := self._labels(name, file)) is not None
+        }
+        return Graph(graph.schema, {**graph.nodes, **labelled}, graph.edges)
+
+    def _labels(self, name: str, file: NodeFile) -> Any:
+        """The labels and times of a table's rows as a `pyarrow.Table`; None if it has none."""
+        kinds = {
+            each: self.tables[name].columns[each].type for each in self.tables[name].named("label", "time")
+        }
+        if not kinds:
+            return None
+        table = open_table(file.path, file.text, list(kinds), silent)
+        if absent := [each for each in kinds if table.find(each) is None]:
+            raise GraphError(f"{table.what}: no column {absent[0]!r}; there are {', '.join(table.names)}")
+        table.load(list(kinds))
+        return pa.table({each: typed(table, each, file.missing, kind) for each, kind in kinds.items()})
+
+    def files(self, database: str = "") -> tuple[dict[str, NodeFile], dict[EdgeType, EdgeFile]]:
+        """The sources of nodes and edges, as `Graph.from_parquet` takes them."""
+        nodes: dict[str, NodeFile] = {}
+        edges: dict[EdgeType, EdgeFile] = {}
+        for name, table in self.tables.items():
+            source = self.source(name, database)
+            shared: dict[str, Any] = {
+                "rounded": table.round,
+                "text": table.text,
+                "missing": Missing(table.na, table.fill),
+            }
+            if table.key:
+                nodes[name] = NodeFile(
+                    source,
+                    table.key,
+                    table.named("feature") if table.numbers else (),
+                    columns=() if table.numbers else table.kinds("feature"),
+                    **shared,
+                )
+            for edge_type, src, dst in self.edges(name):
+                edges[edge_type] = EdgeFile(
+                    _with_ends(source, (src, dst), table),
+                    src,
+                    dst,
+                    table.named("feature") if table.numbers and not table.key else (),
+                    table.one("time"),
+                    table.one("weight"),
+                    time_unit=table.time_unit,
+                    columns=() if table.numbers or table.key else table.kinds("feature"),
+                    **(shared | {"rounded": () if table.key else table.round}),
+                )
+        return nodes, edges
+
+    def source(self, name: str, database: str = "") -> Any:
+        """The file of a table, or the rows of its query."""
+        table = self.tables[name]
+        return (
+            self.path.parent / table.file if table.file else query(table.query, database or self.database)
+        )
+
+    def edges(self, name: str) -> list[tuple[EdgeType, str, str]]:
+        """The edge types that the rows of a table make, with the columns of their ends."""
+        table = self.tables[name]
+        if table.key:
+            return [
+                ((name, each.relation or column, each.table), table.key, column)
+                for column, each in table.foreign_keys.items()
+            ]
+        (src, one), (dst, other) = table.foreign_keys.items()
+        return [((one.table, table.relation or name, other.table), src, dst)]
+
+    def _wrong(self, table: Table) -> str:
+        """The reason why a table cannot be built; "" if it can."""
+        if bool(table.file) == bool(table.query):
+            return 'give it one source: file = "accounts.csv", or query = "select * from accounts"'
+        if not table.key and len(table.foreign_keys) != 2:
+            count = len(table.foreign_keys)
+            return (
+                f"no key and {count} foreign keys: rows are nodes by a key, or edges between two of these"
+            )
+        if both := [name for name in table.foreign_keys if name in table.columns]:
+            return f"{both[0]!r} is a foreign key, which has no role; name it once"
+        if len(table.named("time")) > 1 or len(table.named("weight")) > 1:
+            return "one column is the time, and one the weight"
+        if table.key and (odd := table.one("weight")):
+            return f"{odd!r} is a weight: only rows without a key are edges, which have weights"
+        if not table.key and (odd := next(iter(table.named("label")), None)):
+            return f"{odd!r} is a label: rows without a key are edges, which have none; leave it out"
+        for column, each in table.foreign_keys.items():
+            if each.table in self.tables and not self.tables[each.table].key:
+                return f"{column!r} names rows of {each.table!r}, which has no key"
+            if each.relation and not table.key:
+                return f"{column!r}: rows without a key have one relation; write it above foreign_keys"
+        return ""
+
+    def _where(self, name: str) -> str:
+        return f"{self.path}: tables.{name}"
+
+
+def _with_ends(source: Any, ends: tuple[str, str], table: Table) -> FileTable:
+    """The rows of a table in which both ends of an edge are given."""
+    missing = Missing(table.na, table.fill)
+    every = open_table(source, table.text, ends, silent)
+    found = copy.copy(every)
+    rows: list[Any] = []
+
+    def load(names: Sequence[str]) -> None:
+        every.load(names)
+        columns = [(name, trimmed(every, name, every.column(name))) for name in ends]
+        absent = [absent_cells(every, column, missing).to_numpy() for _, column in columns]
+        rows[:] = [np.flatnonzero(~(absent[0] | absent[1]))]
+        found._columns = {name: column.take(rows[0]) for name, column in every._columns.items()}
+
+    found.load = load  # type: ignore[method-assign]
+    found.place = lambda row, name: every.place(int(rows[0][row]), name)  # type: ignore[method-assign]
+    return found

@@ -1,0 +1,283 @@
+"""Descriptions of graphs: found in files and a real PostgreSQL, edited, built; refusals name the table."""
+
+import io
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from hopline import cli
+from hopline.errors import GraphError
+from hopline.graph import EdgeFile, Graph, NodeFile
+from hopline_sql import Description
+from hopline_sql.describe import described
+from packages.sql.tests.postgres_server import postgres
+from packages.sql.tests.test_database import execute
+
+ACCOUNTS = """id,country,income,opened,note,is_fraud
+a1,DE,12.5,2024-01-31,,false
+a2,,30.25,2023-05-01,,true
+a3,JP,,,,false
+"""
+MERCHANTS = "merchant_id,mcc,turnover\n10,5411,1.5\n20,0742,2.5\n"
+PAYMENTS = """id,account_id,merchant,amount,at
+1,a1,10,5.0,2024-02-01T10:00:00Z
+2,a2,20,7.5,2024-02-01T11:00:00Z
+3,a1,,2.0,2024-02-01T12:00:00Z
+4,a3,10,,2024-02-01T13:00:00Z
+"""
+RATINGS = (
+    "userId,movieId,rating,timestamp\n1,318,4.5,1147880044\n7,318,3.0,1147868817\n7,19,5.0,1147868828\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        ("accounts", ACCOUNTS), ("merchants", MERCHANTS), ("payments", PAYMENTS), ("ratings", RATINGS)
+    ):  # fmt: skip
+        (tmp_path / f"{name}.csv").write_text(text)
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(cli.build_app(words), [str(word) for word in words])
+
+
+def lines(text, section):
+    """The lines of a section without their comments, and the comments."""
+    rows = text.split(f"[{section}]\n")[1].split("\n\n")[0].split("\n[")[0].splitlines()
+    return [row.partition("  # ")[::2] for row in rows]
+
+
+def test_keys_foreign_keys_times_labels_and_types_are_found(folder):
+    text = described(["account=accounts.csv", "merchant=merchants.csv", "payment=payments.csv"])
+    assert lines(text, "tables.account") == [
+        ('file = "accounts.csv"', ""),
+        ('key = "id"', "3 rows, all distinct: rows are nodes"),
+    ]
+    assert [each for each, _ in lines(text, "tables.account.columns")] == [
+        'country = { type = "text" }',
+        'income = { type = "float" }',
+        'opened = { type = "timestamp" }',
+        'note = { role = "left out" }',
+        'is_fraud = { role = "label", type = "boolean" }',
+    ]
+    comments = dict(lines(text, "tables.account.columns"))
+    assert comments['country = { type = "text" }'] == "text, 33.3% missing, 2 distinct"
+    assert comments['income = { type = "float" }'] == "float, 33.3% missing, 12.5 to 30.25"
+    assert lines(text, "tables.merchant")[1][0] == 'key = "merchant_id"'
+    assert lines(text, "tables.merchant.columns")[0][0] == 'mcc = { type = "text" }', "0742 is a code"
+    assert lines(text, "tables.payment.foreign_keys") == [
+        (
+            'account_id = { table = "account", relation = "account" }',
+            "100.0% of its values are in account.id",
+        ),
+        (
+            'merchant = { table = "merchant", relation = "merchant" }',
+            "100.0% of its values are in merchant.merchant_id",
+        ),
+    ]
+    assert lines(text, "tables.payment.columns")[1][0] == 'at = { role = "time", type = "timestamp" }'
+
+
+def test_the_share_of_values_that_are_no_keys_is_said_and_such_rows_are_refused(folder):
+    (folder / "payments.csv").write_text(PAYMENTS + "5,a9,10,1,2024-02-02\n")
+    text = described(["account=accounts.csv", "payment=payments.csv"])
+    found = dict(lines(text, "tables.payment.foreign_keys"))
+    comment = found['account_id = { table = "account", relation = "account" }']
+    assert comment == "75.0% of its values are in account.id: rows with others are refused"
+    (folder / "graph.toml").write_text(text)
+    with pytest.raises(GraphError, match=r"payments\.csv, line 6, column 'account_id' has 'a9'"):
+        Description("graph.toml").graph()
+
+
+def test_a_table_without_a_key_is_edges_and_a_name_without_a_table_is_the_values(folder):
+    text = described(["rates=ratings.csv"])
+    assert 'relation = "rates"' in text
+    assert 'time_unit = "s"' in text
+    assert "numbers = true" in text
+    (folder / "graph.toml").write_text(text)
+    graph = Description("graph.toml").graph()
+    rates = graph.edge(("user", "rates", "movie"))
+    assert graph.node("user").ids.external(np.arange(2)).tolist() == [1, 7]
+    assert rates.attr[:, 0].tolist() == [5.0, 3.0, 4.5]
+    assert rates.time.tolist() == [1147868828, 1147868817, 1147880044]
+    assert graph.edge(("movie", "rev_rates", "user")).num_edges == 3
+
+
+def test_edges_with_texts_keep_their_columns(folder):
+    (folder / "ratings.csv").write_text("userId,movieId,device\n1,318,tv\n7,318,\n7,19,tv\n")
+    text = described(["rates=ratings.csv"])
+    assert "numbers = true" not in text
+    (folder / "graph.toml").write_text(text)
+    graph = Description("graph.toml").graph()
+    assert sorted(map(str, graph.frame(("user", "rates", "movie"))["device"])) == ["nan", "tv", "tv"]
+
+
+def test_one_command_describes_and_one_builds(folder):
+    words = ("account=accounts.csv", "merchant=merchants.csv", "payment=payments.csv", "pays=payments.csv")
+    assert run("graph", "describe", *words[:3], "--out", "graph.toml").exit_code == 0
+    again = run("graph", "describe", *words, "--out", "graph.toml")
+    assert isinstance(again.exception, FileExistsError), "an edited file stays"
+    assert run("graph", "describe", *words[:1]).stdout.startswith("# The tables of a graph")
+    done = run("graph", "build", "graph.toml", "--out", "graph")
+    assert done.exit_code == 0, done.output
+    graph = Graph.open("graph")
+    accounts = graph.edge(("payment", "account", "account"))
+    assert graph.schema.time_unit == "s"
+    assert np.diff(accounts.indptr).tolist() == [2, 1, 1]
+    assert graph.edge(("payment", "merchant", "merchant")).num_edges == 3, "payment 3 has no merchant"
+    assert {each.name for each in graph.schema.node_types["account"].columns} == {
+        "country",
+        "income",
+        "opened",
+    }
+    assert graph.labels("account")["is_fraud"].tolist() == [0, 1, 0]
+    assert graph.labels("payment")["at"].tolist()[0] == 1706781600.0
+    with pytest.raises(GraphError, match="'merchant' has no labels"):
+        graph.labels("merchant")
+    shown = run("graph", "info", "graph").stdout
+    assert [row.split()[:5] for row in shown.splitlines() if "is_fraud" in row or "country" in row] == [
+        ["account", "country", "feature", "text", "33.3%"],
+        ["account", "is_fraud", "label", "boolean", "0.0%"],
+    ]
+    more = run("graph", "build", "graph.toml", "--out", "other", "--undirected", "--na", "x")
+    assert "--undirected, --na: a description says this itself" in str(more.exception)
+
+
+def test_labels_are_not_in_the_version_and_stay_with_a_saved_graph(folder):
+    text = described(["account=accounts.csv", "payment=payments.csv"])
+    (folder / "graph.toml").write_text(text)
+    with_labels = Description("graph.toml").graph().save("one")
+    (folder / "graph.toml").write_text(text.replace('role = "label"', 'role = "left out"'))
+    without = Description("graph.toml").graph().save("two")
+    assert with_labels.version == without.version
+    assert Graph.open("one").compressed().labels("account").shape == (3, 1)
+    with pytest.raises(GraphError, match="no labels"):
+        without.labels("account")
+
+
+def test_features_as_numbers_and_missing_values(folder):
+    (folder / "graph.toml").write_text(
+        """
+        [tables.account]
+        file = "accounts.csv"
+        key = "id"
+        numbers = true
+        fill = 0.5
+        columns = { income = {} }
+        [tables.payment]
+        file = "payments.csv"
+        key = "id"
+        foreign_keys = { account_id = { table = "account" } }
+        """
+    )
+    graph = Description("graph.toml").graph(feature_dtype="float16")
+    assert graph.nodes["account"].features[:, 0].tolist() == [12.5, 30.25, 0.5]
+    assert graph.schema.node_types["account"].feature_dtype == "float16"
+    assert "payment__account_id__account" in graph.edges
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('key = "id"', 'kye = "id"', r"tables.account: .*unknown field `kye`"),
+        ('file = "accounts.csv"', "", "tables.account: give it one source"),
+        ('role = "label"', 'role = "target"', r"tables.account: Invalid enum value 'target'"),
+        ('key = "id"  # 4', "# 4", r"tables.payment: .*'at'|no key and 1 foreign keys"),
+        ('table = "account"', 'table = "accounts"', "accounts"),
+        ("both_directions", "directions", "unknown field `directions`"),
+        ("[tables.account]", "[tables.account", "graph.toml: "),
+        ("income = ", "salary = ", "no column 'salary'"),
+        ("is_fraud = ", "fraud = ", "no column 'fraud'; there are id, country"),
+    ],
+)
+def test_a_wrong_description_is_refused_by_table(folder, old, new, message):
+    text = described(["account=accounts.csv", "payment=payments.csv"])
+    assert old in text
+    (folder / "graph.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(GraphError, match=message):
+        Description("graph.toml").graph()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            'key = "id"\ncolumns = { amount = { role = "weight" } }',
+            "'amount' is a weight: only rows without",
+        ),
+        (
+            'foreign_keys = { account_id = { table = "a" }, merchant = { table = "b" } }\n'
+            'columns = { is_fraud = { role = "label" } }',
+            "'is_fraud' is a label: rows without a key",
+        ),
+        (
+            'key = "id"\nforeign_keys = { at = { table = "a" } }\ncolumns = { at = {} }',
+            "'at' is a foreign key, which has no role",
+        ),
+        (
+            'key = "id"\ncolumns = { at = { role = "time" }, amount = { role = "time" } }',
+            "one column is the time",
+        ),
+        (
+            'foreign_keys = { account_id = { table = "a", relation = "x" }, merchant = { table = "b" } }',
+            "rows without a key have one relation",
+        ),
+    ],
+)
+def test_what_a_table_cannot_be_is_refused(folder, table, message):
+    (folder / "graph.toml").write_text(f'[tables.payment]\nfile = "payments.csv"\n{table}\n')
+    with pytest.raises(GraphError, match=f"tables.payment: .*{message}"):
+        Description("graph.toml")
+
+
+def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tables = """
+    create table accounts (id bigint primary key, country text, income numeric(10, 2), is_fraud boolean);
+    create table payments (id bigint primary key, account_id bigint references accounts, at timestamptz);
+    insert into accounts values (1, 'DE', 1.5, false), (2, null, null, true), (7, 'JP', 3, null);
+    insert into payments values (1, 1, '2024-01-01'), (2, 7, '2024-01-02'), (3, null, '2024-01-03')
+    """
+    with postgres() as database:
+        execute(database, tables)
+        done = run(
+            "graph", "describe", "--database", database, "accounts",
+            "payments=sql:select * from payments where id < 9", "--out", "graph.toml",
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / "graph.toml").read_text()
+        assert 'query = "select * from accounts"' in text
+        assert 'account_id = { table = "accounts", relation = "account" }' in text
+        graph = Description("graph.toml").graph()
+        assert run("graph", "build", "graph.toml", "--out", "graph").exit_code == 0
+    assert graph.version == Graph.open("graph").version
+    assert graph.edge(("payments", "account", "accounts")).num_edges == 2
+    assert graph.labels("accounts")["is_fraud"].isna().tolist() == [False, False, True]
+
+
+def as_frame(library, table):
+    """The same table as each library has it."""
+    if library == "polars":
+        return pytest.importorskip("polars").from_pandas(table)
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    return {"pandas": table, "arrow": arrow, "duckdb": duckdb.from_arrow(arrow)}[library]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "arrow", "duckdb"])
+def test_frames_of_all_libraries_give_the_graph_of_the_file(folder, library):
+    frame = pd.read_csv(io.StringIO(ACCOUNTS), parse_dates=["opened"]).drop(columns=["note", "is_fraud"])
+    ends = pd.DataFrame({"src": ["a1", "a3"], "dst": ["a2", "a1"]})
+    names = ["country", "income", "opened"]
+    wanted = Graph.from_parquet(NodeFile("accounts.csv", "id", columns=names), EdgeFile(ends))
+    nodes = NodeFile(as_frame(library, frame), "id", columns=["*"])
+    found = Graph.from_parquet(nodes, EdgeFile(as_frame(library, ends)))
+    assert found.schema == wanted.schema
+    assert found.node().columns.table.to_pydict() == wanted.node().columns.table.to_pydict()
+    assert found.edge().indices.tolist() == wanted.edge().indices.tolist()
