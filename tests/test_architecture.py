@@ -105,14 +105,14 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3489,
-    "answering": 5126,
+    "answering": 5124,
     "brokers": 363,
     "client": 1056,
-    "commands": 3197,
+    "commands": 3196,
     "config": 1333,
     "engine": 7669,
     "events": 2381,
-    "features": 3791,
+    "features": 3769,
     "graph": 12998,
     "graph_store": 395,
     "ingress": 1015,

@@ -10,11 +10,11 @@ import pytest
 
 import hopline
 from hopline import cli
-from hopline.answering.prefetcher import DOOR as PREFETCHERS
 from hopline.brokers.registry import DOOR as BROKERS
 from hopline.commands.graph import SUBCOMMANDS
 from hopline.commands.graph_files import TABLES
 from hopline.doors import NAMES
+from hopline.features.prefetcher import DOOR as PREFETCHERS
 from hopline.features.registry import DOOR as FEATURE_STORES
 from hopline.graph_store.base import DOOR as GRAPH_STORES
 from hopline.ingress.gatekeeper import VERIFIERS
@@ -62,8 +62,8 @@ BUDGET = {
     "hopline-serverless": 811,
     "hopline-slo": 879,
     "hopline-sql": 799,
-    "hopline-stores": 5187,
-    "hopline-tabular": 2845,
+    "hopline-stores": 6075,
+    "hopline-tabular": 2978,
     "hopline-tokens": 629,
     "turnserve": 5474,
 }

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hopline.answering.prefetcher import Prefetcher, open_prefetcher
 from hopline.answering.served import Recorder, Scorer, SupportsPreflight, Version
 from hopline.config.schema import Config
 from hopline.config.urls import shown
@@ -30,6 +29,7 @@ from hopline.errors import (
     SnapshotError,
     Unavailable,
 )
+from hopline.features.prefetcher import Prefetcher, open_prefetcher
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.models.loader import Loader

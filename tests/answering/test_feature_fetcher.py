@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from hopline.answering.feature_fetcher import FeatureFetcher
-from hopline.answering.prefetcher import PrefetchResponse
 from hopline.engine.answer import FetchedInputs
 from hopline.engine.source import Absent
 from hopline.features.base import FeatureGroup
@@ -15,6 +14,7 @@ from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, L1FeatureCache
 from hopline.features.l1_rows import L1Rows
 from hopline.features.memory import MemoryStore
+from hopline.features.prefetcher import PrefetchResponse
 from hopline.memory.arena import Arena
 from hopline.testing.faulty_store import FaultyStore
 

@@ -7,7 +7,6 @@ import pytest
 
 from hopline.errors import ConfigError
 from hopline.features.memory import MemoryStore
-from hopline.features.parquet import ParquetStore
 from hopline.features.registry import DOOR, open_store
 
 
@@ -16,7 +15,6 @@ from hopline.features.registry import DOOR, open_store
     [
         ("memory:", MemoryStore),
         ("MEMORY:", MemoryStore),
-        ("parquet:///folder", ParquetStore),
     ],
 )
 def test_the_scheme_says_the_class_and_nothing_is_connected(url, kind):

@@ -28,6 +28,8 @@ from hopline.testing.feature_stores import (
     check_rows,
 )
 from hopline_stores.dynamodb import DynamoDbStore
+from packages.stores.tests.column_stores import GROUP as COLUMNS
+from packages.stores.tests.column_stores import ColumnStoreSuite
 from packages.stores.tests.test_published import check_notes, check_removal
 
 SERVER = """
@@ -151,6 +153,47 @@ class TestWriting(WritableFeatureStoreSuite):
         await store.open()
         yield store
         await store.close()
+
+
+class TestColumns(ColumnStoreSuite):
+    @pytest.fixture
+    async def columns_store(self, port):
+        store = DynamoDbStore(url(port), "features.store")
+        await store.open()
+        yield store
+        await store.close()
+
+    async def test_items_of_another_writer_are_rows_of_columns(self, columns_store, port):
+        await columns_store.create(COLUMNS)
+        table = columns_store._table
+        for id, item in {
+            "a1": {"amount": {"N": "12.50"}, "visits": {"N": "3"}, "active": {"BOOL": True}},
+            "a2": {"amount": {"S": "much"}, "visits": {"NULL": True}, "more": {"L": []}},
+            "a3": {"country": {"SS": ["JP", "DE"]}},
+            "a4": {"row": {"B": b"1234"}},
+        }.items():
+            client(port).put_item(TableName=table, Item={"key": {"S": f"account:{id}"}, **item})
+        one, two, three, four, five = await columns_store.fetch_columns(
+            COLUMNS, [f"a{n}" for n in range(1, 6)]
+        )
+        assert one == {"amount": 12.5, "visits": 3, "active": True}
+        assert two == {"amount": "much", "visits": None}
+        assert "'country' is an attribute of type SS" in three
+        assert "numbers" in four
+        assert five is None
+        lenient = DynamoDbStore(url(port, table, "&absent=null" + PATIENT), "features.store")
+        await lenient.open()
+        (row,) = await lenient.fetch_columns(COLUMNS, ["a1"])
+        assert row == {**one, "country": None, "opened": None}
+        await lenient.close()
+
+    async def test_what_an_item_cannot_hold_is_refused(self, columns_store):
+        with pytest.raises(FeatureStoreError, match="'key'"):
+            await columns_store.create(FeatureGroup.of_columns("x", {"key": "text"}))
+        group = FeatureGroup.of_columns("x", {"amount": "float"})
+        await columns_store.create(group)
+        with pytest.raises(FeatureStoreError, match="'amount': DynamoDB has no number 1e-200"):
+            await columns_store.write_columns(group, ["a"], {"amount": [1e-200]})
 
 
 class Between:

@@ -5,7 +5,7 @@ import sqlite3
 import sys
 import threading
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import feast
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, ValueType
 from feast.protos.feast.types.Value_pb2 import Value as ValueProto
-from feast.types import Array, Bool, Float32, Float64, Int32, Int64, Set, String
+from feast.types import Array, Bool, Float32, Float64, Int32, Int64, Set, String, UnixTimestamp
 from msgspec.structs import replace
 
 from hopline.errors import (
@@ -154,6 +154,27 @@ async def test_a_row_is_all_numeric_features_in_the_order_of_the_view(repository
     assert await store.describe("mixed") == MIXED_GROUP
     rows = await store.fetch(MIXED_GROUP, [2, 3, 1])
     check_rows(rows, [[1.5, 4, 5, 6, 8, -2], [0] * 6, [0.5, 1, 2, 3, 7, -1]], [True, False, True])
+    await store.close()
+
+
+async def test_columns_are_named_values_of_all_single_types(repository):
+    times = Field(name="opened", dtype=UnixTimestamp)
+    opened = pd.to_datetime(["2024-01-31 13:45:00+00:00", None], utc=True)
+    repository.add("mixed", [ACCOUNT], [*MIXED, times], mixed() | {"opened": opened, "city": ["x", None]})
+    store = await repository.open()
+    group = await store.describe_columns("mixed")
+    assert group.columns == {
+        "z_first": "float", "city": "text", "count": "integer", "flag": "boolean", "a_last": "integer",
+        "opened": "timestamp",
+    }  # fmt: skip
+    rows = await store.fetch_columns(group, [2, 3, 1, 2])
+    one = {
+        "z_first": 0.5, "city": "x", "count": 7, "flag": True, "a_last": -1,
+        "opened": datetime(2024, 1, 31, 13, 45, tzinfo=UTC),
+    }  # fmt: skip
+    two = {"z_first": 1.5, "city": None, "count": 8, "flag": False, "a_last": -2, "opened": None}
+    assert rows == [two, None, one, two]
+    assert await store.fetch_columns(group, ["a", 2**70]) == [None, None]
     await store.close()
 
 

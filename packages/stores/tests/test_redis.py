@@ -28,6 +28,8 @@ from hopline_stores.redis import resp
 from hopline_stores.redis import server as redis_server_module
 from hopline_stores.redis.features import RedisStore
 from hopline_stores.redis.url import RedisUrl
+from packages.stores.tests.column_stores import GROUP as COLUMNS
+from packages.stores.tests.column_stores import ColumnStoreSuite, fill
 from tests.redis_servers import free_port, redis_cluster, redis_process
 
 
@@ -50,6 +52,59 @@ class TestRedisClusterStore(WritableFeatureStoreSuite):
         await store.open()
         yield store
         await store.close()
+
+
+class TestRedisColumns(ColumnStoreSuite):
+    @pytest.fixture(params=["server", "cluster"])
+    async def columns_store(self, request, redis_server, redis_nodes):
+        servers = [redis_server] if request.param == "server" else redis_nodes
+        for server in servers:
+            server.call("FLUSHALL")
+        cluster = f"redis+cluster://127.0.0.1:{redis_nodes[0].port}"
+        store = open_store(f"{redis_server.url if request.param == 'server' else cluster}?absent=null")
+        await store.open()
+        yield store
+        await store.close()
+
+
+async def test_hashes_of_another_writer_are_rows_of_columns(redis_server):
+    redis_server.call("FLUSHALL")
+    store = open_store(redis_server.url)
+    await store.open()
+    await store.create(COLUMNS)
+    redis_server.call(
+        *("HSET", "hopline:account:a1", "amount", "12.50", "visits", "3", "active", "True", "country", ""),
+        *("opened", "2024-01-31T13:45:00Z", "unread", "x"),
+    )
+    redis_server.call("HSET", "hopline:account:a2", "amount", "", "visits", "", "active", "", "opened", "")
+    redis_server.call("HSET", "hopline:account:a3", "amount", "1_000", "visits", "3.5", "active", "yes")
+    redis_server.call("SET", "hopline:account:a4", "x")
+    redis_server.call("HSET", "hopline:account:a5", "country", b"\xff")
+    one, two, three, four, five, six = await store.fetch_columns(COLUMNS, [f"a{n}" for n in range(1, 7)])
+    assert one == {
+        "amount": 12.5, "visits": 3, "active": True, "country": "", "opened": "2024-01-31T13:45:00Z",
+    }  # fmt: skip
+    assert two == {"amount": None, "visits": None, "active": None, "opened": None}  # no country
+    assert three == {"amount": "1_000", "visits": 3.5, "active": "yes"}
+    assert "no hash" in four
+    assert "'country' is not UTF-8" in five
+    assert six is None
+    with pytest.raises(FeatureStoreError, match=r"'country' is text and has a null.*absent=null"):
+        await store.write_columns(COLUMNS, ["a9"], {name: [None] for name in COLUMNS.columns})
+    rows = await store.fetch(FeatureGroup("account", 5), ["a1"])
+    check_rows(rows, np.zeros((1, 5)), False)
+    await store.close()
+
+
+async def test_columns_in_redis_expire(redis_server):
+    redis_server.call("FLUSHALL")
+    store = open_store(f"{redis_server.url}?ttl_s=0.2&absent=null")
+    await store.open()
+    await fill(store)
+    assert (await store.fetch_columns(COLUMNS, ["a1"]))[0]
+    await asyncio.sleep(0.3)
+    assert await store.fetch_columns(COLUMNS, ["a1"]) == [None]
+    await store.close()
 
 
 GROUP = FeatureGroup("node", 128)

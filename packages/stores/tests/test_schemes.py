@@ -4,6 +4,7 @@ import pytest
 
 from hopline.features.registry import DOOR, PUBLISHING, open_store
 from hopline.jobs.batch.registry import SINKS
+from hopline_stores.parquet import ParquetStore
 from hopline_stores.published import PublishedStore, PublishingStore
 from hopline_stores.redis.features import RedisClusterStore, RedisStore
 
@@ -11,6 +12,7 @@ from hopline_stores.redis.features import RedisClusterStore, RedisStore
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
+        ("parquet:///folder", ParquetStore),
         ("redis://h", RedisStore),
         ("REDISS://h", RedisStore),
         ("valkey://h", RedisStore),
@@ -24,7 +26,9 @@ def test_the_scheme_says_the_class_and_nothing_is_connected(url, kind):
     assert type(open_store(url)) is kind
 
 
-@pytest.mark.parametrize("scheme", sorted(name for name in DOOR.packages if "published" not in name))
+@pytest.mark.parametrize(
+    "scheme", sorted(name for name in DOOR.packages if "published" not in name and name not in SINKS.own)
+)
 def test_results_can_be_published_where_the_class_can_publish(scheme):
     publishes = issubclass(DOOR.find(scheme), PublishingStore)
     assert (scheme in PUBLISHING) == publishes

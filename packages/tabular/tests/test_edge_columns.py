@@ -18,7 +18,7 @@ from hopline.graph.live.plan import make_plan
 from hopline.types import InlineNode
 from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests.fraud_graph import ACCOUNTS, MERCHANTS, dense, pairs
-from packages.tabular.tests.test_preprocess import as_sent, ask
+from packages.tabular.tests.fraud_world import as_sent, ask
 
 KEY, TURNED = "account__pays__merchant", ("merchant", "rev_pays", "account")
 

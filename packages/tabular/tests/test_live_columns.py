@@ -25,16 +25,9 @@ from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
 from hopline_tabular.encoder import ColumnEncoder
 from packages.tabular.tests import fraud_graph as fraud
-from packages.tabular.tests.test_preprocess import World, as_sent, ask, fitted_form
+from packages.tabular.tests.fraud_world import as_sent, ask, fitted_form
 from tests.graph.live.keepers import Kept
 from tests.shared_memory import create_shared
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield World(tmp_path_factory.mktemp("world"))
 
 
 class Live:

@@ -9,17 +9,10 @@ from hopline_drift.observed import Quantity
 from hopline_drift.reference import Reference
 from hopline_drift.training import Choice, Packaged, from_graph
 from packages.tabular.tests import fraud_graph as fraud
+from packages.tabular.tests.fraud_world import as_sent
 from packages.tabular.tests.test_live_columns import Live, added
-from packages.tabular.tests.test_preprocess import World, as_sent
 
 COLUMNS = ["amount", "country", "mcc", "age", "active", "opened"]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield World(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import shutil
 
 import httpx
 import numpy as np
-import pandas as pd
 import pytest
 
 import hopline
@@ -17,39 +16,22 @@ from hopline.jobs.batch.run import BatchRun
 from hopline.records.inputs import input_hash, inputs_of
 from hopline.types import InlineNode, ScoreRequest
 from packages.tabular.tests import fraud_graph as fraud
-from packages.tabular.tests.test_preprocess import World, as_sent, fitted_form
+from packages.tabular.tests.fraud_world import FRAME, ROW, as_sent, fitted_form
 from tests.servers import running
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield World(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="module")
-def server(world):
+def server(world, tmp_path_factory):
     folder = world.report.path.parents[2]
     settings = {"graph__path": folder / "graph", "models__repository": folder / "models"}
-    with running("hopline.service:Service", **settings, prediction_log__path=folder / "log") as found:
+    with running(
+        "hopline.service:Service", **settings, prediction_log__path=tmp_path_factory.mktemp("log")
+    ) as found:
         yield found
 
 
 def score(server, **body):
     return httpx.post(f"{server.url}/v1/models/risk/score", content=json.dumps(body))
-
-
-ROW = {
-    "amount": 12.5, "country": "JP", "mcc": "5411", "age": 44, "active": True,
-    "opened": "2024-01-31T13:45:00Z",
-}  # fmt: skip
-FRAME = pd.DataFrame(
-    {
-        **{name: [value] for name, value in ROW.items()},
-        "opened": [pd.Timestamp("2024-01-31T13:45:00Z")],
-    }
-)
 
 
 def test_columns_of_a_new_node_are_scored_over_http_and_from_the_client(world, server):

@@ -16,8 +16,7 @@ from hopline.brokers.registry import open_sink
 from hopline.records.reader import LogReader
 from packages.brokers.tests.servers import RedisServer, broker_server
 from packages.brokers.tests.test_queue import Desk
-from packages.tabular.tests.test_preprocess import World, as_sent, fitted_form, new_accounts
-from packages.tabular.tests.test_preprocess_served import FRAME, ROW
+from packages.tabular.tests.fraud_world import FRAME, ROW, as_sent, fitted_form, new_accounts
 from tests.servers import running
 
 TYPES = {
@@ -34,22 +33,16 @@ class Refused(Exception):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield World(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="module")
-def wires(world):
+def wires(world, tmp_path_factory):
+    log = tmp_path_factory.mktemp("log")
     folder = world.report.path.parents[2]
     with broker_server(RedisServer) as broker:
         desk = Desk(broker)
         asyncio.run(desk.open())
         settings = {name.replace(".", "__"): value for name, value in desk.settings().items()}
         settings |= {"graph__path": folder / "graph", "models__repository": folder / "models"}
-        with running("hopline.service:Service", **settings, prediction_log__path=folder / "log") as server:
-            yield Wires(server, desk, folder / "log")
+        with running("hopline.service:Service", **settings, prediction_log__path=log) as server:
+            yield Wires(server, desk, log)
 
 
 class Wires:

@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from hopline.answering.edge_fetcher import EdgeFetcher
-from hopline.answering.prefetcher import Prefetcher, PrefetchResponse, Wanted
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowSource
 from hopline.errors import GraphStoreUnavailable, HoplineError
 from hopline.features.answer import Reason
 from hopline.features.l1_rows import FetchResult, L1Rows
+from hopline.features.prefetcher import Prefetcher, PrefetchResponse, Wanted
 from hopline.graph.store_columns import FetchedEdges
 from hopline.types import IdArray
 
@@ -62,6 +62,8 @@ class FeatureFetcher:
         edges: EdgeFetcher | None = None,
     ) -> None:
         self._l1_rows = l1_rows
+        #: Node type -> name of its rows for the prefetcher.
+        self._keys = {name: getattr(rows, "key", "") or name for name, rows in l1_rows.items()}
         self._edges = edges
         self._timeout_s = timeout_s
         self._prefetcher = prefetcher
@@ -238,7 +240,8 @@ class FeatureFetcher:
         alone = False
         if self._prefetcher is not None:
             end = time.monotonic() + timeout_s
-            response = await self._prefetcher.fetch(missing, wanted, timeout_s)
+            named = {self._keys[name]: ids for name, ids in missing.items()}
+            response = await self._prefetcher.fetch(named, wanted, timeout_s)
             if response is not None:
                 missing = self._take(missing, response, brought if hold else None, why)
             timeout_s = max(0.0, end - time.monotonic())
@@ -279,7 +282,7 @@ class FeatureFetcher:
             if lost.shape[0]:
                 gone = ids[lost]
                 if response.lacking is not None:
-                    gone = np.intersect1d(gone, response.lacking.get(name, ids[:0]))
+                    gone = np.intersect1d(gone, response.lacking.get(self._keys[name], ids[:0]))
                 if gone.shape[0]:
                     why[response.reason] = why.get(response.reason, 0) + gone.shape[0]
                 if gone.shape[0] < lost.shape[0]:  # displaced already, or not in the prefetcher's plan

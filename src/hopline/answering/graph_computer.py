@@ -17,7 +17,6 @@ import numpy as np
 from hopline.answering.computer import Computer, Fetch
 from hopline.answering.hashes import graph_model_hashes
 from hopline.answering.predicted import MEASURED, PredictedRows, first_costs
-from hopline.answering.prefetcher import Wanted
 from hopline.answering.seed_tensors import seed_tensors
 from hopline.config.schema import Config
 from hopline.engine.answer import Answerer, cut_of
@@ -27,6 +26,7 @@ from hopline.engine.request_ids import sides_of
 from hopline.engine.source import Absent, FetchedInputs
 from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.features.prefetcher import Wanted
 from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.live.view import LiveView
 from hopline.graph.snapshot import Graph

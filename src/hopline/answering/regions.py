@@ -15,12 +15,15 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
 from hopline.engine.model import StateCachePlan
+from hopline.features.l1 import CachePlan
 from hopline.memory.arena import Arena
 
+Planned = TypeVar("Planned", StateCachePlan, CachePlan)
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _ALIGN = 4096
 _DIRECTORY_BYTES = 1 << 18
@@ -60,9 +63,7 @@ class Regions:
                 for key in list(regions):
                     self._leave(regions, key)
 
-    def take(
-        self, key: str, share: int, plan: Callable[[int], StateCachePlan]
-    ) -> tuple[StateCachePlan, Arena]:
+    def take(self, key: str, share: int, plan: Callable[[int], Planned]) -> tuple[Planned, Arena]:
         """The plan and memory of one unit's state caches; to be returned once, by `give_back`.
 
         Args:

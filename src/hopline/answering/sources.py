@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import copy
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any
 
-import msgspec
-import numpy as np
-
-from hopline.answering.prefetcher import Prefetcher
+from hopline.answering.regions import Regions
+from hopline.artifact import ModelSpec
 from hopline.config.schema import Config
 from hopline.config.setting import did_you_mean
+from hopline.engine.encoders import TABULAR, encoded, encoder_of
 from hopline.errors import ConfigError, FeatureSchemaMismatch
 from hopline.features.base import FeatureGroup, FeatureStore
 from hopline.features.breaker import BreakerPolicy
@@ -25,9 +27,11 @@ from hopline.features.client import ClientLimits, FeatureClient
 from hopline.features.l1 import CachePlan, L1FeatureCache
 from hopline.features.l1_rows import L1Rows
 from hopline.features.metrics import FeatureMetrics
+from hopline.features.prefetcher import Prefetcher
 from hopline.features.registry import open_store
 from hopline.features.retry import RetryPolicy
-from hopline.features.shared_file import HEADER_BYTES, SharedFile
+from hopline.features.shared_file import SharedFile, join_file, planned, short
+from hopline.features.skew import differences
 from hopline.features.stamped import stamped_group
 from hopline.features.tier import Tier
 from hopline.graph import Graph
@@ -37,13 +41,21 @@ from hopline.graph.store_columns import mean_row
 from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
 from hopline.process.populate import Populator
+from hopline.types import FloatArray
 
 log = logging.getLogger(__name__)
 
 #: Seconds: from just fetched to a day.
 _AGE_BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0)
-#: What a prefetcher has of L1's slots, to one of all workers together: they write only when it is away.
-_PREFETCHER_SHARE = 4.0
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """Rows of columns as one preprocessing encodes them; `close` gives their memory back."""
+
+    rows: L1Rows
+    close: Callable[[], object]
+    num_users: int = 0
 
 
 class Sources:
@@ -90,6 +102,9 @@ class Sources:
         self._counted: dict[tuple[str, str], int] = {}
         self._populator = populator
         self._arenas: list[Arena] = []
+        self._tiers: list[Tier] = []
+        self._encoded: dict[str, _Encoded] = {}
+        self._loading = asyncio.Lock()
 
     async def open(self, graph: Graph | LiveView, threads: Executor | None = None) -> None:
         """Connect, compare schemas and map L1.
@@ -112,73 +127,189 @@ class Sources:
             )
         origin = await self._tier("origin", settings.store, "features.store")
         l2 = await self._tier("l2", settings.cache, "features.cache") if settings.cache else None
+        self._tiers = [origin] if l2 is None else [origin, l2]
         types = {name: nodes for name, nodes in graph.nodes.items() if nodes.features.shape[1]}
-        groups = _pairs(settings.groups, "features.groups", list(types))
-        groups = {name: groups.get(name, name) for name in types}
-        ttls = _pairs(settings.ttls, "features.ttls", list(groups.values()))
-        described = {name: await origin.store.describe(groups[name]) for name in types}
+        schemas = graph.schema.node_types
+        known = [name for name, nodes in schemas.items() if name in types or nodes.columns]
+        groups = _pairs(settings.groups, "features.groups", known)
+        self._groups = {name: groups.get(name, name) for name in known}
+        self._ttls = _pairs(settings.ttls, "features.ttls", list(self._groups.values()))
+        described = {name: await origin.store.describe(self._groups[name]) for name in types}
         loop = asyncio.get_running_loop()
-        self.l1_rows = await loop.run_in_executor(
-            threads, self._near_rows, graph, described, ttls, origin, l2
-        )
+        self.l1_rows = await loop.run_in_executor(threads, self._near_rows, graph, described, origin)
         for l1_rows in self.l1_rows.values():
-            if l2 is not None:
-                await l2.store.create(stamped_group(l1_rows.group))
-            await l1_rows.client.check_schema(l1_rows.group)
+            await self._check_schema(l1_rows)
         rows = self._registry.counter(
             "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
         )
         self._l1_rows = rows
         self._registry.before_reading(self._record)
 
+    async def _check_schema(self, rows: L1Rows) -> None:
+        if len(self._tiers) > 1:
+            await self._tiers[1].store.create(stamped_group(rows.group))
+        await rows.client.check_schema(rows.group)
+
     def _near_rows(
-        self,
-        graph: Graph | LiveView,
-        described: Mapping[str, FeatureGroup],
-        ttls: Mapping[str, str],
-        origin: Tier,
-        l2: Tier | None,
+        self, graph: Graph | LiveView, described: Mapping[str, FeatureGroup], origin: Tier
     ) -> dict[str, L1Rows]:
         """Node type -> its rows."""
-        settings = self._config.features
-        plans = self._plans(graph, described)
+        plans = planned(self._config, _sizes(graph, described))
         arena = self._arena(graph, described, plans)
+        found = {}
+        for name, group in described.items():
+            schema = graph.schema.node_types[name]
+            expected = FeatureGroup(name, schema.feature_dim, group.dtype, schema.feature_names)
+            if lines := differences(expected, group):
+                raise FeatureSchemaMismatch(
+                    f"features.store: group {group.name!r} does not fit node type {name!r}: "
+                    + "; ".join(lines)
+                )
+            mean = partial(mean_row, graph.nodes[name].features)
+            found[name] = self._rows(graph, name, group, (arena, plans[name]), origin, mean)
+        return found
+
+    def _rows(
+        self,
+        graph: Graph | LiveView,
+        name: str,
+        group: FeatureGroup,
+        memory: tuple[Arena, CachePlan],
+        origin: Tier,
+        mean: Callable[[], FloatArray],
+    ) -> L1Rows:
+        settings, stored = self._config.features, self._groups[name]
         ages = self._registry.histogram(
             "hopline_feature_age_seconds",
             "Age of feature rows served from L1 (a sample).",
             ("group",),
             _AGE_BUCKETS,
         )
-        found = {}
-        for name, group in described.items():
-            _check(group, graph, name)
-            ttl_s = _seconds(ttls.get(group.name, settings.ttl_s), f"features.ttls: {group.name}")
-            cache = L1FeatureCache(arena, plans[name], ttl_s, self._config.worker.index)
-            client = FeatureClient(
-                group,
-                origin,
-                l2,
-                timeout_s=settings.fetch_timeout_ms / 1e3,
-                limits=ClientLimits(
-                    ttl_s=ttl_s,
-                    negative_ttl_s=settings.negative_ttl_ms / 1e3,
-                    recheck_s=settings.schema_recheck_s,
-                ),
-                metrics=self.metrics,
-                clock=self._clock,
-            )
-            client.wall_clock = self._wall_clock
-            found[name] = L1Rows(
-                group,
-                cache,
-                client,
-                graph.nodes[name].ids.external,
-                partial(mean_row, graph.nodes[name].features),
-                ages(group.name),
-                shared=self._config.worker.count > 1 or self.shared is not None,
-                clock=self._clock,
-            )
+        ttl_s = _seconds(self._ttls.get(stored, settings.ttl_s), f"features.ttls: {stored}")
+        cache = L1FeatureCache(*memory, ttl_s, self._config.worker.index)
+        client = FeatureClient(
+            group,
+            origin,
+            *self._tiers[1:],
+            timeout_s=settings.fetch_timeout_ms / 1e3,
+            limits=ClientLimits(
+                ttl_s=ttl_s,
+                negative_ttl_s=settings.negative_ttl_ms / 1e3,
+                recheck_s=settings.schema_recheck_s,
+            ),
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+        client.wall_clock = self._wall_clock
+        return L1Rows(
+            group,
+            cache,
+            client,
+            graph.nodes[name].ids.external,
+            mean,
+            ages(group.name),
+            shared=self._config.worker.count > 1 or self.shared is not None,
+            clock=self._clock,
+        )
+
+    async def encoded(
+        self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, regions: Regions | None = None
+    ) -> Sources:
+        """The sources of a model: rows of columns are read as its preprocessing encodes them.
+
+        Models with the same preprocessing share them. To be returned by `give_back`.
+
+        Args:
+            graph: as it is stored. regions: memory of all workers; None takes a file alone.
+
+        Raises:
+            FeatureSchemaMismatch: the store has other columns than the preprocessing reads.
+            FeatureStoreError, ConfigError: as `open`.
+        """
+        found = copy.copy(self)
+        found.l1_rows = dict(self.l1_rows)
+        async with self._loading:
+            try:
+                for name in spec.encoders.keys() & self._groups.keys():
+                    await self._add_encoded(found.l1_rows, folder, spec, name, graph, regions)
+            except BaseException:
+                await found.give_back()
+                raise
         return found
+
+    async def _add_encoded(
+        self,
+        found: dict[str, L1Rows],
+        folder: Path,
+        spec: ModelSpec,
+        name: str,
+        graph: Graph | LiveView,
+        regions: Regions | None,
+    ) -> None:
+        key = short([self._groups[name], name, spec.encoders[name].hash, lineage_of(graph.version)])
+        held = self._encoded.get(key)
+        if held is None:
+            await self._tiers[0].store.describe_columns(self._groups[name])  # may unpack files: takes long
+            held = await asyncio.to_thread(self._encode, folder, spec, name, graph, regions, key)
+            try:
+                await self._check_schema(held.rows)
+            except BaseException:
+                held.close()
+                raise
+            self._encoded[key] = held
+        held.num_users += 1
+        found[name] = held.rows
+
+    def _encode(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        name: str,
+        graph: Graph | LiveView,
+        regions: Regions | None,
+        key: str,
+    ) -> _Encoded:
+        types: Any = spec.graph_schema["node_types"]
+        columns = {column["name"]: column["type"] for column in types[name]["columns"]}
+        encoding, stored = spec.encoders[name], self._groups[name]
+        group = FeatureGroup(f"{stored}@{key}", encoding.width, "float32", encoding.names)
+        store = TABULAR.require("tabular").encoded_store(
+            self._tiers[0].store,
+            FeatureGroup.of_columns(stored, columns),
+            group,
+            encoder_of(folder, spec, name),
+        )
+        groups = {each: rows.group for each, rows in self.l1_rows.items()} | {name: group}
+        plan = planned(self._config, _sizes(graph, groups))[name]
+        if self._config.features.shared_file is not None:
+            file, arena = join_file(self._config, lineage_of(graph.version), {name: (group, plan)}, key)
+            close: Callable[[], object] = file.close
+        else:
+            assert regions is not None
+            _, arena = regions.take(f"rows {key}", 0, lambda _: plan)
+            close = partial(regions.give_back, f"rows {key}")
+
+        def mean() -> FloatArray:
+            view = graph.another() if isinstance(graph, LiveView) else graph
+            served = encoded(folder, spec, view)
+            with served if isinstance(served, LiveView) else nullcontext():
+                return mean_row(served.nodes[name].features)
+
+        rows = self._rows(graph, name, group, (arena, plan), self._tier_of("origin", store), mean)
+        rows.key = f"{name}@{key}"
+        return _Encoded(rows, close)
+
+    async def give_back(self) -> None:
+        """A model does not read what `encoded` returned any more."""
+        for rows in self.l1_rows.values():
+            key = rows.key.rpartition("@")[2]
+            if key:
+                held = self._encoded[key]
+                held.num_users -= 1
+                if not held.num_users:
+                    del self._encoded[key]
+                    await rows.client.close()
+                    held.close()
 
     async def close(self) -> None:
         """Release the stores, and count no more."""
@@ -189,6 +320,8 @@ class Sources:
             self._arenas.clear()
         for l1_rows in self.l1_rows.values():
             await l1_rows.client.close()
+        for held in self._encoded.values():
+            await held.rows.client.close()
         for store in self._stores:
             await store.close()
         if self.shared is not None:
@@ -199,6 +332,9 @@ class Sources:
         store = open_store(url, setting)
         self._stores.append(store)
         await store.open()
+        return self._tier_of(name, store)
+
+    def _tier_of(self, name: str, store: FeatureStore) -> Tier:
         settings = self._config.features
         breaker = BreakerPolicy(
             failure_share=settings.breaker_failure_share, pause_s=settings.breaker_pause_ms / 1e3
@@ -206,87 +342,38 @@ class Sources:
         retry = RetryPolicy(share=settings.retry_share)
         return Tier(name, store, breaker=breaker, retry=retry, metrics=self.metrics, clock=self._clock)
 
-    def _plans(self, graph: Graph | LiveView, groups: Mapping[str, FeatureGroup]) -> dict[str, CachePlan]:
-        """L1's memory divided by the size of all rows."""
-        sizes = {name: graph.nodes[name].capacity * group.dim for name, group in groups.items()}
-        total = max(1, sum(sizes.values()))
-        memory = self._config.features.memory_bytes
-        num_workers = self._config.worker.count
-        shares = (1.0,) * num_workers
-        if self._config.features.prefetcher is not None:
-            shares += (_PREFETCHER_SHARE * num_workers,)
-        return {
-            name: CachePlan.within(
-                graph.nodes[name].capacity, group.dim, memory * sizes[name] // total, len(shares), shares
-            )
-            for name, group in groups.items()
-        }
-
     def _arena(
         self, graph: Graph | LiveView, groups: Mapping[str, FeatureGroup], plans: Mapping[str, CachePlan]
     ) -> Arena:
         """L1's memory: a file with a name, that of the supervisor, or this process's own."""
-        num_bytes = sum(plan.num_bytes for plan in plans.values())
-        settings, worker = self._config.features, self._config.worker
-        if settings.shared_file is None:
+        if self._config.features.shared_file is None:
+            worker = self._config.worker
+            num_bytes = sum(plan.num_bytes for plan in plans.values())
             arena = Arena(num_bytes, worker.rows_fd if worker.rows_fd >= 0 else None)
             if self._populator is not None:
                 self._populator.add(arena.mapping)
                 self._arenas.append(arena)
             return arena
-        described = {name: [group.name, group.hash] for name, group in groups.items()}
-        layout = {
-            "graph.path": lineage_of(graph.version),
-            # Whose rows they are, without a password.
-            "features.store": _short(urlsplit(settings.store)._replace(netloc=_place(settings.store))),
-            "features.groups": _short(described),
-            "features.memory_bytes": str(settings.memory_bytes),
-            "features.prefetcher": "set" if settings.prefetcher is not None else "empty",
-            "server.workers": str(worker.count),
-            "layout": _short([(plan.num_nodes, plan.dim, plan.slots) for plan in plans.values()]),
-        }
-        self.shared = SharedFile.join(settings.shared_file, layout, num_bytes, worker.index)
-        arena = Arena(HEADER_BYTES + num_bytes, self.shared.fd)
-        arena.take((HEADER_BYTES,), np.uint8)
+        described = {name: (group, plans[name]) for name, group in groups.items()}
+        self.shared, arena = join_file(self._config, lineage_of(graph.version), described)
         return arena
 
     def _record(self) -> None:
         """Bring the caches' own counts into the metrics."""
-        for l1_rows in self.l1_rows.values():
+        for l1_rows in (*self.l1_rows.values(), *(held.rows for held in self._encoded.values())):
             for result, count in l1_rows.cache.counts.items():
                 key = l1_rows.group.name, result
                 self._l1_rows(*key).inc(count - self._counted.get(key, 0))
                 self._counted[key] = count
 
 
-def _place(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[2]
-
-
-def _short(value: object) -> str:
-    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:12]
-
-
-def _check(group: FeatureGroup, graph: Graph | LiveView, node_type: str) -> None:
-    """The store's rows must be the features that models were packaged for: the graph's."""
-    schema = graph.schema.node_types[node_type]
-    differences = []
-    if group.dim != schema.feature_dim:
-        differences.append(f"rows have {group.dim} numbers, the graph's {schema.feature_dim}")
-    if schema.feature_names and group.feature_names and group.feature_names != schema.feature_names:
-        differences.append(
-            f"the numbers are {', '.join(group.feature_names)}; the graph's are "
-            f"{', '.join(schema.feature_names)}"
-        )
-    if differences:
-        raise FeatureSchemaMismatch(
-            f"features.store: group {group.name!r} does not fit node type {node_type!r}: "
-            + "; ".join(differences)
-        )
+def _sizes(graph: Graph | LiveView, groups: Mapping[str, FeatureGroup]) -> dict[str, tuple[int, int]]:
+    """Node type -> the most nodes that it can have, and numbers of a row."""
+    return {name: (graph.nodes[name].capacity, group.dim) for name, group in groups.items()}
 
 
 def _pairs(items: tuple[str, ...], setting: str, known: list[str]) -> dict[str, str]:
-    """ "name=value" items as a dict."""
+    """Read "name=value" items of a setting. Raises: ConfigError: another form, or an unknown name."""
     found = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -299,10 +386,11 @@ def _pairs(items: tuple[str, ...], setting: str, known: list[str]) -> dict[str, 
 
 
 def _seconds(value: str | float, setting: str) -> float:
+    """Read a time. Raises: ConfigError: it is not a positive number."""
     try:
-        seconds = float(value)
+        found = float(value)
     except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
+        found = math.nan
+    if not found > 0:
         raise ConfigError(f"{setting}: {value!r} is not a positive number of seconds")
-    return seconds
+    return found

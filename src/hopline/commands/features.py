@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import typer
 from rich.progress import TextColumn
 
 from hopline.commands.progress import RowRate, progress_bars
-from hopline.errors import BadRequest, FeatureGroupNotFound
-from hopline.features.base import DTYPES, FeatureGroup, FeatureStore
-from hopline.features.parquet import read_file
-from hopline.features.registry import open_store
-from hopline.features.rows import refuse_not_finite
-from hopline.features.skew import differences
+from hopline.config.urls import find_by_scheme
+from hopline.errors import BadRequest, FeatureGroupNotFound, FeatureSchemaMismatch
+from hopline.features.base import DTYPES, ColumnRow, FeatureGroup, FeatureStore
+from hopline.features.registry import DOOR, opened_store, write_rows
+from hopline.features.skew import column_differences, differences, listed_ids, row_differences
 from hopline.graph import Graph
-from hopline.types import AnyArray, ExternalIds, FloatArray
+from hopline.graph.node_columns import cell_of
+from hopline.types import ExternalIds
 
 app = typer.Typer(help="Copy features into a store, and compare the two.", no_args_is_help=True)
-
-_MAX_SHOWN = 5
 
 
 @app.command()
@@ -37,6 +35,9 @@ def load(
     parquet: Annotated[
         Path | None, typer.Option(help="Parquet file to copy instead; --group names the group.")
     ] = None,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Copy its columns by name, for models with preprocessing.")
+    ] = False,
     id_column: Annotated[str, typer.Option(help="Column of ids in the file.")] = "id",
     batch: Annotated[int, typer.Option(help="Rows per write.", min=1)] = 10_000,
 ) -> None:
@@ -47,7 +48,7 @@ def load(
         sources = [_of_graph(Graph.open(graph), name, batch) for name in _types(graph, group)]
     else:
         assert parquet is not None
-        sources = [_of_file(parquet, id_column, group, batch)]
+        sources = [_of_file(parquet, id_column, group, batch, columns)]
     asyncio.run(_load(store, sources))
 
 
@@ -68,17 +69,17 @@ def check(
 
 
 class _Source(NamedTuple):
-    """Rows to copy: ids and values, in batches."""
+    """Rows to copy in batches: ids, and an array or the values of each column."""
 
     group: FeatureGroup
     num_rows: int
-    batches: Iterator[tuple[ExternalIds, AnyArray]]
+    batches: Iterator[tuple[ExternalIds, Any]]
 
 
 def _types(graph: Path, name: str | None) -> list[str]:
     """The node types of a command; all with features if `name` is None."""
-    known = {key: node.feature_dim for key, node in Graph.open(graph).schema.node_types.items()}
-    featured = [key for key, dim in known.items() if dim]
+    nodes = Graph.open(graph).schema.node_types
+    featured = [key for key, node in nodes.items() if node.feature_dim or node.columns]
     if name is None and featured:
         return featured
     if name in featured:
@@ -89,6 +90,8 @@ def _types(graph: Path, name: str | None) -> list[str]:
 
 def _group_of(graph: Graph, name: str) -> FeatureGroup:
     node = graph.schema.node_types[name]
+    if node.columns:
+        return FeatureGroup.of_columns(name, {each.name: each.type for each in node.columns})
     # A dtype that stores do not support is decoded to float32 for them.
     dtype = node.feature_dtype if node.feature_dtype in DTYPES else "float32"
     return FeatureGroup(name, node.feature_dim, dtype, node.feature_names)
@@ -96,47 +99,55 @@ def _group_of(graph: Graph, name: str) -> FeatureGroup:
 
 def _of_graph(graph: Graph, name: str, batch: int) -> _Source:
     nodes = graph.nodes[name]
+    table = None if nodes.columns is None else nodes.columns.table
 
-    def batches() -> Iterator[tuple[ExternalIds, AnyArray]]:
+    def batches() -> Iterator[tuple[ExternalIds, Any]]:
         for first in range(0, nodes.num_nodes, batch):
             rows = np.arange(first, min(first + batch, nodes.num_nodes))
-            yield nodes.ids.external(rows), nodes.features[first : first + batch]
+            of_table = None if table is None else table.slice(first, batch).to_pydict()
+            yield nodes.ids.external(rows), of_table or nodes.features[first : first + batch]
 
     return _Source(_group_of(graph, name), nodes.num_nodes, batches())
 
 
-def _of_file(path: Path, id_column: str, name: str | None, batch: int) -> _Source:
-    header, num_rows, parts = read_file(path, id_column)
-    group = FeatureGroup(name or header.name, header.dim, header.dtype, header.feature_names)
+def _of_file(path: Path, id_column: str, name: str | None, batch: int, columns: bool) -> _Source:
+    store = find_by_scheme(DOOR, "parquet:", "--parquet", "a file")
+    if columns:
+        group, ids, table = store.read_columns(path, id_column)
+        parts = iter([(ids, table)])
+        num_rows = len(table)
+    else:
+        group, num_rows, parts = store.read_file(path, id_column)
 
-    def batches() -> Iterator[tuple[ExternalIds, AnyArray]]:
+    def batches() -> Iterator[tuple[ExternalIds, Any]]:
         for ids, values in parts:
             for first in range(0, len(values), batch):
-                yield ids[first : first + batch], values[first : first + batch]
+                part = values.slice(first, batch).to_pydict() if columns else values[first : first + batch]
+                yield ids[first : first + batch], part
 
-    return _Source(group, num_rows, batches())
+    return _Source(msgspec.structs.replace(group, name=name or group.name), num_rows, batches())
 
 
 async def _load(url: str, sources: list[_Source]) -> None:
     counts = TextColumn("{task.completed:,} / {task.total:,}")
-    async with _opened(url) as store:
+    async with opened_store(url, "--store") as store:
         with progress_bars(counts, RowRate()) as advance:
             for source in sources:
                 await store.create(source.group)
                 done = 0
                 for ids, values in source.batches:
-                    rows = np.asarray(values, np.float32)
-                    refuse_not_finite(source.group, ids, rows)
-                    await store.write(source.group, ids, rows)
-                    done += len(values)
+                    await write_rows(store, source.group, ids, values)
+                    done += len(ids)
                     advance(source.group.name, done, source.num_rows)
     for source in sources:
-        typer.echo(f"{source.group.name}: {source.num_rows:,} rows of {source.group.row_bytes:,} bytes")
+        group = source.group
+        of = f"{group.dim} columns" if group.types else f"{group.row_bytes:,} bytes"
+        typer.echo(f"{group.name}: {source.num_rows:,} rows of {of}")
 
 
 async def _check(url: str, graph: Graph, names: list[str], sample: int, seed: int) -> bool:
     same = True
-    async with _opened(url) as store:
+    async with opened_store(url, "--store") as store:
         for name in names:
             found = [line async for line in _compare(store, graph, name, sample, seed)]
             same &= not found
@@ -152,57 +163,45 @@ async def _compare(
     """Differences of a store's group from the graph's."""
     expected, nodes = _group_of(graph, name), graph.nodes[name]
     try:
-        stored = await store.describe(name)
-    except FeatureGroupNotFound as error:
+        stored = await (store.describe_columns if expected.types else store.describe)(name)
+    except (FeatureGroupNotFound, FeatureSchemaMismatch) as error:
         yield str(error)
         return
-    for line in differences(expected, stored):
+    for line in (column_differences if expected.types else differences)(expected, stored):
         yield f"schema: {line}"
-    if stored.dim != expected.dim or not nodes.num_nodes:
+    if (stored.dim != expected.dim and not expected.types) or not nodes.num_nodes:
         return
     num = min(sample, nodes.num_nodes)
     rows = np.sort(np.random.default_rng(seed).choice(nodes.num_nodes, num, replace=False))
     ids = nodes.ids.external(rows)
-    fetched = await store.fetch(stored, ids)
+    if nodes.columns is not None:
+        fetched = await store.fetch_columns(expected, ids)
+        found = [
+            _row_difference(expected, ours, theirs)
+            for ours, theirs in zip(nodes.columns.table.take(rows).to_pylist(), fetched, strict=True)
+        ]
+        if any(found):
+            which = np.array([bool(each) for each in found])
+            yield f"{sum(which):,} of {num:,} rows are different: {listed_ids(ids, which)}"
+            yield f"the first: {next(filter(None, found))}"
+        return
     # Rounded like the store's rows, so that a narrower dtype is not reported for every row.
     with np.errstate(over="ignore"):
         ours = nodes.features[rows].astype(stored.dtype).astype(np.float32)
-    missing = ~fetched.found
-    if missing.any():
-        yield f"{int(missing.sum()):,} of {num:,} rows are missing: {_shown(ids, missing)}"
-    if fetched.num_invalid:
-        yield f"{fetched.num_invalid:,} of them are invalid: {'; '.join(fetched.problems)}"
-    unequal = (ours != fetched.values) & ~(np.isnan(ours) & np.isnan(fetched.values))
-    other = unequal.any(axis=1) & fetched.found
-    if other.any():
-        yield f"{int(other.sum()):,} of {num:,} rows are different: {_shown(ids, other)}"
-        row = int(np.flatnonzero(other)[0])
-        yield f"the first: {_first_difference(expected, ids[row], ours[row], fetched.values[row])}"
+    for line in row_differences(expected, ids, ours, await store.fetch(stored, ids)):
+        yield line
 
 
-def _first_difference(group: FeatureGroup, id: Any, ours: FloatArray, theirs: FloatArray) -> str:
-    at = int(np.flatnonzero((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))[0])
-    called = f" ({group.feature_names[at]!r})" if group.feature_names else ""
-    return (
-        f"number {at}{called} of {_plain(id)!r} is {theirs[at]:g} in the store, {ours[at]:g} in the graph"
-    )
-
-
-def _shown(ids: ExternalIds, which: AnyArray) -> str:
-    rows = np.flatnonzero(which)
-    shown = ", ".join(repr(_plain(ids[row])) for row in rows[:_MAX_SHOWN].tolist())
-    return f"{shown} …" if len(rows) > _MAX_SHOWN else shown
-
-
-def _plain(id: Any) -> int | str:
-    return id if isinstance(id, str) else int(id)
-
-
-@asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[FeatureStore]:
-    store = open_store(url, "--store")
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
+def _row_difference(group: FeatureGroup, ours: dict[str, Any], theirs: ColumnRow) -> str:
+    """Difference of a row of columns in a store from the graph's; "" for none."""
+    if theirs is None or isinstance(theirs, str):
+        return theirs or "the row is missing"
+    for name, kind in group.columns.items():
+        if name not in theirs:
+            return f"column {name!r} is missing"
+        try:
+            if cell_of(kind, theirs[name]) != cell_of(kind, ours[name]):  # type: ignore[arg-type]
+                return f"column {name!r} is {theirs[name]!r} in the store, {ours[name]!r} in the graph"
+        except ValueError as error:
+            return f"column {name!r}: {error}"
+    return ""

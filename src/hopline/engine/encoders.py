@@ -77,6 +77,11 @@ class RowEncoder(Protocol):
         Raises: BadRequest: a value that the preprocessing does not accept; names the column, row and value.
         """
 
+    def encode_each(
+        self, columns: Mapping[str, Any], count: int, most: int
+    ) -> tuple[FloatArray, dict[int, str]]:
+        """As `encode`, with NaN for refused rows, and why; after more than `most`, NaN for the rest."""
+
     def rows(self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str] = ()) -> FloatArray:
         """Features of rows of a request, float32 [n, width].
 
@@ -252,19 +257,14 @@ class EncodedNodes(LiveNodes):
     def _encode(self, slots: IdArray, refused: list[tuple[int, str]]) -> None:
         """Make missing rows; adds slots that are not accepted, with the reason, to `refused`."""
         since, late = self._own.since, np.empty(len(slots), np.int64)
-        late = np.unique(late[: find_late(slots, since, self._ready, late)])
-        if not len(late):
+        if not len(late := np.unique(late[: find_late(slots, since, self._ready, late)])):
             return
         values = values_of(self.column_schemas, *self.cells(late))
-        try:
-            self._rows[late] = self._encoder.encode(values, len(late))
-            set_ready(late, since, self._ready)
-        except BadRequest as error:
-            if len(late) == 1:
-                refused.append((int(late[0]), str(error).replace(", row 0:", ":").removeprefix("row 0: ")))
-            for part in np.array_split(late, 2) if len(late) > 1 else ():
-                if len(refused) <= _MOST_REFUSED:
-                    self._encode(part, refused)
+        rows, wrong = self._encoder.encode_each(values, len(late), _MOST_REFUSED - len(refused))
+        refused += [(int(late[at]), why) for at, why in wrong.items()]
+        good = np.isfinite(rows).all(axis=1)
+        self._rows[late[good]] = rows[good]
+        set_ready(late[good], since, self._ready)
 
 
 class _EncodedRows(LiveRows):

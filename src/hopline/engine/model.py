@@ -387,7 +387,7 @@ def load_model(
 
     Raises: SchemaMismatch: see `check_schema`.
     """
-    if sources and sources.keys() & (spec.embeddings.keys() | spec.encoders.keys()):
+    if sources and sources.keys() & spec.embeddings.keys():
         spec.check_plain_features("a server with a feature store")
     model = Model(folder, spec, graph, state_caches, threads, sources)
     model.student = student_of(folder, spec, threads)

@@ -6,9 +6,9 @@ For authors of a store:
     registry.py    schemes of URLs, built in and from other packages (entry points)
     rows.py, ids.py    rows in an array, found by id
 
-The stores: memory.py and parquet.py; Redis, DynamoDB, Feast and PyG are in `packages/stores`, which also
-has `hopline_stores.foreign`: threads for client libraries, as they block, and which of their errors are
-worth a retry. `hopline.testing.feature_stores` has the conformance suite that each store passes.
+The stores: memory.py; Parquet, Redis, DynamoDB, Feast and PyG are in `packages/stores`, which also has
+`hopline_stores.foreign`: threads for client libraries, as they block, and which of their errors are worth a
+retry. `hopline.testing.feature_stores` has the conformance suite that each store passes.
 
 Above the stores, and independent of them:
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.errors import FeatureSchemaMismatch, FeatureStoreError
 from hopline.types import ExternalIds, FloatArray
 
 #: Names of the dtypes that rows may have in a store; all are served as float32.
 DTYPES = ("float32", "float16", "float64")
+#: In the place of a dtype: rows are values by name, which the preprocessing of models reads.
+COLUMNS = "columns"
+#: A row of columns: values by name, as JSON has them, or datetimes. None where a store has no such row; a
+#: text says why it cannot be used.
+ColumnRow = Mapping[str, Any] | str | None
 
 
 class FeatureGroup(msgspec.Struct, frozen=True):
@@ -26,14 +33,26 @@ class FeatureGroup(msgspec.Struct, frozen=True):
     Attributes:
         name: name of the group.
         dim: numbers per row.
-        dtype: one of DTYPES, little-endian.
-        feature_names: one for each number, in order; empty without names.
+        dtype: one of DTYPES, little-endian; or COLUMNS.
+        feature_names: one for each number or column, in order; empty without names.
+        types: of columns, as in `graph.schema.ColumnType`; empty for numbers.
     """
 
     name: str
     dim: int
     dtype: str = "float32"
     feature_names: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+    @classmethod
+    def of_columns(cls, name: str, types: Mapping[str, str]) -> FeatureGroup:
+        """A group of columns; `types` has the type of each."""
+        return cls(name, len(types), COLUMNS, tuple(types), tuple(types.values()))
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column -> its type; {} for a group of numbers."""
+        return dict(zip(self.feature_names, self.types, strict=True)) if self.types else {}
 
     @property
     def row_bytes(self) -> int:
@@ -43,7 +62,8 @@ class FeatureGroup(msgspec.Struct, frozen=True):
     @property
     def hash(self) -> str:
         """16 hex digits of names, order, dim and dtype; the group's own name is not included."""
-        schema = msgspec.json.encode([self.dim, self.dtype, self.feature_names])
+        types = [self.types] if self.types else []
+        schema = msgspec.json.encode([self.dim, self.dtype, self.feature_names, *types])
         return hashlib.sha256(schema).hexdigest()[:16]
 
 
@@ -138,9 +158,31 @@ class FeatureStore(ABC):
         """
         raise self._read_only()
 
-    def _read_only(self) -> Exception:
-        from hopline.errors import FeatureStoreError
+    async def describe_columns(self, group: str) -> FeatureGroup:
+        """Return the columns of a group, named and typed; raises as `describe`."""
+        found = await self.describe(group)
+        if found.dtype != COLUMNS:
+            raise FeatureSchemaMismatch(
+                f"{self.kind}: group {group!r} has rows of {found.dim} numbers, and no columns; the "
+                "preprocessing of a model reads columns: load them with `hopline features load`"
+            )
+        return found
 
+    async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
+        """Return rows of columns in the order of the ids; raises as `fetch`.
+
+        Args:
+            group: of COLUMNS, those that are wanted. A row lacks the columns that its store lacks.
+        """
+        raise FeatureStoreError(f"{self.kind} stores have no columns for Hopline, only numbers")
+
+    async def write_columns(
+        self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Store rows of columns, a value of each for each id; replaces existing ones; raises as `write`."""
+        raise self._read_only()
+
+    def _read_only(self) -> Exception:
         return FeatureStoreError(
             f"{self.kind} stores are read-only for Hopline; load rows with the store's own tools"
         )

@@ -59,6 +59,9 @@ class L1Rows:
         ages: metric of ages; None for no measurement.
         shared: True if other processes map the cache.
         clock: seconds, monotonic; that of the client, and of all processes that map the cache.
+
+    Attributes:
+        key: name for a prefetcher, if it is not that of the node type.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class L1Rows:
         self.cache = cache
         self.client = client
         self.num_fetched = 0
+        self.key = ""
         self._external = external
         self._make_mean = mean
         self._mean: FloatArray | None = None

@@ -10,18 +10,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound
-from hopline.features.base import DTYPES, FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.ids import IdRows, RowNumbers, index
+from hopline.features.base import COLUMNS, DTYPES, ColumnRow, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import IdRows, RowNumbers, index, listed
 from hopline.features.rows import GrowingRows, Rows, check_group, check_same, checked_values, not_found
 from hopline.files import check_regular
-from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
+from hopline.types import UNREADABLE, AnyArray, ExternalId, ExternalIds, FloatArray
 
 
 class MemoryStore(FeatureStore):
@@ -34,6 +36,8 @@ class MemoryStore(FeatureStore):
         self._setting = setting
         self._folder = Path(unquote(parts.netloc + parts.path)) if parts.netloc or parts.path else None
         self._groups: dict[str, Rows] = {}
+        #: Rows of groups of columns, by id.
+        self._columns: dict[str, dict[ExternalId, Mapping[str, Any]]] = {}
 
     async def open(self) -> None:
         """Map the folder's files, if there is a folder."""
@@ -58,7 +62,12 @@ class MemoryStore(FeatureStore):
         check_group(group)
         rows = self._groups.get(group.name)
         if rows is None or rows.group.hash != group.hash:
-            self._groups[group.name] = GrowingRows(group)
+            nothing = np.empty((0, group.dim), np.float32)
+            has_columns = group.dtype == COLUMNS
+            self._groups[group.name] = (
+                Rows(group, RowNumbers(0), nothing) if has_columns else GrowingRows(group)
+            )
+            self._columns[group.name] = {}
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
         """See `FeatureStore.write`."""
@@ -67,6 +76,20 @@ class MemoryStore(FeatureStore):
             raise self._read_only()
         check_same(group, rows.group)
         rows.write(ids, checked_values(group, ids, values))
+
+    async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
+        """See `FeatureStore.fetch_columns`."""
+        rows = self._columns.get(self._rows(group.name).group.name, {})
+        return [rows.get(id) for id in listed(ids)]
+
+    async def write_columns(
+        self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """See `FeatureStore.write_columns`."""
+        rows = self._columns[group.name]
+        names: Sequence[ExternalId] = listed(ids)
+        for at, id in enumerate(names):
+            rows[id] = {name: values[at] for name, values in columns.items()}
 
     def _rows(self, group: str) -> Rows:
         rows = self._groups.get(group)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import numpy as np
 
 from hopline.config.urls import find_by_scheme
 from hopline.doors import Door
-from hopline.features.base import FeatureStore
+from hopline.features.base import FeatureGroup, FeatureStore
+from hopline.features.rows import refuse_not_finite
+from hopline.types import ExternalIds
 
 #: The default setting of a store's URL.
 SETTING = "features.store"
@@ -25,9 +31,9 @@ DOOR = Door(
     "hopline.feature_stores",
     {
         "memory": "hopline.features.memory:MemoryStore",
-        "parquet": "hopline.features.parquet:ParquetStore",
     },
     {
+        "parquet": "'hopline[redis]'",
         **PUBLISHING,
         **{f"published+{scheme}": install for scheme, install in PUBLISHING.items()},
         "feast": "'hopline[feast]'",
@@ -48,3 +54,24 @@ def open_store(url: str, setting: str = SETTING) -> FeatureStore:
     """
     made = find_by_scheme(DOOR, url, setting, "the URL of a feature store")
     return cast(FeatureStore, made(url, setting))
+
+
+@asynccontextmanager
+async def opened_store(url: str, setting: str) -> AsyncIterator[FeatureStore]:
+    """As `open_store`, opened; it is closed at the end."""
+    store = open_store(url, setting)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+async def write_rows(store: FeatureStore, group: FeatureGroup, ids: ExternalIds, values: Any) -> None:
+    """Write columns by name, or an array of numbers, which must be finite; raises as the store."""
+    if group.types:
+        await store.write_columns(group, ids, values)
+        return
+    rows = np.asarray(values, np.float32)
+    refuse_not_finite(group, ids, rows)
+    await store.write(group, ids, rows)

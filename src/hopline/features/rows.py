@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hopline.errors import FeatureSchemaMismatch, FeatureStoreError
-from hopline.features.base import DTYPES, FeatureGroup, FetchedRows
+from hopline.features.base import COLUMNS, DTYPES, FeatureGroup, FetchedRows
 from hopline.features.ids import HashedIds, IdRows
 from hopline.float32 import changed, loss
 from hopline.types import AnyArray, ExternalIds, FloatArray
@@ -147,14 +147,13 @@ def check_group(group: FeatureGroup) -> None:
         )
     if group.dim < 1:
         raise FeatureStoreError(f"group {group.name!r}: dim must be at least 1, not {group.dim}")
-    if group.dtype not in DTYPES:
+    if group.dtype not in (*DTYPES, COLUMNS) or (group.dtype == COLUMNS) != bool(group.types):
         raise FeatureStoreError(
             f"group {group.name!r}: dtype must be one of {', '.join(DTYPES)}, not {group.dtype!r}"
         )
-    if group.feature_names and len(group.feature_names) != group.dim:
-        raise FeatureStoreError(
-            f"group {group.name!r}: {len(group.feature_names)} feature names for {group.dim} numbers"
-        )
+    for what, each in (("feature names", group.feature_names), ("types", group.types)):
+        if each and len(each) != group.dim:
+            raise FeatureStoreError(f"group {group.name!r}: {len(each)} {what} for {group.dim} numbers")
 
 
 def not_found(kind: str, name: str, known: list[str]) -> str:

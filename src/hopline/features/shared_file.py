@@ -7,21 +7,28 @@ different layout is created again if no process uses it, and refused otherwise. 
 its own byte while it lives, so two processes never write one partition. The kernel releases the lock
 however the process ends.
 
-This file does not depend on rows: the layout is settings and their values, as text.
+The layout is settings and their values, as text.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
+from hopline.features.base import FeatureGroup
+from hopline.features.l1 import CachePlan
 from hopline.files import boot_id, locked
+from hopline.memory.arena import Arena
 from hopline.types import UNREADABLE
 
 #: Bytes before the arrays: a page.
@@ -30,6 +37,10 @@ _MAGIC = b"HOPLINE L1 file\n"
 _SETTING = "features.shared_file"
 #: `struct flock` of the kernel: `l_type`, `l_whence`, `l_start`, `l_len`, `l_pid`; padded to its alignment.
 _FLOCK = struct.Struct("@hhqqi0q")
+
+
+#: What a prefetcher has of L1's slots, to one of all workers together: they write only when it is away.
+_PREFETCHER_SHARE = 4.0
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -153,3 +164,63 @@ def _is_used(fd: int) -> bool:
     request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))[0]
     return kind != fcntl.F_UNLCK
+
+
+def planned(config: Config, rows: Mapping[str, tuple[int, int]]) -> dict[str, CachePlan]:
+    """`features.memory_bytes` divided by the size of all rows.
+
+    Args:
+        rows: node type -> the number of its rows, and the numbers of a row.
+
+    Raises: ConfigError: as `CachePlan.within`.
+    """
+    total = max(1, sum(count * dim for count, dim in rows.values()))
+    memory, num_workers = config.features.memory_bytes, config.worker.count
+    shares = (1.0,) * num_workers
+    if config.features.prefetcher is not None:
+        shares += (_PREFETCHER_SHARE * num_workers,)
+    return {
+        name: CachePlan.within(count, dim, memory * count * dim // total, len(shares), shares)
+        for name, (count, dim) in rows.items()
+    }
+
+
+def join_file(
+    config: Config, lineage: str, rows: Mapping[str, tuple[FeatureGroup, CachePlan]], suffix: str = ""
+) -> tuple[SharedFile, Arena]:
+    """Open or create `features.shared_file`, and map it.
+
+    Args:
+        lineage: of the graph. rows: node type -> its group and the layout of its cache.
+        suffix: of the name of a further file, for rows that a preprocessing encodes.
+
+    Raises: ConfigError: as `SharedFile.join`.
+    """
+    settings, path = config.features, config.features.shared_file
+    assert path is not None
+    plans = [plan for _, plan in rows.values()]
+    layout = {
+        "graph.path": lineage,
+        # Whose rows they are, without a password.
+        "features.store": short(urlsplit(settings.store)._replace(netloc=_place(settings.store))),
+        "features.groups": short({name: [group.name, group.hash] for name, (group, _) in rows.items()}),
+        "features.memory_bytes": str(settings.memory_bytes),
+        "features.prefetcher": "set" if settings.prefetcher is not None else "empty",
+        "server.workers": str(config.worker.count),
+        "layout": short([(plan.num_nodes, plan.dim, plan.slots) for plan in plans]),
+    }
+    num_bytes = sum(plan.num_bytes for plan in plans)
+    path = path.with_name(f"{path.name}-{suffix}") if suffix else path
+    shared = SharedFile.join(path, layout, num_bytes, config.worker.index)
+    arena = Arena(HEADER_BYTES + num_bytes, shared.fd)
+    arena.take((HEADER_BYTES,), np.uint8)
+    return shared, arena
+
+
+def _place(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def short(value: object) -> str:
+    """12 hex digits that tell values apart."""
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:12]

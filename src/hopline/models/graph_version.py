@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -35,6 +36,10 @@ async def load_graph_version(load: Load, folder: Path, limits: ModelLimits, tool
     warn_of_overflow(spec)
     inputs = await tools.inputs.take(unit)
     load.hold_async(lambda: tools.inputs.give_back(unit))
+    if inputs.sources is not None and spec.encoders:
+        sources = await inputs.sources.encoded(folder, spec, inputs.graph, tools.regions)
+        load.hold_async(sources.give_back)
+        inputs = dataclasses.replace(inputs, sources=sources)
     load.served = served = await tools.in_thread(_made, load, folder, spec, limits, inputs, tools)
     await tools.in_thread(served.warm_up)
     computer = served.computer
@@ -66,8 +71,7 @@ def _computer(
     check_schema(spec, graph)  # before anything reads what the graph may not have
     config, regions, populator = tools.config, tools.regions, tools.populator
     key = _region_key(load, spec, graph)
-    # A state expires with the feature rows of a store that it was computed from.
-    ages = inputs.sources is not None
+    ages = inputs.sources is not None  # a state expires with a store's rows that it was computed from
     plan, arena = regions.take(
         key, tools.share, lambda share: StateCachePlan(spec, graph, share, config.worker.count, ages=ages)
     )
@@ -75,13 +79,11 @@ def _computer(
     populator.add(arena.mapping)
     load.hold_async(lambda: tools.in_thread(populator.remove, arena.mapping))
     state_caches = plan.build(arena, config.worker.index)
-    sources = inputs.sources
-    rows: Mapping[str, RowSource] = {} if inputs.store is None else inputs.store.rows
-    l1_rows = rows if sources is None else sources.l1_rows
-    loaded = load_model(folder, spec, graph, state_caches, config.compute.threads, l1_rows)
-    edges = None
-    if inputs.store is not None:
-        edges = inputs.store.fetcher(loaded.edge_columns)
+    store, sources = inputs.store, inputs.sources
+    rows: Mapping[str, RowSource] = {} if store is None else store.rows
+    rows = rows if sources is None else sources.l1_rows
+    loaded = load_model(folder, spec, graph, state_caches, config.compute.threads, rows)
+    edges = None if store is None else store.fetcher(loaded.edge_columns)
     return GraphComputer(loaded, config, sources, load.unit.id, edges)
 
 
@@ -94,8 +96,7 @@ def _region_key(load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
 
 def _precomputed_files(limits: ModelLimits, unit: Unit, tools: Tools) -> list[Path]:
     """Files that may have final rows of a unit: those of its snapshot, else those of the settings."""
-    snapshot = tools.inputs.snapshot(unit)
-    if snapshot is not None and snapshot.precomputed:
+    if (snapshot := tools.inputs.snapshot(unit)) is not None and snapshot.precomputed:
         return snapshot.precomputed
     own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
     return [expanded(name, "precomputed.file") for name in own or tools.config.precomputed.file]
@@ -114,9 +115,9 @@ async def _look_up(
     )
 
     def open_rows() -> dict[str, FinalRows]:
-        from_store = bool(config.features.store)
+        stored = bool(config.features.store)
         return precomputed_rows(
-            files, folder, model.spec, model.graph, config.precomputed, from_store=from_store
+            files, folder, model.spec, model.graph, config.precomputed, from_store=stored
         )
 
     rows = await tools.in_thread(open_rows)

@@ -303,8 +303,7 @@ class SharedInputs:
     async def _open_sources(self, graph: Graph | LiveView, unit: Unit) -> Sources | None:
         if not self._config.features.store:
             return None
-        loop = asyncio.get_running_loop()
-        sources = await loop.run_in_executor(self._threads, self._make_sources, unit)
+        sources = await asyncio.get_running_loop().run_in_executor(self._threads, self._make_sources, unit)
         try:
             await sources.open(graph, self._threads)
         except BaseException as error:

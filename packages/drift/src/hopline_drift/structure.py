@@ -128,7 +128,7 @@ class Structure:
     def _read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
         self._rest()
         nodes, encoder = self._model.graph.nodes[node_type], self._model.encoders.get(node_type)
-        if encoder is None:
+        if encoder is None or node_type in getattr(self._model, "sources", {}):  # rows are kept encoded
             self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
         elif isinstance(nodes, LiveNodes):
             cells = nodes.cells(LiveNodes.slots(nodes, ids))  # of the columns: nothing is encoded

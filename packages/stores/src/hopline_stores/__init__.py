@@ -4,6 +4,7 @@
                    features.py (rows), graph.py with graph_*.py (edges), state.py (a fleet)
     dynamodb.py, feast.py, pyg.py    feature stores over client libraries, with foreign.py: their threads,
                    and which of their errors are worth a retry
+    parquet.py     a feature store of files; columns.py: forms of values in stores of texts
     published.py   batch results in a store, one generation after another; sink.py writes them
 
 Hopline finds them by the schemes of URLs.

@@ -4,8 +4,11 @@
 Amazon's, `&create=true` to create a missing table, and `&timeout_ms=500`, the time limit of one call. boto3
 finds the credentials.
 
+With `&absent=null`, an attribute that an item lacks is null.
+
 One item is one row. The table's partition key is the string `key`, "<group>:<id>"; the attribute `row`
-(binary) has the row's numbers, raw and little-endian. A group's schema is the attribute `schema` of the
+(binary) has the row's numbers, raw and little-endian. A row of columns has an attribute for each column:
+S, N, BOOL or NULL, a time as S in ISO 8601. A group's schema is the attribute `schema` of the
 item "<group>:schema", which a row with the id "schema" may share. The item ":groups" lists the groups; an
 item "#<name>" is a note (`published.py`). Serving needs only the permission dynamodb:BatchGetItem.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -24,10 +27,11 @@ import numpy as np
 
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
-from hopline.features.base import FeatureGroup, FetchedRows
+from hopline.features.base import ColumnRow, FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
+from hopline_stores.columns import absent_is_null, is_null, number_of, text_of
 from hopline_stores.foreign import RowsById, Threads
 from hopline_stores.published import PublishingStore
 
@@ -35,6 +39,9 @@ from hopline_stores.published import PublishingStore
 _KEYS_OF_A_READ = 100
 _ITEMS_OF_A_WRITE = 25
 _KEY_BYTES = 2048
+
+#: Of its numbers, without a sign.
+_SMALLEST, _LARGEST = 1e-130, 9.99e125
 
 #: Concurrent calls; 421 rows need five.
 _THREADS = 8
@@ -48,7 +55,9 @@ _READ_PAUSES_S = (0.001, 0.002, 0.004)
 _WRITE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 _GROUPS_KEY = ":groups"
-_OPTIONS = ("region", "endpoint_url", "create", "timeout_ms")
+_OPTIONS = ("region", "endpoint_url", "create", "timeout_ms", "absent")
+#: Attributes with a meaning of ours, which no column can have.
+_RESERVED = ("key", "row", "schema", "names", "note")
 
 #: Transient error codes; all responses with status 5xx are transient too.
 _TRANSIENT = frozenset(
@@ -101,6 +110,7 @@ class DynamoDbStore(PublishingStore):
         if not (timeout_ms.isascii() and timeout_ms.isdecimal() and int(timeout_ms) > 0):
             raise ConfigError(f"{setting}: timeout_ms={timeout_ms} in {url!r} is not an integer above 0")
         self._timeout_s = int(timeout_ms) / 1000
+        self._absent_is_null = absent_is_null(options, lambda why: ConfigError(f"{setting}: {why}"))
         self._region = options.get("region") or None
         self._endpoint = options.get("endpoint_url") or None
         self._may_create = options.get("create") == "true"
@@ -166,6 +176,10 @@ class DynamoDbStore(PublishingStore):
     async def create(self, group: FeatureGroup) -> None:
         """See `FeatureStore.create`; first creates a missing table if the URL allows it."""
         check_group(group)
+        if taken := sorted({*group.columns} & {*_RESERVED}):
+            raise FeatureStoreError(
+                f"{self._name}: a column cannot have the name {taken[0]!r}, which an attribute of items has"
+            )
         await self._make_table()
         schema = msgspec.json.encode(group).decode()
         await self._update(_schema_key(group.name), "SET #a = :v", "schema", {"S": schema})
@@ -180,20 +194,37 @@ class DynamoDbStore(PublishingStore):
         """
         check_group(group)
         raw = checked_values(group, ids, values)
-        keys = _keys(group.name, ids)
-        for key in keys:
+        rows = {key: {"row": {"B": raw[i].tobytes()}} for i, key in enumerate(_keys(group.name, ids))}
+        await self._write(group, rows)
+
+    async def _write(self, group: FeatureGroup, rows: dict[str, Item]) -> None:
+        """Replace items: key -> attributes."""
+        for key in rows:
             if not _is_possible(key):
                 raise FeatureStoreError(
                     f"{self._name}: {key[:80]!r} … cannot be a key: at most {_KEY_BYTES} bytes of UTF-8"
                 )
-        rows = {key: raw[i].tobytes() for i, key in enumerate(keys)}
-        beside_schema = rows.pop(_schema_key(group.name), None)
-        if beside_schema is not None:
-            await self._update(_schema_key(group.name), "SET #a = :v", "row", {"B": beside_schema})
-        puts = [
-            {"PutRequest": {"Item": {"key": {"S": key}, "row": {"B": row}}}} for key, row in rows.items()
-        ]
+        for name, value in rows.pop(_schema_key(group.name), {}).items():  # with the schema
+            await self._update(_schema_key(group.name), "SET #a = :v", name, value)
+        puts = [{"PutRequest": {"Item": {"key": {"S": key}, **row}}} for key, row in rows.items()]
         await self._all(puts, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
+
+    async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
+        """See `FeatureStore.fetch_columns`."""
+        keys = _keys(group.name, ids)
+        items = await self._get(list({key for key in keys if _is_possible(key)}), self._reader)
+        rows = {key: _columns(group, item, self._absent_is_null) for key, item in items.items()}
+        return [rows.get(key) for key in keys]
+
+    async def write_columns(
+        self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """See `FeatureStore.write_columns`; raises as `write`."""
+        rows = {
+            key: {name: _attribute(group, name, value) for name, value in zip(columns, values, strict=True)}
+            for key, values in zip(_keys(group.name, ids), zip(*columns.values(), strict=True), strict=True)
+        }
+        await self._write(group, rows)
 
     async def note(self, name: str) -> bytes | None:
         """See `PublishingStore.note`; the value may be slightly outdated."""
@@ -432,6 +463,43 @@ def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[st
         dtype = np.dtype(group.dtype).newbyteorder("<")
         rows.values[rows.found] = np.frombuffer(b"".join(raw), dtype).reshape(-1, group.dim)
     return rows.answer(np.arange(len(keys)), ids)
+
+
+def _columns(group: FeatureGroup, item: Item, absent_is_null: bool) -> ColumnRow:
+    """An item as a row of columns; None for one without attributes of a row."""
+    if "row" in item:
+        return "has the numbers of a row, and no columns"
+    if not item.keys() - {*_RESERVED}:
+        return None
+    found: dict[str, Any] = {}
+    for name in group.columns:
+        if name not in item:
+            if absent_is_null:
+                found[name] = None
+            continue
+        ((form, value),) = item[name].items()
+        if form == "NULL":
+            value = None
+        elif form == "N":
+            value = number_of(value)
+        elif form not in ("S", "BOOL"):
+            return f"column {name!r} is an attribute of type {form}"
+        found[name] = value
+    return found
+
+
+def _attribute(group: FeatureGroup, name: str, value: Any) -> Item:
+    """A value of a column as an attribute."""
+    if is_null(value):
+        return {"NULL": True}
+    kind = group.columns[name]
+    if kind == "boolean":
+        return {"BOOL": bool(value)}
+    if kind in ("text", "timestamp"):
+        return {"S": text_of(value)}
+    if value and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise FeatureStoreError(f"column {name!r}: DynamoDB has no number {value!r}; store it as text")
+    return {"N": text_of(value)}
 
 
 def _code(error: BaseException | None) -> str:

@@ -11,10 +11,10 @@ from importlib.metadata import EntryPoints
 import numpy as np
 import pytest
 
-from hopline.answering.prefetcher import PrefetchResponse, Wanted, open_prefetcher
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.l1_rows import FetchResult
+from hopline.features.prefetcher import PrefetchResponse, Wanted, open_prefetcher
 from hopline.observe.metrics import Metrics
 from hopline.process.wire import Refusal
 from hopline.sampling.keyed import NO_CUT

@@ -31,7 +31,7 @@ class ColumnEncoder:
 
     Attributes:
         columns: name, type, whether null is allowed, and valid values, of each column.
-        example: a row that is valid, for warming up.
+        example: a row that is valid, for warming up. width: numbers of a row of features.
         inputs: the columns as tensors, without those whose names other tensors have.
     """
 
@@ -46,6 +46,7 @@ class ColumnEncoder:
             {"name": one.name, "type": types[one.name], "nullable": one.nullable, "values": [*one.values]}
             for one in spec.columns
         ]
+        self.width = spec.output_dim
         self.inputs = tuple(
             TensorInfo(name, _DATATYPES.get(kind, "BYTES"), (-1,), optional=True)
             for name, kind in self._types.items()
@@ -63,6 +64,28 @@ class ColumnEncoder:
             given = {name: columns[name][row] for name in self._types}
             raise BadRequest(f"row {row}: the preprocessing has no finite result for {shown(given)}")
         return features
+
+    def encode_each(
+        self, columns: Mapping[str, Any], count: int, most: int
+    ) -> tuple[FloatArray, dict[int, str]]:
+        """As `RowEncoder.encode_each`: what is refused is found by halving."""
+        refused, parts = dict[int, str](), [np.empty((0, self.width), np.float32)]
+        ranges = [(0, count)] if count else []
+        while ranges:
+            begin, end = ranges.pop()
+            if len(refused) <= most:
+                try:
+                    part = {name: columns[name][begin:end] for name in self._types}
+                    parts.append(self.encode(part, end - begin))
+                    continue
+                except BadRequest as error:
+                    if end - begin > 1:
+                        middle = (begin + end) // 2
+                        ranges += [(middle, end), (begin, middle)]
+                        continue
+                    refused[begin] = str(error).replace(", row 0:", ":").removeprefix("row 0: ")
+            parts.append(np.full((end - begin, self.width), np.nan, np.float32))
+        return np.concatenate(parts), refused
 
     def rows(self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str] = ()) -> FloatArray:
         """As `RowEncoder.rows`."""

@@ -13,6 +13,7 @@ from hopline_tabular.spec import read_tabular
 
 if TYPE_CHECKING:
     from hopline.answering.limits import ModelLimits
+    from hopline.features.base import FeatureGroup, FeatureStore
     from hopline.models.load import Load
     from hopline.models.tools import Tools
     from hopline_tabular.encoder import ColumnEncoder
@@ -49,6 +50,14 @@ class TabularKind(ModelKind):
         from hopline_tabular.encoder import ColumnEncoder
 
         return ColumnEncoder(folder, model, types)
+
+    def encoded_store(
+        self, store: FeatureStore, columns: FeatureGroup, features: FeatureGroup, encoder: ColumnEncoder
+    ) -> FeatureStore:
+        """A store whose rows are encoded when they are fetched; see `EncodedStore`."""
+        from hopline_tabular.store import EncodedStore
+
+        return EncodedStore(store, columns, features, encoder)
 
     def convert(
         self, transformer: Any, types: Mapping[str, str], rows: Mapping[str, Any], folder: Path, file: str

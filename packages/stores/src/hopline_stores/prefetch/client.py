@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopline.answering.prefetcher import PrefetchResponse, Wanted
 from hopline.config.schema import Config
+from hopline.features.prefetcher import PrefetchResponse, Wanted
 from hopline.observe.metrics import Metrics
 from hopline.process.link import Handshake, Link, LinkLog
 from hopline.types import IdArray
@@ -86,7 +86,7 @@ class _Sent:
 def connect(
     path: Path, graph_version: str, rows: tuple[int, int], config: Config, metrics: Metrics
 ) -> PrefetcherClient:
-    """A started client, as `answering.prefetcher.open_prefetcher` describes it."""
+    """A started client, as `features.prefetcher.open_prefetcher` describes it."""
     identity = wire.Identity(graph_version, rows)
     timeout_s = config.features.fetch_timeout_ms / 1e3
     client = PrefetcherClient(path, identity, config.worker.index, timeout_s, metrics)
@@ -95,7 +95,7 @@ def connect(
 
 
 class PrefetcherClient:
-    """Sends requests to the prefetcher; implements `answering.prefetcher.Prefetcher`. For one event loop.
+    """Sends requests to the prefetcher; implements `features.prefetcher.Prefetcher`. For one event loop.
 
     Args:
         path: path of the socket.

@@ -46,15 +46,19 @@ class Neighborhood:
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, l1_rows: Mapping[str, L1Rows]) -> None:
         sources = {name: Presence(rows) for name, rows in l1_rows.items()}
+        self._keys = {name: rows.key or name for name, rows in l1_rows.items()}
         self._model = load_model(folder, spec, graph, sources=sources)
 
     def lacking(self, seeds: Mapping[str, IdArray], as_of: int) -> dict[str, IdArray]:
-        """Return the missing rows of the L1 feature cache: node type -> int64 distinct ids.
+        """Return the missing rows of the L1 feature cache: name of the rows -> int64 distinct ids.
+
+        The name is that of the node type, or of what the model's preprocessing makes of its columns.
 
         Args:
             seeds: node type -> int64 distinct global ids, of the types that the model's head reads.
         """
-        return self._model.absent(seeds, as_of)
+        found = self._model.absent(seeds, as_of)
+        return {self._keys[name]: ids for name, ids in found.items()}
 
     @property
     def seed_types(self) -> frozenset[str]:

@@ -62,7 +62,8 @@ async def _live(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int
     try:
         graph = Graph.open(needed_folder(config, "graph.path"))
         await sources.open(graph)
-        server = _server(graph, sources, fetch_counts, models)
+        read = [(folder, spec, await sources.encoded(folder, spec, graph)) for folder, spec in models]
+        server = _server(graph, sources, fetch_counts, read)
         path = config.features.prefetcher
         assert path is not None
         await server.listen(path)
@@ -83,16 +84,23 @@ async def _live(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int
 
 
 def _server(
-    graph: Graph, sources: Sources, fetch_counts: FetchCounts, models: Sequence[tuple[Path, ModelSpec]]
+    graph: Graph,
+    sources: Sources,
+    fetch_counts: FetchCounts,
+    models: Sequence[tuple[Path, ModelSpec, Sources]],
 ) -> PrefetchServer:
     assert sources.shared is not None
+    rows, num_nodes = dict(sources.l1_rows), {name: each.num_nodes for name, each in graph.nodes.items()}
+    for _, _, own in models:
+        for name, each in own.l1_rows.items():
+            rows[each.key or name] = each
+            num_nodes[each.key or name] = num_nodes[name]
     neighborhoods = {
-        (spec.name, spec.version): Neighborhood(folder, spec, graph, sources.l1_rows)
-        for folder, spec in models
+        (spec.name, spec.version): Neighborhood(folder, spec, graph, own.l1_rows)
+        for folder, spec, own in models
     }
-    num_nodes = {name: nodes.num_nodes for name, nodes in graph.nodes.items()}
     identity = wire.Identity(graph.version, sources.shared.identity)
-    return PrefetchServer(sources.l1_rows, neighborhoods, identity, num_nodes, fetch_counts)
+    return PrefetchServer(rows, neighborhoods, identity, num_nodes, fetch_counts)
 
 
 def report(server: PrefetchServer) -> None:

@@ -78,10 +78,10 @@ class PrefetchServer:
     """Serves the workers' connections; see the module docstring.
 
     Args:
-        l1_rows: node type -> its rows in the shared L1 feature cache.
+        l1_rows: node type, or `L1Rows.key` -> its rows in the shared L1 feature cache.
         neighborhoods: (model, version) -> the rows that its seeds read.
         identity: the workers must have the same.
-        num_nodes: node type -> limit of its ids.
+        num_nodes: the same names -> limit of their ids.
         fetch_counts: counts fetched rows and calls.
 
     Attributes:

@@ -72,9 +72,11 @@ class Cluster(Backend):
         await self._learn()
         return await self._master(slot).call(*words)
 
-    async def send(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
+    async def send(
+        self, keys: Keys, row_bytes: int, payload: Payload, kind: type[Replies] = Replies
+    ) -> Replies:
         """See `Backend.send`; keys that are on another server by now are requested there, once."""
-        answer = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
+        answer = kind(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
         slots = resp.slots(keys)
         await self._round(keys, slots, np.arange(keys.num), payload, answer)
         if answer.errors:
@@ -108,14 +110,9 @@ class Cluster(Backend):
         """Send some of the keys to one server, and store its replies in `answer`."""
         each = 2 if asking else 1  # ASKING has its own reply
         future = asyncio.get_running_loop().create_future()
-        replies = Replies(future, each * len(rows), answer.rows.shape[1])
+        replies = type(answer)(future, each * len(rows), answer.rows.shape[1])
         await server.request(payload(keys.pick(rows), rows, asking), replies)
-        answer.lengths[rows] = replies.lengths[each - 1 :: each]
-        answer.rows[rows] = replies.rows[each - 1 :: each]
-        if answer.errors:
-            for row in rows.tolist():
-                answer.errors.pop(row, None)
-        answer.errors.update({int(rows[row // each]): text for row, text in replies.errors.items()})
+        answer.place(rows, replies, each)
 
     def _master(self, slot: int) -> Server:
         master = int(self._master_of[slot])

@@ -89,6 +89,18 @@ class Replies:
             raise refusal(where, next(iter(self.errors.values())))
         return self
 
+    def place(self, rows: IdArray, replies: Replies, each: int) -> None:
+        """Take the replies to a command for some of the keys, of `each` commands the last."""
+        self.lengths[rows] = replies.lengths[each - 1 :: each]
+        self.rows[rows] = replies.rows[each - 1 :: each]
+        self._place_errors(rows, replies, each)
+
+    def _place_errors(self, rows: IdArray, replies: Replies, each: int) -> None:
+        if self.errors:
+            for row in rows.tolist():
+                self.errors.pop(row, None)
+        self.errors.update({int(rows[row // each]): text for row, text in replies.errors.items()})
+
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
         """Read more; return where it stopped and whether that is all. Raises: ValueError: not RESP."""
         state = self._state
@@ -116,6 +128,47 @@ class Replies:
         if self._part and not in_head and (row + 1) % self._part == 0:
             self._state[3] = 1
         return begin + len(line) + 1
+
+
+class HashReplies(Replies):
+    """Receives the replies to a command for n keys: an array, a number or an error for each.
+
+    Attributes:
+        values: reply for each key; None where it is in `errors`.
+    """
+
+    __slots__ = ("_next", "values")
+
+    def __init__(self, future: asyncio.Future[Any], num: int, row_bytes: int = 0) -> None:
+        super().__init__(future, num, row_bytes)
+        self.values: list[Any] = [None] * num
+        self._next = 0
+
+    def place(self, rows: IdArray, replies: Replies, each: int) -> None:
+        """See `Replies.place`."""
+        assert isinstance(replies, HashReplies)
+        for row, value in zip(rows.tolist(), replies.values[each - 1 :: each], strict=True):
+            self.values[row] = value
+        self._place_errors(rows, replies, each)
+
+    def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
+        """As `Replies.feed`."""
+        data, at = buffer[begin:end].tobytes(), 0
+        while self._next < len(self.values):
+            parsed = resp.parse(data, at)
+            if parsed is None:
+                if end - begin - at > _MAX_REPLY_BYTES:
+                    raise ValueError("the reply is too long")
+                return begin + at, False
+            found, at = parsed
+            if isinstance(found, ServerError):
+                self.errors[self._next] = found
+            else:
+                self.values[self._next] = found
+            self._next += 1
+        if not self.future.done():
+            self.future.set_result(None)
+        return begin + at, True
 
 
 #: Receives the replies to one request.

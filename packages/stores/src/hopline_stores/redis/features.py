@@ -1,6 +1,6 @@
 """Rows in Redis, Valkey or a Redis Cluster, as raw little-endian bytes; one round trip per fetch.
 
-    <prefix><group>:<id>      a row: dim numbers of the group's dtype
+    <prefix><group>:<id>      a row: dim numbers of the group's dtype; of columns a hash, a field for each
     <prefix><group>:schema    the schema: JSON of the FeatureGroup and its hash
     <prefix>groups            a set of the groups' names
     <prefix>#<name>           a note (`published.py`)
@@ -12,20 +12,22 @@ Any writer of such keys can feed Hopline. This file handles keys, schemas and ro
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from hopline.errors import FeatureGroupNotFound, FeatureStoreError
-from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
+from hopline.features.base import MAX_PROBLEMS, ColumnRow, FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
+from hopline_stores.columns import is_null, no_null_text, text_of, value_of
 from hopline_stores.published import PublishingStore
 from hopline_stores.redis import resp
 from hopline_stores.redis.cluster import backend_of, errors_of_opening
-from hopline_stores.redis.connection import Replies
+from hopline_stores.redis.connection import HashReplies, Replies, refusal
 from hopline_stores.redis.resp import Bytes, Keys
 from hopline_stores.redis.url import RedisUrl
 
@@ -33,6 +35,10 @@ _OPEN_S = 5.0
 #: Bytes of rows that are sent before waiting for responses: enough for throughput, and few enough for
 #: requests of others in between.
 _CHUNK_BYTES = 2**20
+#: Rows of columns that are sent before waiting for responses: each is a script of the server.
+_HASHES = 1000
+#: Field of a row whose columns are all null, since a hash has at least one.
+_EMPTY = ""
 #: Writes a note if it has the expected content; "" means no note, for both values.
 _SWAP = """
 local found = redis.call('GET', KEYS[1]) or ''
@@ -77,7 +83,9 @@ class RedisStore(PublishingStore):
             raise FeatureGroupNotFound(not_found(self.kind, group, names))
         try:
             described = msgspec.json.decode(stored, type=_Described)
-            found = FeatureGroup(group, described.dim, described.dtype, described.feature_names)
+            found = FeatureGroup(
+                group, described.dim, described.dtype, described.feature_names, described.types or ()
+            )
             check_group(found)
         except (*UNREADABLE, FeatureStoreError) as error:
             raise FeatureStoreError(
@@ -108,7 +116,14 @@ class RedisStore(PublishingStore):
             if type(error) is not FeatureStoreError:
                 raise
             stored = ""  # damaged
-        schema = _Described(group.name, group.dim, group.dtype, group.feature_names, group.hash)
+        schema = _Described(
+            group.name,
+            group.dim,
+            group.dtype,
+            group.feature_names,
+            group.hash,
+            group.types or msgspec.UNSET,
+        )
         await self._call(f"{group.name}:schema", "SET", msgspec.json.encode(schema))
         await self._call("groups", "SADD", group.name)
         if stored != group.hash:
@@ -124,6 +139,56 @@ class RedisStore(PublishingStore):
         for first in range(0, len(rows), step):
             part = slice(first, first + step)
             (await self._backend.write(keys.pick(part), rows[part], self._ttl_ms)).check(self._url.kind)
+
+    async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
+        """See `FeatureStore.fetch_columns`."""
+        columns = group.columns
+
+        def payload(some: Keys, _: Any, asking: bool) -> memoryview:
+            return resp.hmget_each(some, [*columns, _EMPTY], asking=asking)
+
+        if not len(ids):
+            return []
+        replies = await self._backend.send(self._keys(group.name, ids), 0, payload, HashReplies)
+        assert isinstance(replies, HashReplies)
+        wrong = {row: text for row, text in replies.errors.items() if text.startswith("WRONGTYPE")}
+        if failed := [text for row, text in replies.errors.items() if row not in wrong]:
+            raise refusal(self._url.kind, failed[0])
+        return [
+            "is no hash: another writer has numbers of a row there"
+            if at in wrong
+            else _columns(columns, values, self._url.absent_is_null)
+            for at, values in enumerate(replies.values)
+        ]
+
+    async def write_columns(
+        self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """See `FeatureStore.write_columns`; some rows at a time."""
+        rows = [self._fields(group, values) for values in zip(*columns.values(), strict=True)]
+        keys = self._keys(group.name, ids)
+        for first in range(0, len(rows), _HASHES):
+            some = rows[first : first + _HASHES]
+
+            def payload(keys: Keys, where: Any, asking: bool, some: Any = some) -> memoryview:
+                chosen = some if isinstance(where, slice) else [some[at] for at in where.tolist()]
+                return resp.replace_each(keys, chosen, self._ttl_ms, asking=asking)
+
+            part = keys.pick(slice(first, first + _HASHES))
+            (await self._backend.send(part, 0, payload, HashReplies)).check(self._url.kind)
+
+    def _fields(self, group: FeatureGroup, values: Sequence[Any]) -> list[bytes]:
+        """Fields and values of a hash, in turns."""
+        found: list[bytes] = []
+        for (name, kind), value in zip(group.columns.items(), values, strict=True):
+            if is_null(value):
+                if self._url.absent_is_null:
+                    continue
+                if kind == "text":
+                    raise no_null_text(group, name, kind)
+                value = ""
+            found += (name.encode(), text_of(value).encode("utf-8", "surrogatepass"))
+        return found or [_EMPTY.encode(), b""]
 
     async def note(self, name: str) -> bytes | None:
         """See `PublishingStore.note`."""
@@ -190,6 +255,23 @@ class _Described(msgspec.Struct):
     dtype: str = "float32"
     feature_names: tuple[str, ...] = ()
     hash: str = ""
+    types: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _columns(columns: Mapping[str, str], values: Sequence[bytes | None], absent_is_null: bool) -> ColumnRow:
+    """A hash as a row; None for no hash."""
+    if not any(value is not None for value in values):
+        return None
+    found: dict[str, Any] = {}
+    for (name, kind), value in zip(columns.items(), values, strict=False):
+        if value is not None:
+            try:
+                found[name] = value_of(kind, value.decode())
+            except UnicodeDecodeError:
+                return f"column {name!r} is not UTF-8"
+        elif absent_is_null:
+            found[name] = None
+    return found
 
 
 def _rows(group: FeatureGroup, ids: ExternalIds, replies: Replies) -> FetchedRows:

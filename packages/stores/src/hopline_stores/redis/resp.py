@@ -147,6 +147,42 @@ def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = F
     return _commands(before, keys, tails=tails, asking=asking).data
 
 
+def hmget_each(keys: Keys, fields: Sequence[str], *, asking: bool = False) -> memoryview:
+    """Encode HMGET of the same fields for each key, to send together; `asking` as above."""
+    tail = command(*fields).partition(b"\r\n")[2]
+    tails = np.tile(to_bytes(tail), (keys.num, 1))
+    return _commands(b"*%d\r\n$5\r\nHMGET\r\n" % (len(fields) + 2), keys, tails=tails, asking=asking).data
+
+
+#: Replaces a hash: fields and values in turns, after the milliseconds until it expires or "".
+_REPLACE = """
+redis.call('DEL', KEYS[1])
+for at = 2, #ARGV, 2000 do redis.call('HSET', KEYS[1], unpack(ARGV, at, math.min(at + 1999, #ARGV))) end
+if ARGV[1] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+return 1
+"""
+
+
+def replace_each(
+    keys: Keys, rows: Sequence[Sequence[bytes]], ttl_ms: int | None, *, asking: bool = False
+) -> memoryview:
+    """Encode a script for each key that replaces its hash, to send together.
+
+    Args:
+        rows: fields and values in turns; at least one field for each key.
+        ttl_ms, asking: as above.
+    """
+    prefix, blob, ends = keys.prefix.tobytes(), keys.blob.tobytes(), keys.ends.tolist()
+    before = command("ASKING") if asking else b""
+    expiry = "" if ttl_ms is None else ttl_ms
+    return memoryview(
+        b"".join(
+            before + command("EVAL", _REPLACE, 1, prefix + blob[begin:end], expiry, *row)
+            for begin, end, row in zip(keys.begins.tolist(), ends, rows, strict=True)
+        )
+    )
+
+
 def unlink_each(keys: Keys, *, asking: bool = False) -> memoryview:
     """Encode an UNLINK for each key, to send together; `asking` as above."""
     return _commands(b"*2\r\n$6\r\nUNLINK\r\n", keys, asking=asking).data

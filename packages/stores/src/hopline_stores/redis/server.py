@@ -56,8 +56,14 @@ class Backend(ABC):
         """Send one command for one key, which selects the server; repeat it in `words`."""
 
     @abstractmethod
-    async def send(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
-        """Send a command for every key, and return the replies: values of at most `row_bytes`."""
+    async def send(
+        self, keys: Keys, row_bytes: int, payload: Payload, kind: type[Replies] = Replies
+    ) -> Replies:
+        """Send a command for every key, and return the replies: values of at most `row_bytes`.
+
+        Args:
+            kind: receives the replies.
+        """
 
     async def read(self, keys: Keys, row_bytes: int) -> Replies:
         """Send GET for every key, or one command for many of them."""
@@ -159,9 +165,11 @@ class Server(Backend):
         await self.request(resp.mget(keys, MGET_KEYS), replies)
         return replies
 
-    async def send(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
+    async def send(
+        self, keys: Keys, row_bytes: int, payload: Payload, kind: type[Replies] = Replies
+    ) -> Replies:
         """See `Backend.send`."""
-        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
+        replies = kind(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
         if keys.num:
             await self.request(payload(keys, slice(None), False), replies)
         return replies

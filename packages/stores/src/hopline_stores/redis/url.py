@@ -11,13 +11,14 @@ from urllib.parse import parse_qsl, unquote
 from hopline.config.setting import did_you_mean, read_number
 from hopline.config.urls import shown, split
 from hopline.errors import ConfigError
+from hopline_stores.columns import absent_is_null
 
 _PORT = 6379
 _SCHEMES = tuple(
     f"{base}{end}" for end in ("", "+cluster") for base in ("redis", "rediss", "valkey", "valkeys")
 )
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_OPTIONS = ("db", "prefix", "ssl_cert_reqs", "ttl_s", *_FILES)
+_OPTIONS = ("absent", "db", "prefix", "ssl_cert_reqs", "ttl_s", *_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class RedisUrl:
         database: database number.
         prefix: prefix of all keys.
         ttl_s: rows expire this many seconds after they were written; None for never.
+        absent_is_null: True if a field that a hash lacks is null.
         encrypted: True to use TLS.
         ca_file: certificate authorities; None for those of the system.
         verify: True if the server's certificate is verified.
@@ -44,6 +46,7 @@ class RedisUrl:
     database: int
     prefix: str
     ttl_s: float | None
+    absent_is_null: bool
     encrypted: bool
     ca_file: Path | None
     verify: bool
@@ -104,6 +107,7 @@ class RedisUrl:
             database=int(database),
             prefix=options.get("prefix", "hopline:"),
             ttl_s=ttl_s,
+            absent_is_null=absent_is_null(options, wrong),
             encrypted=base in ("rediss", "valkeys"),
             ca_file=files.get("ssl_ca_certs"),
             verify=reqs == "required",

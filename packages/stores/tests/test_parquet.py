@@ -2,6 +2,8 @@
 
 import errno
 import os
+from datetime import date, datetime
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ from hopline.testing.feature_stores import (
     WritableFeatureStoreSuite,
     check_rows,
 )
+from packages.stores.tests.column_stores import ColumnStoreSuite
 
 
 async def opened(path, query=""):
@@ -33,6 +36,37 @@ class TestParquetStore(WritableFeatureStoreSuite):
         store = await opened(tmp_path)
         yield store
         await store.close()
+
+
+class TestParquetColumns(ColumnStoreSuite):
+    @pytest.fixture
+    async def columns_store(self, tmp_path):
+        store = await opened(tmp_path)
+        yield store
+        await store.close()
+
+
+async def test_columns_of_a_file_of_others_have_the_types_of_the_file(tmp_path):
+    table = pa.table(
+        {
+            "id": [7, 8],
+            "amount": pa.array([Decimal("1.5"), None]),
+            "day": pa.array([date(2024, 1, 31), None]),
+            "code": pa.array(["x", None]).dictionary_encode(),
+            "list": [[1], [2]],
+        }
+    )
+    pq.write_table(table.drop_columns("list"), tmp_path / "account.parquet")
+    store = await opened(tmp_path)
+    group = await store.describe_columns("account")
+    assert group.columns == {"amount": "float", "day": "timestamp", "code": "text"}
+    rows = await store.fetch_columns(group, np.array([8, 9, 7]))
+    assert rows == [
+        {"amount": None, "day": None, "code": None},
+        None,
+        {"amount": 1.5, "day": datetime(2024, 1, 31), "code": "x"},
+    ]
+    await store.close()
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +149,21 @@ async def test_a_file_of_others_is_not_changed(tmp_path):
     await store.close()
 
 
+async def test_a_file_without_numbers_has_columns_and_is_refused_as_rows_of_numbers(tmp_path):
+    pq.write_table(pa.table({"id": [1], "f": ["a"]}), tmp_path / "g.parquet")
+    store = await opened(tmp_path)
+    with pytest.raises(FeatureStoreError, match=r"g\.parquet: features must be one column of lists"):
+        await store.describe("g")
+    with pytest.raises(FeatureStoreError, match=r"g\.parquet: features must be one column of lists"):
+        await store.fetch(FeatureGroup("g", 1), [1])
+    assert (await store.describe_columns("g")).columns == {"f": "text"}
+    await store.close()
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
         ({"key": [1], "f": [1.0]}, "no column 'id'"),
-        ({"id": [1], "f": ["a"]}, "features must be one column of lists"),
         ({"id": [1], "f": [[1.0]], "g": [2.0]}, "features must be one column of lists"),
     ],
 )

@@ -3,8 +3,8 @@
 `parquet:///folder` has a group in `<group>.parquet`, or in the parts of a folder `<group>/`; for a repeated
 id the last row is used, in the order of the parts' names. `parquet:///file.parquet` is one group. A file
 has a column of ids (named by `?id=name`, default "id") and either a column of lists or a column for each
-feature. In files written by Hopline the schema is in the file's metadata; otherwise it is derived from the
-columns.
+feature; for models with preprocessing, columns of all types that nodes have. In files written by Hopline
+the schema is in the file's metadata; otherwise it is derived from the columns.
 
 Parquet compresses columns, so reading single rows would decompress most of the file each time. So a group
 is decompressed once, when it is first requested, into a temporary file that is mapped into memory.
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ import msgspec
 import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
-from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.ids import index, listed
+from hopline.features.base import COLUMNS, ColumnRow, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import IdRows, index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found, refuse_changed
 from hopline.files import draft_of, publish_file, temporary_root
+from hopline.graph.node_columns import type_of
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
@@ -45,11 +47,13 @@ class _Files:
     Attributes:
         paths: in order; later rows replace earlier ones.
         columns: the columns with its numbers.
+        refusal: why it has no rows of numbers.
     """
 
     group: FeatureGroup
     paths: tuple[Path, ...]
     columns: tuple[str, ...]
+    refusal: str = ""
 
 
 class ParquetStore(FeatureStore):
@@ -72,6 +76,7 @@ class ParquetStore(FeatureStore):
         self._id = options.get("id", "id")
         self._files: dict[str, _Files] = {}
         self._rows: dict[str, asyncio.Task[Rows]] = {}
+        self._tables: dict[str, asyncio.Task[_Table]] = {}
 
     async def open(self) -> None:
         """Read the schemas. Raises: ConfigError: no such path, no pyarrow, a file that cannot be used."""
@@ -82,13 +87,41 @@ class ParquetStore(FeatureStore):
 
     async def close(self) -> None:
         """Release the mapped files."""
-        tasks = list(self._rows.values())
+        tasks: list[asyncio.Task[Any]] = [*self._rows.values(), *self._tables.values()]
         self._rows.clear()
+        self._tables.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def describe(self, group: str) -> FeatureGroup:
         """See `FeatureStore.describe`; also decompresses the group, so that the first fetch is fast."""
+        files = self._files.get(group)
+        if files is not None and files.group.dtype == COLUMNS:
+            return files.group
         return (await self._unpacked(group)).group
+
+    async def describe_columns(self, group: str) -> FeatureGroup:
+        """See `FeatureStore.describe_columns`; also decompresses the group."""
+        return (await self._read(group)).group
+
+    async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
+        """See `FeatureStore.fetch_columns`; in a thread, since the rows may be on disk."""
+        table = await self._read(group.name)
+        return await asyncio.to_thread(table.fetch, group, ids)
+
+    async def write_columns(
+        self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """See `FeatureStore.write_columns`: adds a part."""
+        if len(ids):
+            arrow = _arrow("pyarrow")
+            kinds = {"float": arrow.float64(), "integer": arrow.int64(), "boolean": arrow.bool_()}
+            kinds |= {"text": arrow.string(), "timestamp": arrow.timestamp("us", "UTC")}
+            values = {
+                name: arrow.array(columns[name], kinds[kind], from_pandas=True)
+                for name, kind in group.columns.items()
+            }
+            await asyncio.to_thread(self._add_part, group, listed(ids), values)
+            self._tables.pop(group.name, None)
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
         """See `FeatureStore.fetch`; in a thread, since the rows may be on disk."""
@@ -101,13 +134,16 @@ class ParquetStore(FeatureStore):
         folder = self._folder(group.name)
         stored = self._files.get(group.name)
         self._rows.pop(group.name, None)
+        self._tables.pop(group.name, None)
         if stored is not None and stored.group.hash != group.hash:
             shutil.rmtree(folder)
             stored = None
         if stored is None:
             folder.mkdir(exist_ok=True)
             self._files[group.name] = _Files(group, (), (_COLUMN,))
-            await asyncio.to_thread(self._add_part, group, [], np.empty((0, group.dim), group.dtype))
+            if group.dtype != COLUMNS:
+                empty = np.empty((0, group.dim), group.dtype)
+                await asyncio.to_thread(self._add_part, group, [], _lists(group, empty))
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
         """See `FeatureStore.write`: adds a part."""
@@ -118,8 +154,33 @@ class ParquetStore(FeatureStore):
         rows = checked_values(group, ids, values)
         self._folder(group.name)
         if len(rows):
-            await asyncio.to_thread(self._add_part, files.group, listed(ids), rows)
+            await asyncio.to_thread(self._add_part, files.group, listed(ids), _lists(group, rows))
             self._rows.pop(group.name, None)
+
+    @staticmethod
+    def read_columns(path: Path, id_column: str) -> tuple[FeatureGroup, Any, Any]:
+        """Read a single file as columns, without a store.
+
+        Returns: its group; ids (int64 [n] or n str); and a `pyarrow.Table` of the columns, whole.
+        Raises: FeatureStoreError: the file cannot be used.
+        """
+        files = _Files(FeatureGroup(path.stem, 0), (path,), ())
+        read = _table_of(files, id_column)
+        ids = _ids(path, id_column, _opened(path).read([id_column]).column(0).combine_chunks())
+        return read.group, ids, read.table
+
+    @staticmethod
+    def read_file(path: Path, id_column: str) -> tuple[FeatureGroup, int, Iterator[tuple[Any, AnyArray]]]:
+        """Read a single file without a store.
+
+        Returns: its group; its number of rows; ids (int64 [m] or m str) and rows [m, dim], some at a time.
+        Raises: FeatureStoreError: the file cannot be used; also while it is read.
+        """
+        files = _files_of(path.stem, (path,), id_column)
+        parquet = _opened(path)
+        if files.refusal:
+            raise FeatureStoreError(files.refusal)
+        return files.group, parquet.metadata.num_rows, _batches(path, parquet, id_column, files)
 
     async def _unpacked(self, group: str) -> Rows:
         task = self._rows.get(group)
@@ -127,6 +188,8 @@ class ParquetStore(FeatureStore):
             files = self._files.get(group)
             if files is None:
                 raise FeatureGroupNotFound(not_found(self.kind, group, list(self._files)))
+            if files.refusal:
+                raise FeatureStoreError(files.refusal)
             task = asyncio.ensure_future(asyncio.to_thread(_unpack, files, self._id))
             self._rows[group] = task
         try:
@@ -134,6 +197,21 @@ class ParquetStore(FeatureStore):
         except FeatureStoreError:
             if self._rows.get(group) is task:  # the file may be repaired
                 del self._rows[group]
+            raise
+
+    async def _read(self, group: str) -> _Table:
+        task = self._tables.get(group)
+        if task is None:
+            files = self._files.get(group)
+            if files is None:
+                raise FeatureGroupNotFound(not_found(self.kind, group, list(self._files)))
+            task = asyncio.ensure_future(asyncio.to_thread(_table_of, files, self._id))
+            self._tables[group] = task
+        try:
+            return await asyncio.shield(task)
+        except FeatureStoreError:
+            if self._tables.get(group) is task:
+                del self._tables[group]
             raise
 
     def _find(self) -> dict[str, _Files]:
@@ -159,15 +237,16 @@ class ParquetStore(FeatureStore):
             )
         return folder
 
-    def _add_part(self, group: FeatureGroup, ids: Sequence[int] | Sequence[str], rows: AnyArray) -> None:
+    def _add_part(
+        self, group: FeatureGroup, ids: Sequence[int] | Sequence[str], columns: Mapping[str, Any]
+    ) -> None:
         arrow = _arrow("pyarrow")
         folder = self._folder(group.name)
         numbers = [int(path.stem.rpartition("-")[2]) for path in folder.glob("part-*.parquet")]
         path = folder / f"part-{max(numbers, default=-1) + 1:06d}.parquet"
-        lists = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), group.dim)
         metadata = {_METADATA: msgspec.json.encode(group)}
         try:
-            table = arrow.table({self._id: ids, _COLUMN: lists}).replace_schema_metadata(metadata)
+            table = arrow.table({self._id: ids, **columns}).replace_schema_metadata(metadata)
             draft = draft_of(path)
             _arrow("pyarrow.parquet").write_table(table, draft)
             publish_file(draft, path, durable=False)
@@ -176,15 +255,92 @@ class ParquetStore(FeatureStore):
         self._files[group.name] = _Files(group, _parts(folder), (_COLUMN,))
 
 
-def read_file(path: Path, id_column: str) -> tuple[FeatureGroup, int, Iterator[tuple[Any, AnyArray]]]:
-    """Read a single file without a store.
+def _lists(group: FeatureGroup, rows: AnyArray) -> dict[str, Any]:
+    """Rows of numbers as the column of a file."""
+    arrow = _arrow("pyarrow")
+    return {_COLUMN: arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), group.dim)}
 
-    Returns: its group; its number of rows; ids (int64 [m] or m str) and rows [m, dim], some at a time.
-    Raises: FeatureStoreError: the file cannot be used; also while it is read.
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Rows of columns.
+
+    Attributes:
+        table: a `pyarrow.Table` of them, whose pages are on a disk. ids: find rows.
     """
-    files = _files_of(path.stem, (path,), id_column)
-    parquet = _opened(path)
-    return files.group, parquet.metadata.num_rows, _batches(path, parquet, id_column, files)
+
+    group: FeatureGroup
+    ids: IdRows
+    table: Any
+
+    def fetch(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
+        """See `FeatureStore.fetch_columns`."""
+        where = self.ids.find(ids)
+        names = [name for name in group.feature_names if name in self.table.column_names]
+        rows = self.table.select(names).take(np.maximum(where, 0)).to_pylist() if len(self.table) else []
+        return [row if at >= 0 else None for row, at in zip(rows, where.tolist(), strict=True)] or [
+            None
+        ] * len(where)
+
+
+def _table_of(files: _Files, id_column: str) -> _Table:
+    """Read a group as columns."""
+    arrow, types = _arrow("pyarrow"), _arrow("pyarrow.types")
+    ids: list[Any] = []
+    tables = []
+    for path in files.paths:
+        try:
+            table = _opened(path).read()
+        except (OSError, arrow.ArrowException) as error:
+            raise FeatureStoreError(f"{path} cannot be read as Parquet: {error}") from None
+        ids.append(_ids(path, id_column, table.column(id_column).combine_chunks()))
+        columns = {name: table.column(name) for name in table.column_names if name != id_column}
+        for name, column in list(columns.items()):
+            if not type_of(column.type):
+                del columns[name]  # lists and others
+            elif types.is_date(column.type):
+                columns[name] = column.cast(arrow.timestamp("s"))
+            elif types.is_decimal(column.type) or types.is_null(column.type):
+                columns[name] = column.cast(arrow.float64())
+        tables.append(arrow.table(columns))
+    if any(table.schema != tables[0].schema for table in tables):
+        raise FeatureStoreError(f"group {files.group.name!r}: its parts have different columns")
+    group = files.group
+    if group.dtype != COLUMNS:
+        found = {field.name: type_of(field.type) for field in tables[0].schema}
+        group = FeatureGroup.of_columns(group.name, found)
+    if not tables:
+        return _Table(group, index(np.empty(0, np.int64)), arrow.table({}))
+    with tempfile.TemporaryFile(prefix="hopline-", dir=temporary_root()) as file:
+        with arrow.ipc.new_file(file, tables[0].schema) as writer:
+            writer.write_table(arrow.concat_tables(tables).combine_chunks())
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    table = arrow.ipc.open_file(arrow.py_buffer(mapped)).read_all()
+    return _Table(group, _indexed(files, ids), table)
+
+
+def _indexed(files: _Files, ids: Sequence[Any]) -> IdRows:
+    """The index of the ids of all parts."""
+    if all(isinstance(some, np.ndarray) for some in ids):
+        return index(np.concatenate(ids))
+    if any(isinstance(some, np.ndarray) for some in ids):
+        raise FeatureStoreError(
+            f"group {files.group.name!r}: some parts have integer ids and others strings"
+        )
+    return index([id for some in ids for id in some])
+
+
+def _ids(path: Path, id_column: str, ids: Any) -> Any:
+    """Ids of a file: an int64 array, or a list of str."""
+    types = _arrow("pyarrow.types")
+    if ids.null_count:
+        raise FeatureStoreError(f"{path}: column {id_column!r} has {ids.null_count} nulls")
+    if types.is_integer(ids.type):
+        return ids.to_numpy(zero_copy_only=False).astype(np.int64)
+    if types.is_string(ids.type) or types.is_large_string(ids.type) or types.is_dictionary(ids.type):
+        return ids.to_pylist()
+    raise FeatureStoreError(f"{path}: column {id_column!r} must have integers or strings")
 
 
 def _parts(folder: Path) -> tuple[Path, ...]:
@@ -209,10 +365,13 @@ def _files_of(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
     types = [schema.field(column).type for column in columns]
     lists = [kind for kind in types if _is_list(kind)]
     if not columns or (lists and len(columns) > 1):
-        raise FeatureStoreError(
+        refusal = (
             f"{paths[0]}: features must be one column of lists of equal length, or columns of numbers; "
             f"its columns: {', '.join(f'{field.name} ({field.type})' for field in schema)}"
         )
+        if columns or len(schema) < 2:
+            raise FeatureStoreError(refusal)
+        return _Files(FeatureGroup(name, 0), paths, (), refusal)
     dim = sum(map(_width, types))
     if dim < 0:
         dim = _first_length(paths, columns[0])
@@ -249,29 +408,17 @@ def _unpack(files: _Files, id_column: str) -> Rows:
             ids.append(some_ids)
             rows[at : at + len(values)] = values
             at += len(values)
-    if all(isinstance(some, np.ndarray) for some in ids):
-        return Rows(group, index(np.concatenate(ids)), rows)
-    if any(isinstance(some, np.ndarray) for some in ids):
-        raise FeatureStoreError(f"group {group.name!r}: some parts have integer ids and others strings")
-    return Rows(group, index([id for some in ids for id in some]), rows)
+    return Rows(group, _indexed(files, ids), rows)
 
 
 def _batches(path: Path, parquet: Any, id_column: str, files: _Files) -> Iterator[tuple[Any, AnyArray]]:
     """Yield ids (int64 array or list of str) and rows [m, dim] of a file, some at a time."""
-    types, names = _arrow("pyarrow.types"), parquet.schema_arrow.names
+    names = parquet.schema_arrow.names
     absent = [name for name in (id_column, *files.columns) if name not in names]
     if absent:
         raise FeatureStoreError(f"{path}: no column {', '.join(map(repr, absent))}")
     for batch in parquet.iter_batches(_BATCH_ROWS, columns=[id_column, *files.columns]):
-        ids = batch.column(id_column)
-        if ids.null_count:
-            raise FeatureStoreError(f"{path}: column {id_column!r} has {ids.null_count} nulls")
-        if types.is_integer(ids.type):
-            some_ids: Any = ids.to_numpy(zero_copy_only=False).astype(np.int64)
-        elif types.is_string(ids.type) or types.is_large_string(ids.type) or types.is_dictionary(ids.type):
-            some_ids = ids.to_pylist()
-        else:
-            raise FeatureStoreError(f"{path}: column {id_column!r} must have integers or strings")
+        some_ids = _ids(path, id_column, batch.column(id_column))
         values = [_numbers(path, name, batch.column(name)) for name in files.columns]
         found = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
         if found.shape[1] != files.group.dim:

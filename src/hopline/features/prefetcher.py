@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from hopline.config.schema import Config
 from hopline.doors import Door
 from hopline.errors import ConfigError
-from hopline.observe.metrics import Metrics
 from hopline.types import IdArray
+
+if TYPE_CHECKING:
+    from hopline.observe.metrics import Metrics
 
 #: "socket": see `open_prefetcher`, which has its arguments.
 DOOR = Door("hopline.prefetchers", packages={"socket": "'hopline[redis]'"})
