@@ -31,7 +31,7 @@ def payments(count=900, seed=0, currencies=CURRENCIES):
             "currency": pd.Series(some(random.choice(currencies, count).tolist()), dtype=object),
             "items": random.integers(1, 9, count),
             "online": pd.Series(some((random.random(count) < 0.5).tolist()), dtype=object),
-            "time": pd.Series(some(list(time)), dtype="datetime64[us, UTC]"),
+            "paid_at": pd.Series(some(list(time)), dtype="datetime64[us, UTC]"),
         }
     )
 
@@ -63,7 +63,7 @@ def transformer(graph):
     """Fitted on the columns of the payments."""
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     parts = [
-        ("numbers", numbers, ["amount", "items", "time"]),
+        ("numbers", numbers, ["amount", "items", "paid_at"]),
         ("codes", OneHotEncoder(handle_unknown="ignore"), ["currency"]),
         ("flags", SimpleImputer(strategy="most_frequent"), ["online"]),
     ]
@@ -75,7 +75,9 @@ def fitted_form(frame):
     found, epoch = frame.copy(), pd.Timestamp(0, tz="UTC")
     found["online"] = [np.nan if value is None else float(value) for value in frame["online"]]
     found["currency"] = [np.nan if value is None else value for value in frame["currency"]]
-    found["time"] = [np.nan if pd.isna(each) else (each - epoch).total_seconds() for each in frame["time"]]
+    found["paid_at"] = [
+        np.nan if pd.isna(each) else (each - epoch).total_seconds() for each in frame["paid_at"]
+    ]
     return found
 
 

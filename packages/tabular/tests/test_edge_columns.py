@@ -14,7 +14,6 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import BadRequest, GraphError, PackagingError, SchemaMismatch
 from hopline.graph import EdgeFile, EdgeTable, Graph, NodeFile, NodeTable
-from hopline.graph.live.plan import make_plan
 from hopline.types import InlineNode
 from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests.fraud_graph import ACCOUNTS, MERCHANTS, dense, pairs
@@ -112,7 +111,8 @@ def test_the_artifact_has_the_columns_that_are_read_and_a_later_graph_may_have_m
     assert {*spec.encoders} == {KEY, "merchant__paid_by__account"}
     edge = spec.graph_schema["edge_types"][KEY]
     assert {each["name"]: each["type"] for each in edge["columns"]} == {
-        "amount": "float", "currency": "text", "items": "integer", "online": "boolean", "time": "timestamp",
+        "amount": "float", "currency": "text", "items": "integer", "online": "boolean",
+        "paid_at": "timestamp",
     }  # fmt: skip
     assert any("5 columns become 10 attributes" in note for note in world.report.notes)
     later = shop.graph_of(world.frame.assign(later=1.0, currency=world.frame["currency"].fillna("XXX")))
@@ -156,7 +156,7 @@ def test_columns_are_stored_in_the_order_of_the_lists(world, tmp_path):
         pd.testing.assert_frame_equal(found, expected, check_dtype=False)
         assert {each.name: each.type for each in graph.schema.edge_types[KEY].columns} == {
             "amount": "float", "currency": "text", "items": "integer", "online": "boolean",
-            "time": "timestamp",
+            "paid_at": "timestamp",
         }  # fmt: skip
     small = world.graph.subgraph({"account": range(20), "merchant": range(MERCHANTS)})
     assert len(small.frame(shop.PAYS)) == (account < 20).sum()
@@ -191,8 +191,6 @@ def test_tables_that_cannot_be_are_refused(world, turned):
         turned.graph.frame(TURNED)
     with pytest.raises(GraphError, match="node type 'account' has no columns"):
         world.graph.frame("account")
-    with pytest.raises(GraphError, match="has columns, which a live graph does not hold yet"):
-        make_plan(world.graph, lineage="", sequence=0, spare_nodes=1, spare_edges=1, num_levels=2)
 
 
 def package(world, folder, preprocess):
@@ -264,10 +262,13 @@ def test_a_row_of_a_request_is_that_of_the_graph_bit_for_bit(world):
     np.testing.assert_allclose(both[:40], both[40:], atol=1e-6)
 
 
-ROW = {"amount": 9.5, "currency": "EUR", "items": 2, "online": True, "time": "2024-02-01T00:00:00Z"}
+ROW = {"amount": 9.5, "currency": "EUR", "items": 2, "online": True, "paid_at": "2024-02-01T00:00:00Z"}
 WRONG = [
     ([ROW, ROW | {"amount": "much"}], r"inline\[0\].edge_attr\[1\]: 'amount': 'much' instead of a number"),
-    ([ROW, ROW | {"time": 17}], r"inline\[0\].edge_attr\[1\]: 'time': 17 instead of a time in ISO 8601"),
+    (
+        [ROW, ROW | {"paid_at": 17}],
+        r"inline\[0\].edge_attr\[1\]: 'paid_at': 17 instead of a time in ISO 8601",
+    ),
     ([ROW | {"items": 1.5}, ROW], r"inline\[0\].edge_attr\[0\]: 'items': 1.5 instead of a whole number"),
     (
         [ROW, {"amount": 1.0}],
@@ -285,7 +286,7 @@ def test_a_wrong_row_of_an_edge_is_named_by_place_column_and_value(world, rows, 
     node = InlineNode([1.0] * 3, {"": [3, 5]}, **given)
     with pytest.raises(BadRequest, match=message):
         ask(world.answerer(), inline=[node])
-    null = ROW | {"amount": None, "currency": None, "online": None, "time": None}
+    null = ROW | {"amount": None, "currency": None, "online": None, "paid_at": None}
     good = InlineNode([1.0] * 3, {"": [3, 5]}, edge_attr={"": [ROW, null | {"comment": "unread"}]})
     assert ask(world.answerer(), inline=[good]).shape == (1, 2)
 

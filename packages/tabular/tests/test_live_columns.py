@@ -227,7 +227,7 @@ def test_a_row_without_a_column_or_with_features_is_refused_with_what_the_type_h
         assert message in reason
     edge = {"op": "add_edge", "edge_type": "account__pays__merchant", "src": "a0", "dst": 1, "columns": ROW}
     (reason,) = live.send(edge)
-    assert "add_edge has no field 'columns'" in reason
+    assert "edge type 'account__pays__merchant' has no column amount, country" in reason
     assert live.send({**added("x", ROW), "features": None, "src": None}) == []
 
 

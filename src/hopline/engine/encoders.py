@@ -2,7 +2,8 @@
 
 The engine reads float32 rows only. The rows that a model's preprocessing makes of a graph's columns are
 computed when the model is loaded. The workers of a host, and versions with equal preprocessing, map the
-same file. Inline nodes are encoded in the request.
+same file. Inline nodes are encoded in the request. This file is long because packaging, snapshots and live
+graphs share what is in it.
 
 The package for tabular models (`hopline[tabular]`) converts and runs preprocessing.
 """
@@ -14,7 +15,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,10 +36,12 @@ from hopline.errors import (
     SchemaMismatch,
 )
 from hopline.files import locked
-from hopline.graph import Adjacency, EdgeTypeSchema, Graph, GraphSchema, Nodes, NodeTypeSchema, csc
+from hopline.graph import Adjacency, EdgeTypeSchema, Graph, GraphSchema, Nodes, NodeTypeSchema
+from hopline.graph.live.columns import LiveColumns
 from hopline.graph.live.rows import find_late, set_ready
-from hopline.graph.live.view import LiveNodes, LiveRows, LiveView
+from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveRows, LiveView
 from hopline.graph.node_columns import values_of
+from hopline.graph.store_columns import is_in_store
 from hopline.memory.arena import Arena, array_bytes
 from hopline.runtimes.ort import ort
 from hopline.types import FloatArray, IdArray, Progress, TensorInfo
@@ -132,8 +135,7 @@ def _derived(schema: GraphSchema, name: str) -> list[str]:
 
 def _turned(rows: FloatArray, edges: Adjacency) -> Iterator[FloatArray]:
     """The rows of edges in the order of the lists of the other direction."""
-    targets = np.repeat(np.arange(len(edges.indptr) - 1, dtype=np.int32), np.diff(edges.indptr))
-    yield rows[csc.canonical_order(targets, np.asarray(edges.indices), edges.time)]
+    yield rows[edges.reverse_order()]
 
 
 def _part(graph: Graph, name: str) -> Nodes | Adjacency:
@@ -164,27 +166,32 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
         loaded = {name: encoder_of(folder, spec, name) for name in spec.encoders}
         arrays: dict[str, tuple[IdArray, FloatArray]] = {}
         for name, encoding in spec.encoders.items():
-            slots, nonce = len(graph.nodes[name].features.array), graph.memory.plan.nonce
-            with _arrays(nonce, encoding, name, slots, slots) as arrays[name]:
+            part = graph.edges[name] if name in graph.edges else graph.nodes[name]
+            with _arrays(graph.memory.plan.nonce, encoding, name, *[len(part.since)] * 2) as arrays[name]:
                 pass
 
         def adapt(view: LiveView) -> None:
             for name, encoder in loaded.items():
-                view.nodes[name] = EncodedNodes(name, view.nodes[name], encoder, arrays[name])
+                if name in view.nodes:
+                    view.nodes[name] = EncodedNodes(name, view.nodes[name], encoder, arrays[name])
+                for key in [name, *_derived(view.schema, name)] if name in view.edges else ():
+                    rows = _EncodedRows(name, view.edges[name], encoder, arrays[name])
+                    view.edges[key].attr = EncodedEdges(view.edges[key], rows)
             view.schema = with_features(view.schema, spec.encoders)
 
         adapt(graph)
         graph.adapt = adapt
         with graph:
             for name in loaded:
-                nodes = graph.nodes[name]
-                assert isinstance(nodes, EncodedNodes)
-                nodes.encode_all()
+                made: Any = graph.edges[name].attr if name in graph.edges else graph.nodes[name]
+                made.encode_all()
         return graph
-    if any(_part(graph, name).columns is None for name in spec.encoders):
+    stored = [key for key, edges in graph.edges.items() if key in spec.encoders and is_in_store(edges)]
+    if stored or any(_part(graph, name).columns is None for name in spec.encoders):
         raise ArtifactError(
-            f"{spec.name}/{spec.version} has preprocessing of {', '.join(spec.encoders)} (preprocess=), "
-            "and a graph store does not hold columns yet; serve a snapshot"
+            f"{spec.name}/{spec.version} has preprocessing of {', '.join(stored or spec.encoders)} "
+            "(preprocess=), and a graph store does not hold columns yet; serve a snapshot"
+            + (", without graph.memory = 'disk'" if stored else "")
         )
     found: dict[str, FloatArray] = {}
     for name, encoding in spec.encoders.items():
@@ -197,11 +204,61 @@ def encoded(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     return cast(AnyGraph, served)
 
 
-class EncodedNodes(LiveNodes):
-    """Nodes of a live graph whose features are made of their columns, at the latest when they are read.
+class _EncodedRows:
+    """Rows of a live graph that are made of its columns, at the latest when they are read.
 
-    All processes that share the graph's memory write the same features, and only of the version that they
+    All processes that share the graph's memory write the same rows, and only of the version that they
     pinned: no slot that a version has is reused while a process may write it.
+
+    Args:
+        name: of the type. columns: of the graph.
+        arrays: `ready` and the rows.
+    """
+
+    def __init__(
+        self, name: str, columns: LiveColumns, encoder: RowEncoder, arrays: tuple[IdArray, FloatArray]
+    ) -> None:
+        self._name = name
+        self._columns = columns
+        self._encoder = encoder
+        self.ready, self.rows = arrays
+
+    def encode(self, slots: IdArray) -> list[tuple[int, str]]:
+        """Make missing rows; returns slots that are not accepted, with the reason."""
+        columns, late = self._columns, np.empty(len(slots), np.int64)
+        if not len(late := np.unique(late[: find_late(slots, columns.since, self.ready, late)])):
+            return []
+        values = values_of(columns.column_schemas, *columns.cells(late))
+        rows, wrong = self._encoder.encode_each(values, len(late), _MOST_REFUSED)
+        good = np.isfinite(rows).all(axis=1)
+        self.rows[late[good]] = rows[good]
+        set_ready(late[good], columns.since, self.ready)
+        return [(int(late[at]), why) for at, why in wrong.items()]
+
+    def encode_all(self, parts: Iterable[IdArray], place: Callable[[int], str]) -> None:
+        """Make the rows of the pinned version. Rows that are not accepted are refused when they are read.
+
+        Args:
+            parts: slots. place: of a row, in words, by its slot.
+
+        Raises: SchemaMismatch: many rows are not accepted.
+        """
+        refused = list[tuple[int, str]]()
+        for slots in parts:
+            refused += self.encode(slots)
+            if len(refused) > _MOST_REFUSED:
+                raise self.refusal(place(refused[-1][0]), refused[-1][1])
+        if refused:
+            log.warning("%d rows of type %r: %s", len(refused), self._name, refused[0][1])
+
+    def refusal(self, place: str, reason: str) -> SchemaMismatch:
+        """The error of a row that is read and not accepted."""
+        why = f"{place} of type {self._name!r}: {reason}"
+        return SchemaMismatch(why, [why])
+
+
+class EncodedNodes(LiveNodes):
+    """Nodes of a live graph whose features are made of their columns.
 
     Args:
         name: of the node type.
@@ -212,11 +269,9 @@ class EncodedNodes(LiveNodes):
         self, name: str, nodes: LiveNodes, encoder: RowEncoder, arrays: tuple[IdArray, FloatArray]
     ) -> None:
         vars(self).update(vars(nodes))
-        self._name = name
-        self._encoder = encoder
-        self._ready, self._rows = arrays
-        self.ready = self._ready
-        self.features = _EncodedRows(self, self._rows)
+        self._encoded = _EncodedRows(name, nodes, encoder, arrays)
+        self.ready = self._encoded.ready
+        self.features = _EncodedFeatures(self, self._encoded.rows)
 
     def slots(self, ids: IdArray) -> IdArray:
         """As `LiveNodes.slots`, after making the rows that are missing.
@@ -225,49 +280,29 @@ class EncodedNodes(LiveNodes):
         """
         found, refused = self.read(ids)
         if refused:
-            raise self._refusal(ids[found == refused[-1][0]], refused[-1][1])
+            slot, reason = refused[-1]
+            raise self._encoded.refusal(
+                self._shown(slot, ids, found), f"{reason}; set its columns (set_features)"
+            )
         return found
 
     def read(self, ids: IdArray) -> tuple[IdArray, list[tuple[int, str]]]:
         """The slots of nodes, and those of them that are not accepted, with the reason."""
-        found, refused = super().slots(ids), list[tuple[int, str]]()
-        self._encode(found, refused)
-        return found, refused
+        found = super().slots(ids)
+        return found, self._encoded.encode(found)
 
     def encode_all(self) -> None:
-        """Make the rows of the pinned version. Rows that are not accepted are refused when they are read.
+        """As `_EncodedRows.encode_all`."""
+        ids = np.arange(self.num_nodes)
+        slots = super().slots(ids)
+        self._encoded.encode_all(_parts(slots), lambda slot: self._shown(slot, ids, slots))
 
-        Raises: SchemaMismatch: many rows are not accepted.
-        """
-        refused = list[tuple[int, str]]()
-        for begin in range(0, self.num_nodes, _CHUNK):
-            ids = np.arange(begin, min(begin + _CHUNK, self.num_nodes))
-            found = super().slots(ids)
-            self._encode(found, refused)
-            if len(refused) > _MOST_REFUSED:
-                raise self._refusal(ids[found == refused[-1][0]], refused[-1][1])
-        if refused:
-            log.warning("%d nodes of type %r: %s", len(refused), self._name, refused[0][1])
-
-    def _refusal(self, ids: IdArray, reason: str) -> SchemaMismatch:
-        (node,) = np.asarray(self.ids.external(ids[:1]), object)
-        why = f"node {node!r} of type {self._name!r}: {reason}; set its columns (set_features)"
-        return SchemaMismatch(why, [why])
-
-    def _encode(self, slots: IdArray, refused: list[tuple[int, str]]) -> None:
-        """Make missing rows; adds slots that are not accepted, with the reason, to `refused`."""
-        since, late = self._own.since, np.empty(len(slots), np.int64)
-        if not len(late := np.unique(late[: find_late(slots, since, self._ready, late)])):
-            return
-        values = values_of(self.column_schemas, *self.cells(late))
-        rows, wrong = self._encoder.encode_each(values, len(late), _MOST_REFUSED - len(refused))
-        refused += [(int(late[at]), why) for at, why in wrong.items()]
-        good = np.isfinite(rows).all(axis=1)
-        self._rows[late[good]] = rows[good]
-        set_ready(late[good], since, self._ready)
+    def _shown(self, slot: int, ids: IdArray, slots: IdArray) -> str:
+        (node,) = np.asarray(self.ids.external(ids[slots == slot][:1]), object)
+        return f"node {node!r}"
 
 
-class _EncodedRows(LiveRows):
+class _EncodedFeatures(LiveRows):
     """As `LiveRows`; a row that the preprocessing does not accept is NaN."""
 
     _nodes: EncodedNodes
@@ -277,6 +312,33 @@ class _EncodedRows(LiveRows):
         found: FloatArray = self.array[slots]
         found[np.isin(slots, [slot for slot, _ in refused])] = np.nan
         return found[0] if np.ndim(ids) == 0 else found
+
+
+class EncodedEdges:
+    """Attributes of live edges by their positions, made of columns.
+
+    Args:
+        edges: of the type or of the one that is derived from it. encoded: rows of the type.
+    """
+
+    def __init__(self, edges: LiveAdjacency, encoded: _EncodedRows) -> None:
+        self._edges, self._encoded = edges, encoded
+        self.shape = len(edges.indices), encoded.rows.shape[1]
+
+    def __getitem__(self, positions: IdArray) -> FloatArray:
+        slots = self._edges.slots(positions)
+        if refused := self._encoded.encode(slots):
+            raise self._encoded.refusal("an edge", f"{refused[-1][1]}; remove it, and add it with others")
+        found: FloatArray = self._encoded.rows[slots]
+        return found
+
+    def encode_all(self) -> None:
+        """As `_EncodedRows.encode_all`."""
+        self._encoded.encode_all(_parts(self._edges.slots(self._edges.places())), lambda slot: "an edge")
+
+
+def _parts(slots: IdArray) -> Iterator[IdArray]:
+    return (slots[begin : begin + _CHUNK] for begin in range(0, len(slots), _CHUNK))
 
 
 def encode_rows(encoder: RowEncoder, graph: Graph, name: str) -> Iterator[FloatArray]:

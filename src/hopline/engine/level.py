@@ -127,7 +127,7 @@ class Relation:
             view.attr = (
                 block.columns["attr"][:num_edges]
                 if self.sampler.is_stored
-                else np.asarray(self.adjacency.attr)[block.positions]
+                else self.adjacency.attr[block.positions]
             )
         if self.reads_is_self or self.add_loops:
             view.is_self = np.empty(num_edges, np.bool_)

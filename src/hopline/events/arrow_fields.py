@@ -42,7 +42,11 @@ def refuse_fields(table: Columns, first: int, graph: GraphSchema, refusals: Refu
         first: number of the table's first event.
     """
     names = {
-        "attr": {name for each in graph.edge_types.values() for name in each.attr_names},
+        "attr": {
+            name
+            for each in graph.edge_types.values()
+            for name in (*each.attr_names, *(column.name for column in each.columns))
+        },
         "features": {
             name
             for each in graph.node_types.values()

@@ -51,7 +51,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "features": ("list",),
 }
 
-#: Type of a column of nodes -> kinds of Arrow types.
+#: Type of a column -> kinds of Arrow types.
 _KINDS: dict[ColumnType, tuple[str, ...]] = {
     "float": ("float", "int"),
     "integer": ("int", "float"),
@@ -271,8 +271,13 @@ class Table:
         vectors = _Vectors("attr", schema.attr_dim, schema.attr_names, f"{what}: attr")
         vectors.if_missing = checks.no_attr(what, schema.attr_dim)
         adds = self.ops[rows] != OPS.index("remove_edge")
-        self._refuse_others(vectors, rows[adds], first, refusals)
+        self._refuse_others(
+            vectors, rows[adds], first, refusals, {column.name for column in schema.columns}
+        )
         rows, attr = self._vectors(vectors, rows, first, adds, refusals)
+        adds = self.ops[rows] != OPS.index("remove_edge")
+        self._refuse_without(rows[adds], first, what, schema.columns, refusals)
+        cells, texts = self._read(rows, first, what, schema.columns, refusals)
         numbers = rows + first
         time = self._column("time", rows)
         weight = self._column("weight", rows)
@@ -284,6 +289,8 @@ class Table:
             None if time is None else _times(time, numbers, refusals),
             None if weight is None else _floats(weight),
             attr,
+            cells,
+            texts,
         )
 
     def node_rows(
@@ -295,15 +302,25 @@ class Table:
         vectors.if_missing = checks.no_features(what, schema.feature_dim)
         self._refuse_others(vectors, rows, first, refusals, {column.name for column in schema.columns})
         rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
-        if lacks := [column.name for column in schema.columns if column.name not in self.names]:
-            why = f"{what}: columns without {', '.join(lacks[:12])}; it has {checks.takes(schema.columns)}"
-            refusals.add_all(rows + first, "bad_shape", why)
+        if self._refuse_without(rows, first, what, schema.columns, refusals):
             rows, features = rows[:0], None
-        cells, texts = checks.cells(
-            lambda column: self._cells(column, rows), rows + first, schema.columns, what, refusals
-        )
+        cells, texts = self._read(rows, first, what, schema.columns, refusals)
         add = self.ops[rows] == OPS.index("add_node")
         return NodeRows(rows + first, self._ids("node", rows), add, features, cells, texts)
+
+    def _refuse_without(
+        self, rows: IdArray, first: int, what: str, columns: Sequence[ColumnSchema], refusals: Refusals
+    ) -> bool:
+        """Refuse rows that need columns which the table lacks; False if it has all."""
+        lacks = [column.name for column in columns if column.name not in self.names]
+        why = f"{what}: columns without {', '.join(lacks[:12])}; it has {checks.takes(columns)}"
+        refusals.add_all(rows[: len(rows) * bool(lacks)] + first, "bad_shape", why)
+        return bool(lacks)
+
+    def _read(
+        self, rows: IdArray, first: int, what: str, columns: Sequence[ColumnSchema], refusals: Refusals
+    ) -> tuple[AnyArray | None, AnyArray | None]:
+        return checks.cells(lambda column: self._cells(column, rows), rows + first, columns, what, refusals)
 
     def _cells(self, column: ColumnSchema, rows: IdArray) -> tuple[AnyArray, dict[int, str]]:
         """A column as `cells_of`; times of Arrow as well."""
@@ -519,12 +536,14 @@ def _kind(kind: Any) -> str:
 
 
 def _named(graph: GraphSchema) -> dict[str, tuple[str, ...]]:
-    """Numbers of vectors and columns of nodes by name, with the kinds of Arrow types that they may have."""
+    """Numbers of vectors and columns by name, with the kinds of Arrow types that they may have."""
     vectors = [each.feature_names for each in graph.node_types.values()]
     vectors += [each.attr_names for each in graph.edge_types.values()]
     found: dict[str, tuple[str, ...]] = {name: ("float", "int") for names in vectors for name in names}
-    for node in graph.node_types.values():
-        for column in node.columns:
+    own = [each.columns for each in graph.node_types.values()]
+    own += [each.columns for each in graph.edge_types.values()]
+    for columns in own:
+        for column in columns:
             found[column.name] = (*found.get(column.name, ()), *_KINDS[column.type])
     return found
 
@@ -539,4 +558,6 @@ def _wanted(graph: GraphSchema) -> str:
     for key, edge in graph.edge_types.items():
         if edge.attr_dim:
             parts.append(f"attr of {key!r}: {described(edge.attr_dim, edge.attr_names)}")
+        if edge.columns:
+            parts.append(f"columns of {key!r}: {checks.takes(edge.columns)}")
     return ", ".join(parts)

@@ -55,7 +55,7 @@ def edge_changes(
         )
         lacks = adds if rows.attr is None else adds & rows.attr.absent()
         refusals.add_all(numbers[lacks], *no_attr(what, schema.attr_dim))
-    return EdgeChanges(src, dst, rows.remove, numbers, time, has_time, weight, attr)
+    return EdgeChanges(src, dst, rows.remove, numbers, time, has_time, weight, attr, rows.cells, rows.texts)
 
 
 def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Refusals) -> NodeChanges:
@@ -105,7 +105,7 @@ def cells(
 
 
 def takes(columns: Sequence[ColumnSchema]) -> str:
-    """Columns of a node type, for messages."""
+    """Columns of a type, for messages."""
     return ", ".join(f"{column.name} ({column.type})" for column in columns)
 
 

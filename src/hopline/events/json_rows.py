@@ -31,6 +31,10 @@ def edge_rows(
     )
     if rows is not None:
         events, numbers = [events[row] for row in rows], numbers[rows]
+    kept, cells, texts = _read_columns(events, numbers, what, schema.columns, refusals)
+    if kept is not None:
+        events, numbers = [events[row] for row in kept], numbers[kept]
+        attr = None if attr is None else Column(attr.values[kept])
     return EdgeRows(
         numbers,
         [event.src for event in events],
@@ -39,6 +43,8 @@ def edge_rows(
         int_column([event.time for event in events], numbers, "time", refusals),
         _float_column([event.weight for event in events]),
         attr,
+        cells,
+        texts,
     )
 
 
@@ -59,15 +65,10 @@ def node_rows(
     )
     if rows is not None:
         events, numbers = [events[row] for row in rows], numbers[rows]
-    kept = _with_columns(events, numbers, what, schema.columns, refusals)
+    kept, cells, texts = _read_columns(events, numbers, what, schema.columns, refusals)
     if kept is not None:
         events, numbers = [events[row] for row in kept], numbers[kept]
         features = None if features is None else Column(features.values[kept])
-
-    def read(column: ColumnSchema) -> tuple[AnyArray, dict[int, str]]:
-        return cells_of(column.type, [(event.columns or {})[column.name] for event in events])
-
-    cells, texts = checks.cells(read, numbers, schema.columns, what, refusals)
     return NodeRows(
         numbers,
         [event.node for event in events],
@@ -78,21 +79,31 @@ def node_rows(
     )
 
 
-def _with_columns(
-    events: Sequence[_Node],
+def _read_columns(
+    events: Sequence[AddEdge | RemoveEdge | _Node],
     numbers: IdArray,
     what: str,
     columns: Sequence[ColumnSchema],
     refusals: Refusals,
-) -> list[int] | None:
-    """Rows of the events with a value for each column, None for all of them; others are refused."""
+) -> tuple[list[int] | None, AnyArray | None, AnyArray | None]:
+    """Rows of the events with a value for each column, None for all of them; others are refused.
+
+    Returns: also their cells and texts; a removal needs no values.
+    """
     names = {column.name: None for column in columns}.keys()
-    wrong = [row for row, event in enumerate(events) if (event.columns or {}).keys() != names]
+    wrong = [
+        row
+        for row, event in enumerate(events)
+        if (event.columns or {}).keys() != names and type(event) is not RemoveEdge
+    ]
     for row in wrong:
         given, number = events[row].columns, int(numbers[row])
         foreign = [name for name in given or () if name not in names]
         if foreign or not names:
-            has = f"it has {checks.takes(columns)}" if names else "send features"
+            is_edge = type(events[row]) is AddEdge
+            has = (
+                f"it has {checks.takes(columns)}" if names else f"send {'attr' if is_edge else 'features'}"
+            )
             why = f"{what} has no column {_listed(foreign)}; {has}"
             refusals.add(number, "schema_changed", why)
         else:
@@ -101,7 +112,13 @@ def _with_columns(
                 f"{what}: columns without {_listed(lacks)}; it has {checks.takes(columns)}; null is missing"
             )
             refusals.add(number, "bad_shape", why)
-    return sorted({*range(len(events))}.difference(wrong)) if wrong else None
+    kept = sorted({*range(len(events))}.difference(wrong)) if wrong else None
+    rows = [event.columns or {} for event in (events if kept is None else [events[row] for row in kept])]
+
+    def read(column: ColumnSchema) -> tuple[AnyArray, dict[int, str]]:
+        return cells_of(column.type, [row.get(column.name) for row in rows])
+
+    return kept, *checks.cells(read, numbers if kept is None else numbers[kept], columns, what, refusals)
 
 
 def int_column(

@@ -72,6 +72,7 @@ class EdgeRows:
         src, dst: int64 [n], or n values of any type.
         remove: bool [n].
         time: int64; weight: any float; attr: numbers [n, d], as sent. None if no event has one.
+        cells, texts: as in `EdgeChanges`.
     """
 
     numbers: IdArray
@@ -81,6 +82,8 @@ class EdgeRows:
     time: Column | None
     weight: Column | None
     attr: Column | None
+    cells: AnyArray | None = None
+    texts: AnyArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

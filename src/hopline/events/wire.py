@@ -38,7 +38,6 @@ class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     node: None = None
     node_type: None = None
     features: None = None
-    columns: None = None
 
 
 class AddEdge(_Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
@@ -52,10 +51,12 @@ class AddEdge(_Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, for
         time: of the edge, in the graph's unit; needed if the edge type has times.
         weight: needed if the edge type has weights.
         attr: a list in the schema's order or an object with its names; needed if the edge type has some.
+        columns: for an edge type with columns, a value by name, as of nodes.
     """
 
     weight: float | None = None
     attr: Vector | None = None
+    columns: dict[str, Any] | None = None
 
 
 class RemoveEdge(
@@ -73,6 +74,7 @@ class RemoveEdge(
 
     weight: None = None
     attr: None = None
+    columns: None = None
 
 
 class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.graph import csc
 from hopline.graph.extent import NO_RECORDS, STILL, Clock
 from hopline.graph.ids import IdIndex
 from hopline.graph.narrow import Features
@@ -123,6 +124,12 @@ class Adjacency:
     def clock(self) -> Clock:
         """A clock with one version."""
         return STILL
+
+    def reverse_order(self) -> IdArray:
+        """The edges in the order of the lists against their direction, int [E]."""
+        into = np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int32), np.diff(self.indptr))
+        order: IdArray = csc.canonical_order(into, np.asarray(self.indices), self.time)
+        return order
 
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
         """In-neighbours of one destination in canonical order, a view."""

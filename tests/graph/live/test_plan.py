@@ -19,9 +19,12 @@ def graph(num_nodes, num_edges):
         )
         for name in ("user", "item")
     }
-    lists = SimpleNamespace(src="user", dst="item", num_edges=num_edges, attr=None, time=None, weight=None)
+    lists = SimpleNamespace(
+        src="user", dst="item", num_edges=num_edges, attr=None, time=None, weight=None, columns=None
+    )
     schema = SimpleNamespace(
-        node_types={name: SimpleNamespace(id_kind="int", columns=()) for name in nodes}
+        node_types={name: SimpleNamespace(id_kind="int", columns=()) for name in nodes},
+        edge_types={EDGES: SimpleNamespace(reverse_of="")},
     )
     return SimpleNamespace(nodes=nodes, edges={EDGES: lists}, schema=schema)
 

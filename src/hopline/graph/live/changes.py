@@ -32,6 +32,7 @@ class EdgeChanges:
         has_time: bool [n] or None (all rows, if `time` is given): which removals name a time.
         weight: float32 [n] or None, attr: float32 [n, d_e] or None; rows of removals are not read.
         order: int64 [n], ascending positions in the batch.
+        cells, texts: as in `NodeChanges`; rows of removals are not read.
     """
 
     src: Ids
@@ -42,6 +43,8 @@ class EdgeChanges:
     has_time: NDArray[np.bool_] | None = None
     weight: FloatArray | None = None
     attr: FloatArray | None = None
+    cells: NDArray[np.float64] | None = None
+    texts: AnyArray | None = None
 
     def __len__(self) -> int:
         return len(self.remove)

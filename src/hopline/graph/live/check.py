@@ -54,19 +54,28 @@ class NodeRows:
 
 @dataclass(slots=True)
 class EdgeRows:
-    """Edges of one type, ready to be applied: additions and removals, each sorted for `merge`."""
+    """Edges of one type, ready to be applied: additions and removals, each sorted for `merge`.
+
+    Attributes:
+        cells, texts: as in `EdgeChanges`, where the type has columns; then add_attr is int32 [n, 1], places
+            of the edges among them.
+        slots: int32 [len(cells)], to be filled: where these rows were written. Both directions share it.
+    """
 
     add_dst: IdArray
     add_src: IdArray
     add_time: IdArray
     add_weight: FloatArray
-    add_attr: FloatArray
+    add_attr: AnyArray
     add_order: IdArray
     del_dst: IdArray
     del_src: IdArray
     del_time: IdArray
     del_has_time: NDArray[np.bool_]
     del_order: IdArray
+    cells: AnyArray
+    texts: AnyArray
+    slots: NDArray[np.int32]
 
     def reverse(self) -> EdgeRows:
         """The same changes of the edges against their direction."""
@@ -77,7 +86,7 @@ class EdgeRows:
             self.add_weight[by[: len(self.add_weight)]], self.add_attr[by[: len(self.add_attr)]],
             self.add_order[by],
             self.del_src[gone], self.del_dst[gone], self.del_time[gone], self.del_has_time[gone],
-            self.del_order[gone],
+            self.del_order[gone], self.cells, self.texts, self.slots,
         )  # fmt: skip
 
 
@@ -185,11 +194,7 @@ def _check_nodes(
             everyone, order, "bad_shape",
             lambda _: f"features of {node_type!r} have shape {shape}; the graph has {dim} numbers a node",
         )  # fmt: skip
-    cells, texts = _cells(nodes, schema)
-    if cells is None:
-        named = ", ".join(column.name for column in schema.columns) or "none"
-        why = f"node type {node_type!r} has the columns {named}; the event has others"
-        reject(everyone, order, "bad_shape", lambda _: why)
+    cells, texts = _cells(nodes, schema, everyone, reject, f"node type {node_type!r}")
     if cells is None or not checked.accepted[order].any():
         return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32), texts[:0], texts[:0]), {}
     rounded = narrow.rounded(values, schema.feature_dtype)
@@ -229,14 +234,24 @@ def _check_nodes(
     return NodeRows(count, names, targets[keep], rounded[keep], cells[keep], texts[keep]), added
 
 
-def _cells(nodes: NodeChanges, schema: NodeTypeSchema) -> tuple[AnyArray | None, AnyArray]:
-    """The cells and texts of nodes; no cells if they are not of the schema's columns."""
+def _cells(
+    changes: NodeChanges | EdgeChanges,
+    schema: NodeTypeSchema | EdgeTypeSchema,
+    needed: NDArray[np.bool_],
+    reject: Reject,
+    what: str,
+) -> tuple[AnyArray | None, AnyArray]:
+    """Cells and texts; no cells if they are not of the columns that `needed` events must have."""
     num_texts = sum(column.type == "text" for column in schema.columns)
-    none = np.empty((len(nodes), 0))
-    cells = none if nodes.cells is None else nodes.cells
-    texts = none if nodes.texts is None else nodes.texts
-    fits = cells.shape[1:] == (len(schema.columns),) and texts.shape[1:] == (num_texts,)
-    return cells if fits else None, texts
+    none = np.empty((len(changes), 0))
+    cells = none if changes.cells is None else changes.cells
+    texts = none if changes.texts is None else changes.texts
+    if cells.shape[1:] == (len(schema.columns),) and texts.shape[1:] == (num_texts,):
+        return cells, texts
+    named = ", ".join(column.name for column in schema.columns) or "none"
+    why = f"{what} has the columns {named}; the event has others"
+    reject(needed, changes.order, "bad_shape", lambda _: why)
+    return None, texts
 
 
 def _check_edges(
@@ -290,7 +305,7 @@ def _check_edges(
                     adds & (weight < 0), order, "negative_weight",
                     lambda at: f"weight {weight[at]} of {NOT_SIGNED.format(key)}",
                 )  # fmt: skip
-    attr = _NOTHING
+    attr: AnyArray = _NOTHING
     if schema.attr_dim:
         if edges.attr is None:
             reject(adds, order, "no_attr", lambda _: f"edges of {key!r} have attributes; set `attr`")
@@ -304,6 +319,9 @@ def _check_edges(
             attr = np.ascontiguousarray(edges.attr, np.float32)
             bad = adds & ~np.isfinite(attr).all(axis=1)
             reject(bad, order, "not_finite", lambda _: f"attributes of an edge of {key!r} are not finite")
+    cells, texts = _cells(edges, schema, adds, reject, f"edge type {key!r}")
+    if schema.columns:
+        attr = np.arange(len(edges), dtype=np.int32)[:, None]
     accepted = checked.accepted[order]
     chosen = np.flatnonzero(accepted & adds)
     times = time[chosen] if schema.has_time and time is not None else _NO_INTS
@@ -321,6 +339,7 @@ def _check_edges(
         weight[by] if len(weight) else _NO_FLOATS,
         attr[by] if len(attr) else np.empty((0, schema.attr_dim), np.float32),
         order[by], dst[gone], src[gone], del_time, named, order[gone],
+        texts if cells is None else cells, texts, np.empty(len(edges), np.int32),
     )  # fmt: skip
 
 

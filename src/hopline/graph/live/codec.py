@@ -88,7 +88,7 @@ _STORED = -1
 
 
 class _Edges(msgspec.Struct, array_like=True):
-    """Head of one edge type; *_bytes are the lengths of strings."""
+    """Head of one edge type; *_bytes are the lengths of strings, the last fields as of nodes."""
 
     key: str
     num_rows: int
@@ -99,6 +99,9 @@ class _Edges(msgspec.Struct, array_like=True):
     has_time: bool
     weight: bool
     attr_dim: int
+    columns: int = -1
+    num_texts: int = 0
+    text_bytes: int = 0
 
 
 class _Nodes(msgspec.Struct, array_like=True):
@@ -265,7 +268,7 @@ def _put_edges(columns: _Columns, key: str, group: EdgeChanges) -> _Edges:
     if group.attr is not None:
         columns.put(f"attr of {key}", group.attr, _FLOAT, (n, dim))
     time, has_time, weight = (each is not None for each in (group.time, group.has_time, group.weight))
-    return _Edges(key, n, src, dst, first, time, has_time, weight, dim)
+    return _Edges(key, n, src, dst, first, time, has_time, weight, dim, *_put_cells(columns, key, group))
 
 
 def _put_nodes(columns: _Columns, name: str, group: NodeChanges) -> _Nodes:
@@ -275,15 +278,19 @@ def _put_nodes(columns: _Columns, name: str, group: NodeChanges) -> _Nodes:
     first = columns.order(group.order, n)
     dim = int(np.shape(group.features)[-1])
     columns.put(f"features of {name}", group.features, _FLOAT, (n, dim))
+    return _Nodes(name, n, id_bytes, first, dim, *_put_cells(columns, name, group))
+
+
+def _put_cells(columns: _Columns, name: str, group: EdgeChanges | NodeChanges) -> tuple[int, int, int]:
+    """Write rows; returns the number of columns, -1 for none, of those of texts, and the texts' bytes."""
     if group.cells is None or group.texts is None:
-        return _Nodes(name, n, id_bytes, first, dim)
-    shape = n, int(np.shape(group.cells)[-1])
+        return -1, 0, 0
+    shape = len(group), int(np.shape(group.cells)[-1])
     columns.put(f"cells of {name}", group.cells, _DOUBLE, shape)
     texts = group.texts.ravel().tolist()
-    columns.expect(f"texts of {name}", len(group.texts), n)
+    columns.expect(f"texts of {name}", len(group.texts), len(group))
     columns.put(f"texts of {name}", [text is not None for text in texts], _BOOL, (len(texts),))
-    text_bytes = columns.strings([text or "" for text in texts])
-    return _Nodes(name, n, id_bytes, first, dim, shape[1], group.texts.shape[1], text_bytes)
+    return shape[1], group.texts.shape[1], columns.strings([text or "" for text in texts])
 
 
 def _decode(data: memoryview) -> Changes:
@@ -377,7 +384,7 @@ def _take_edges(cursor: _Cursor, head: _Edges, num_events: int) -> EdgeChanges:
     has_time = cursor.take(_BOOL, n) if head.has_time else None
     weight = cursor.take(_FLOAT, n) if head.weight else None
     attr = cursor.rows(n, head.attr_dim) if head.attr_dim != -1 else None
-    return EdgeChanges(src, dst, remove, order, time, has_time, weight, attr)
+    return EdgeChanges(src, dst, remove, order, time, has_time, weight, attr, *_take_cells(cursor, head))
 
 
 def _take_nodes(cursor: _Cursor, head: _Nodes, num_events: int) -> NodeChanges:
@@ -386,14 +393,18 @@ def _take_nodes(cursor: _Cursor, head: _Nodes, num_events: int) -> NodeChanges:
     add = cursor.take(_BOOL, n)
     order = cursor.order(n, head.first, num_events)
     features = cursor.rows(n, head.dim)
+    return NodeChanges(ids, add, features, order, *_take_cells(cursor, head))
+
+
+def _take_cells(cursor: _Cursor, head: _Edges | _Nodes) -> tuple[AnyArray | None, AnyArray | None]:
     if head.columns < 0:
-        return NodeChanges(ids, add, features, order)
-    cells = cursor.rows(n, head.columns, _DOUBLE)
-    count = n * head.num_texts
+        return None, None
+    cells = cursor.rows(head.num_rows, head.columns, _DOUBLE)
+    count = head.num_rows * head.num_texts
     given = cursor.take(_BOOL, count).tolist()
     strings = cursor.strings(count, head.text_bytes)
     texts = np.array([text if yes else None for text, yes in zip(strings, given, strict=True)], object)
-    return NodeChanges(ids, add, features, order, cells, texts.reshape(n, head.num_texts))
+    return cells, texts.reshape(head.num_rows, head.num_texts)
 
 
 def _plain(text: str) -> str:

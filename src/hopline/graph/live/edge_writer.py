@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hopline.graph.extent import DEGREE, START
 from hopline.graph.live import lists, pool
 from hopline.graph.live.check import EdgeRows
+from hopline.graph.live.columns import ColumnWriter
 from hopline.graph.live.memory import EdgeMemory
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.parts import Adjacency
+from hopline.graph.schema import ColumnSchema
 from hopline.kernels.jit import njit
 from hopline.types import IdArray
 
@@ -37,15 +40,22 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
     return count
 
 
-class EdgeWriter:
-    """Writes the lists of one edge type.
+class EdgeWriter(ColumnWriter):
+    """Writes the lists of one edge type, and the rows of its columns.
 
     Args:
         memory: of the edge type.
         room: of the plan.
+        columns: of its table.
+        oldest: the oldest version that a reader may read.
     """
 
-    def __init__(self, memory: EdgeMemory, room: EdgeRoom) -> None:
+    def __init__(
+        self, memory: EdgeMemory, room: EdgeRoom, columns: Sequence[ColumnSchema], oldest: Callable[[], int]
+    ) -> None:
+        super().__init__(memory, columns)
+        self._oldest = oldest
+        self._free_rows: IdArray = np.empty(0, np.int64)
         self.memory = memory
         self._room = room
         num_records = memory.records.shape[0]
@@ -56,8 +66,12 @@ class EdgeWriter:
         #: (version that replaced them, rows of `lists.RECORD` … ), in order.
         self._retired: deque[tuple[int, IdArray]] = deque()
 
-    def fill(self, adjacency: Adjacency, version: int) -> None:
-        """Load the lists of a snapshot."""
+    def fill(self, adjacency: Adjacency, version: int, turned: Adjacency | None = None) -> None:
+        """Load the lists of a snapshot.
+
+        Args:
+            turned: the edges whose rows these have, if they are against their direction.
+        """
         memory, count, num_nodes = self.memory, adjacency.num_edges, len(adjacency.indptr) - 1
         memory.indices[:count] = adjacency.indices
         if adjacency.time is not None:
@@ -67,6 +81,10 @@ class EdgeWriter:
             memory.cumweight[:count] = adjacency.cumweight
         if adjacency.attr is not None:
             memory.attr[:count] = adjacency.attr
+        if self._room.rows_of:
+            memory.attr[:count, 0] = np.arange(count) if turned is None else turned.reverse_order()
+            memory.since[:count] = version
+        self.load(adjacency.columns)
         lists.fill(adjacency.indptr, memory.heads, memory.records, self._capacities, num_nodes, version)
         self.attach(version)
 
@@ -100,6 +118,7 @@ class EdgeWriter:
         free = np.flatnonzero(~used)[::-1]
         self._free_records[: len(free)] = free
         counters[lists.FREE] = len(free)
+        self._free_rows = self._unused_rows(version)
         degrees = memory.records[memory.heads[memory.heads >= 0], DEGREE]
         counters[lists.NUM_EDGES] = int(degrees.sum())
         counters[lists.MAX_DEGREE] = int(degrees.max(initial=0))
@@ -110,6 +129,9 @@ class EdgeWriter:
         Returns: destinations whose lists changed, and the `order` of removals that met no edge; None
             if there is no room: `attach` drops what was written.
         """
+        if not self._put_rows(rows, version):
+            return None
+        attr = rows.slots[rows.add_attr] if self._room.rows_of else rows.add_attr
         most = len(rows.add_dst) + len(rows.del_dst)
         touched = np.empty(most, np.int64)
         retired = np.empty((most, 3), np.int64)
@@ -118,7 +140,7 @@ class EdgeWriter:
         done = lists.merge(
             memory.heads, memory.records, memory.indices, memory.time, memory.weight, memory.cumweight,
             memory.attr, self._capacities, self._pool, self._free_records,
-            rows.add_dst, rows.add_src, rows.add_time, rows.add_weight, rows.add_attr, rows.add_order,
+            rows.add_dst, rows.add_src, rows.add_time, rows.add_weight, attr, rows.add_order,
             rows.del_dst, rows.del_src, rows.del_time, rows.del_has_time, rows.del_order,
             version, found, touched, retired, counters,
         )  # fmt: skip
@@ -127,6 +149,27 @@ class EdgeWriter:
         if counters[lists.RETIRED]:
             self._retired.append((version, retired[: counters[lists.RETIRED]]))
         return touched[: counters[lists.TOUCHED]], rows.del_order[~found]
+
+    def _put_rows(self, rows: EdgeRows, version: int) -> bool:
+        """Write the rows of added edges, and set their slots; False if there is no room."""
+        if not self._room.rows or not len(rows.add_dst):
+            return True
+        places = np.unique(rows.add_attr)
+        if len(places) > len(self._free_rows):
+            self._free_rows = self._unused_rows(self._oldest())
+        raw = self.raw(rows.cells[places], rows.texts[places])
+        if raw is None or len(places) > len(self._free_rows):
+            return False
+        slots, self._free_rows = np.split(self._free_rows, [len(places)])
+        self.memory.cells[slots], self.memory.since[slots], rows.slots[places] = raw, version, slots
+        return True
+
+    def _unused_rows(self, oldest: int) -> IdArray:
+        """Slots of rows that no version from `oldest` on has."""
+        memory, used = self.memory, np.zeros(self._room.rows, np.uint8)
+        if self._room.rows:
+            lists.mark_rows(memory.heads, memory.records, memory.attr, oldest, used)
+        return np.flatnonzero(used == 0)
 
     def release(self, oldest: int) -> None:
         """Reuse room that was replaced at or before the oldest version that is read."""
@@ -147,4 +190,4 @@ class EdgeWriter:
         """Share of the room that is in use, 0 to 1."""
         positions = self._pool[pool.IN_USE] / max(1, self._room.positions)
         records = 1 - self._counters[lists.FREE] / max(1, self.memory.records.shape[0])
-        return float(max(positions, records))
+        return float(max(positions, records, self.num_edges / (self._room.rows or self._room.positions)))

@@ -6,17 +6,18 @@ reader from the version on that added it: ids beyond the node count of the reade
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
 from hopline.graph import id_values
 from hopline.graph.hash_table import _bytes_equal, _bytes_hash, _mix
 from hopline.graph.ids import IdIndex, RangeIds, StringIds
-from hopline.graph.live.memory import NodeMemory
+from hopline.graph.live.memory import ColumnMemory, NodeMemory
 from hopline.kernels.intrinsics import release_fence
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, ExternalIds, IdArray
@@ -91,11 +92,17 @@ def _add_strings(blob, offsets, slots, added, lengths, first):  # type: ignore[n
         slots[at] = first + i + 1
 
 
-def texts_of(memory: NodeMemory) -> LiveIds:
-    """The distinct texts in the columns of a node type, by their places."""
-    own = dataclasses.replace(
-        memory, id_slots=memory.text_slots, id_offsets=memory.text_offsets, id_blob=memory.text_blob
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texts:
+    id_slots: NDArray[np.int32]
+    id_offsets: IdArray
+    id_blob: NDArray[np.uint8]
+    id_values: IdArray
+
+
+def texts_of(memory: ColumnMemory) -> LiveIds:
+    """The distinct texts in the columns of a type, by their places."""
+    own = _Texts(memory.text_slots, memory.text_offsets, memory.text_blob, memory.num_texts)
     return LiveIds(StringIds.of([], "texts"), own, 0, lambda: int(memory.num_texts[0]))
 
 
@@ -109,7 +116,9 @@ class LiveIds(IdIndex):
         count: number of nodes at the reader's version.
     """
 
-    def __init__(self, base: IdIndex, memory: NodeMemory, first: int, count: Callable[[], int]) -> None:
+    def __init__(
+        self, base: IdIndex, memory: NodeMemory | _Texts, first: int, count: Callable[[], int]
+    ) -> None:
         self.kind = base.kind
         self._base = base
         self._memory = memory

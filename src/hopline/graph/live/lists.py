@@ -54,7 +54,8 @@ def merge(  # type: ignore[no-untyped-def]
     """Create new lists for the destinations that a batch changes.
 
     Args:
-        heads, records, indices, time, weight, cumweight, attr: of the edge type's memory.
+        heads, records, indices, time, weight, cumweight, attr: of the edge type's memory; `attr` may hold
+            slots of rows of columns.
         capacities: int64 [R], entries of each record's room.
         pool: see `pool.py`.
         free_records: int64 [R], a stack with counters[FREE] entries.
@@ -268,3 +269,18 @@ def copy_lists(heads, records, version, indptr, values, out):  # type: ignore[no
             start = records[at, START]
             for k in range(count):
                 out[indptr[v] + k] = values[start + k]
+
+
+@njit(nogil=True, cache=True)
+def mark_rows(heads, records, attr, oldest, used):  # type: ignore[no-untyped-def]
+    """used[slot] = 1 for the rows of columns of all edges that versions from `oldest` on have.
+
+    Args:
+        attr: int32 [positions, 1], slots.
+    """
+    for v in range(heads.shape[0]):
+        at = heads[v]
+        while at >= 0:
+            for position in range(records[at, START], records[at, START] + records[at, DEGREE]):
+                used[attr[position, 0]] = 1
+            at = records[at, PREVIOUS] if records[at, SINCE] > oldest else -1

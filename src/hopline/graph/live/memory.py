@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from hopline.errors import GraphError
 from hopline.graph import hash_table
 from hopline.graph.extent import NUM_COLUMNS
-from hopline.graph.live.plan import EdgeRoom, LivePlan, NodeRoom
+from hopline.graph.live.plan import ColumnRoom, EdgeRoom, LivePlan, NodeRoom
 from hopline.graph.live.version import NO_OFFSET, StreamOffset
 from hopline.kernels.intrinsics import compare_exchange, full_fence
 from hopline.kernels.jit import njit
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
-_MAGIC = b"hopline live 3\n\x00"
+_MAGIC = b"hopline live 4\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
 #: Columns of the ring before the counts of nodes, one for each node type.
@@ -39,19 +39,11 @@ MAX_LANES = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NodeMemory:
-    """Arrays of one node type; see `rows.py` and `ids.py`."""
+class ColumnMemory:
+    """Rows of columns by slot; see `columns.py`."""
 
-    heads: IdArray
-    rows: FloatArray
+    #: int64 [slots], the version that wrote a row.
     since: IdArray
-    previous: IdArray
-    id_slots: NDArray[np.int32]
-    id_values: IdArray
-    id_offsets: IdArray
-    id_blob: NDArray[np.uint8]
-    #: int64 [num_levels, capacity]: the version at which a state may last have changed.
-    changed_at: IdArray
     #: float64 [slots, columns], as `cells_of` has them; of a text its place among the texts.
     cells: NDArray[np.float64]
     #: int64 [8], the number of texts in the first.
@@ -62,8 +54,27 @@ class NodeMemory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EdgeMemory:
-    """Arrays of one edge type; see `lists.py`. Arrays that the type lacks have no entries."""
+class NodeMemory(ColumnMemory):
+    """Arrays of one node type; see `rows.py` and `ids.py`."""
+
+    heads: IdArray
+    rows: FloatArray
+    previous: IdArray
+    id_slots: NDArray[np.int32]
+    id_values: IdArray
+    id_offsets: IdArray
+    id_blob: NDArray[np.uint8]
+    #: int64 [num_levels, capacity]: the version at which a state may last have changed.
+    changed_at: IdArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeMemory(ColumnMemory):
+    """Arrays of one edge type; see `lists.py`. Arrays that the type lacks have no entries.
+
+    Attributes:
+        attr: float32 [positions, d_e]; or int32 [positions, 1], the slots of rows of columns.
+    """
 
     heads: IdArray
     records: IdArray
@@ -71,7 +82,7 @@ class EdgeMemory:
     time: IdArray
     weight: FloatArray
     cumweight: NDArray[np.float64]
-    attr: FloatArray
+    attr: AnyArray
 
 
 @njit(nogil=True, cache=True)
@@ -296,15 +307,21 @@ def _node_shapes(room: NodeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], 
     added = room.capacity - room.base
     strings = room.id_kind == "string"
     return [
+        *_column_shapes(room),
         ((room.capacity,), np.int64),
         ((room.rows, room.dim), np.float32),
-        ((room.rows,), np.int64),
         ((room.rows,), np.int64),
         ((room.id_slots,), np.int32),
         ((0 if strings else added,), np.int64),
         ((added + 1 if strings else 0,), np.int64),
         ((room.id_bytes,), np.uint8),
         ((plan.num_levels, room.capacity), np.int64),
+    ]
+
+
+def _column_shapes(room: ColumnRoom) -> list[tuple[tuple[int, ...], type]]:
+    return [
+        ((room.rows,), np.int64),
         ((room.rows, room.columns), np.float64),
         ((8 if room.texts else 0,), np.int64),
         ((hash_table.capacity_for(room.texts) if room.texts else 0,), np.int32),
@@ -320,14 +337,20 @@ def _node_memory(arena: Arena, room: NodeRoom, plan: LivePlan) -> NodeMemory:
 
 def _edge_shapes(room: EdgeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], type]]:
     size = room.positions
+    attr = (
+        ((size, 1), np.int32)
+        if room.rows_of
+        else ((size if room.attr_dim else 0, room.attr_dim), np.float32)
+    )
     return [
+        *_column_shapes(room),
         ((plan.nodes[room.dst].capacity,), np.int64),
         ((room.records, NUM_COLUMNS), np.int64),
         ((size,), np.int32),
         ((size if room.has_time else 0,), np.int64),
         ((size if room.has_weight else 0,), np.float32),
         ((size if room.has_weight else 0,), np.float64),
-        ((size if room.attr_dim else 0, room.attr_dim), np.float32),
+        attr,
     ]
 
 

@@ -10,6 +10,7 @@ from hopline.errors import GraphError
 from hopline.graph import hash_table
 
 if TYPE_CHECKING:
+    from hopline.graph.node_columns import NodeColumns
     from hopline.graph.snapshot import Graph
 
 
@@ -19,29 +20,37 @@ MAX_POSITIONS = 2**31 - 8
 _SPARE_POSITIONS = 1 << 20
 
 
-class NodeRoom(msgspec.Struct, frozen=True):
+class ColumnRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """Room for rows of nodes or edges.
+
+    Attributes:
+        rows: one for each node or edge, and older ones that readers may still need.
+        columns: of the type's table.
+        texts, text_bytes: distinct texts in the columns.
+    """
+
+    rows: int = 0
+    columns: int = 0
+    texts: int = 0
+    text_bytes: int = 0
+
+
+class NodeRoom(ColumnRoom, frozen=True, kw_only=True):
     """Room for one node type.
 
     Attributes:
         base: nodes that it starts with.
         capacity: nodes that it can have.
-        rows: feature rows: one for each node, and older ones that readers may still need.
         dim: columns of a feature row.
         id_kind: as in the schema.
         id_bytes: for the string ids of added nodes.
-        columns: of its table.
-        texts, text_bytes: distinct texts in the columns.
     """
 
     base: int
     capacity: int
-    rows: int
     dim: int
     id_kind: str
     id_bytes: int
-    columns: int = 0
-    texts: int = 0
-    text_bytes: int = 0
 
     @property
     def id_slots(self) -> int:
@@ -49,7 +58,7 @@ class NodeRoom(msgspec.Struct, frozen=True):
         return hash_table.capacity_for(max(1, self.capacity - self.base))
 
 
-class EdgeRoom(msgspec.Struct, frozen=True):
+class EdgeRoom(ColumnRoom, frozen=True, kw_only=True):
     """Room for one edge type.
 
     Attributes:
@@ -58,6 +67,8 @@ class EdgeRoom(msgspec.Struct, frozen=True):
         positions: entries of the edge arrays.
         records: see `extent.py`.
         attr_dim, has_time, has_weight: as in the schema.
+        rows_of: key of the type whose rows its edges name: its own, or the one that it is derived from; ""
+            if that has no columns.
     """
 
     src: str
@@ -68,6 +79,7 @@ class EdgeRoom(msgspec.Struct, frozen=True):
     attr_dim: int
     has_time: bool
     has_weight: bool
+    rows_of: str = ""
 
 
 class LivePlan(msgspec.Struct, frozen=True):
@@ -112,9 +124,6 @@ def make_plan(
     nodes = {}
     for name, part in graph.nodes.items():
         kind = graph.schema.node_types[name].id_kind
-        columns = graph.schema.node_types[name].columns
-        num_texts, text_bytes = (0, 0) if part.columns is None else part.columns.size_of_texts()
-        spare_texts = sum(column.type == "text" for column in columns) * (spare_nodes + 1)
         capacity = part.num_nodes + spare_nodes
         if capacity > MAX_POSITIONS:
             raise GraphError(
@@ -125,22 +134,15 @@ def make_plan(
         nodes[name] = NodeRoom(
             base=part.num_nodes,
             capacity=capacity,
-            # a replaced row stays while it is read: room for several batches
-            rows=capacity + max(65_536, capacity // 4),
             dim=int(part.features.shape[1]),
             id_kind=kind,
             id_bytes=64 * spare_nodes if kind == "string" else 0,
-            columns=len(columns),
-            texts=num_texts + spare_texts,
-            text_bytes=text_bytes + 64 * spare_texts,
+            **_column_room(part.columns, capacity, spare_nodes),
         )
     edges = {}
     for key, adjacency in graph.edges.items():
-        if adjacency.columns is not None:
-            raise GraphError(
-                f"live graph: edge type {key!r} has columns, which a live graph does not hold yet: serve "
-                "snapshots (without live.enabled), or build the graph with float attributes (--attr)"
-            )
+        rows_of = graph.schema.edge_types[key].reverse_of or key
+        has_rows = graph.edges[rows_of].columns is not None
         count = adjacency.num_edges + spare_edges
         # lists get room in powers of two, and replaced ones stay while they are read
         positions = adjacency.num_edges + 3 * count + _SPARE_POSITIONS
@@ -160,5 +162,21 @@ def make_plan(
             attr_dim=0 if adjacency.attr is None else int(adjacency.attr.shape[1]),
             has_time=adjacency.time is not None,
             has_weight=adjacency.weight is not None,
+            rows_of=rows_of if has_rows else "",
+            **({} if adjacency.columns is None else _column_room(adjacency.columns, count, spare_edges)),
         )
     return LivePlan(lineage, sequence, num_levels, reads_degrees, nodes, edges)
+
+
+def _column_room(columns: NodeColumns | None, count: int, spare: int) -> dict[str, int]:
+    """Room for `count` rows, of which `spare` come later."""
+    schemas = () if columns is None else columns.schemas
+    num_texts, text_bytes = (0, 0) if columns is None else columns.size_of_texts()
+    spare_texts = sum(column.type == "text" for column in schemas) * (spare + 1)
+    return {
+        # a replaced row stays while it is read: room for several batches
+        "rows": count + max(65_536, count // 4),
+        "columns": len(schemas),
+        "texts": num_texts + spare_texts,
+        "text_bytes": text_bytes + 64 * spare_texts,
+    }

@@ -6,7 +6,8 @@ kernels of changes on a graph of the same types with two nodes of each, and disc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from hopline.graph.live.seen import SeenWindow, hashed
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.graph.node_columns import NodeColumns
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
+from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from hopline.graph.snapshot import Graph
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -68,23 +69,32 @@ def _graph(schema: GraphSchema) -> Graph:
 def _node_table(node: NodeTypeSchema) -> NodeTable:
     features = np.zeros((_NODES, node.feature_dim), np.float32)
     known = None if node.id_kind == "range" else _ids(node, 0, _NODES)
-    if not node.columns:
-        return NodeTable(features, ids=known, num_nodes=_NODES)
-    table = NodeColumns.of_cells(node.columns, *_cells(node)).table
-    kept = dict.fromkeys((column.name for column in node.columns), "")
-    return NodeTable(features, ids=known, num_nodes=_NODES, columns=table, column_types=kept)
+    return NodeTable(features, ids=known, num_nodes=_NODES, **_table(node.columns))
 
 
-def _cells(node: NodeTypeSchema) -> tuple[AnyArray, AnyArray]:
-    num_texts = sum(column.type == "text" for column in node.columns)
-    return np.zeros((_NODES, len(node.columns))), np.full((_NODES, num_texts), "", object)
+def _table(columns: Sequence[ColumnSchema]) -> dict[str, Any]:
+    if not columns:
+        return {}
+    table = NodeColumns.of_cells(columns, *_cells(columns)).table
+    return {"columns": table, "column_types": dict.fromkeys(table.column_names, "")}
+
+
+def _cells(columns: Sequence[ColumnSchema]) -> tuple[AnyArray, AnyArray]:
+    num_texts = sum(column.type == "text" for column in columns)
+    return np.zeros((_NODES, len(columns))), np.full((_NODES, num_texts), "", object)
 
 
 def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
     ends = np.arange(_NODES)
     time, weight, attr = _columns(edge, _NODES)
     return EdgeTable(
-        (ends, ends[::-1].copy()), attr, time, weight, by_row=True, signed_weight=edge.signed_weight
+        (ends, ends[::-1].copy()),
+        attr,
+        time,
+        weight,
+        by_row=True,
+        signed_weight=edge.signed_weight,
+        **_table(edge.columns),
     )
 
 
@@ -97,7 +107,7 @@ def _batches(schema: GraphSchema) -> Iterator[Changes]:
             set_or_add,
             np.ones((2, node.feature_dim), np.float32),
             np.arange(2) + 2 * at,
-            *_cells(node),
+            *_cells(node.columns),
         )
         for at, (name, node) in enumerate(schema.node_types.items())
     }
@@ -115,7 +125,7 @@ def _edge_changes(schema: GraphSchema, edge: EdgeTypeSchema, remove: bool, begin
     return EdgeChanges(
         _ids(schema.node_types[edge.src], 0, 2), _ids(schema.node_types[edge.dst], _NODES - 1, _NODES + 1),
         np.full(2, remove), np.arange(2) + begin, time, None if time is None else np.ones(2, np.bool_),
-        weight, attr,
+        weight, attr, *_cells(edge.columns),
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from hopline.graph import csc
 from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import lists, rows
-from hopline.graph.live.ids import LiveIds, texts_of
+from hopline.graph.live.columns import LiveColumns
+from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, VERSION, EdgeMemory, LiveMemory, NodeMemory, offset_of
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.live.version import StreamOffset, version_name
@@ -56,7 +57,7 @@ class LiveRows:
         return found[0] if np.ndim(ids) == 0 else found
 
 
-class LiveNodes:
+class LiveNodes(LiveColumns):
     """The nodes of one type; reads like `Nodes`.
 
     Attributes:
@@ -64,7 +65,6 @@ class LiveNodes:
         ids: the caller's ids.
         capacity: upper bound of ids, including nodes added later.
         changed_at: int64 [levels, capacity]; see `changed_at.py`.
-        column_schemas: of its table.
         ready: int64 [slots], where rows of `features` are made when they are read: one more than the
             version of the row that was made; None where all rows exist.
     """
@@ -75,8 +75,7 @@ class LiveNodes:
         self, memory: LiveMemory, name: str, own: NodeMemory, base: IdIndex, reader: LiveView
     ) -> None:
         room, clock = memory.plan.nodes[name], reader.clock
-        self.column_schemas = reader.schema.node_types[name].columns
-        self._texts = texts_of(own) if len(own.num_texts) else None
+        super().__init__(own, reader.schema.node_types[name].columns)
         self._place = memory.place_of_count(name)
         self._own = own
         self._clock = clock
@@ -97,36 +96,29 @@ class LiveNodes:
         rows.slots_at(own.heads, own.since, own.previous, self._clock.version, ids, out)
         return out
 
-    def cells(self, slots: IdArray) -> tuple[AnyArray, AnyArray]:
-        """Rows of the columns, by slot: the last arguments of `values_of`."""
-        cells = self._own.cells[slots]
-        chosen = cells[:, [at for at, column in enumerate(self.column_schemas) if column.type == "text"]]
-        texts = np.full(chosen.shape, None, object)
-        given = ~np.isnan(chosen)
-        if self._texts is not None and given.any():
-            places, at = np.unique(chosen[given].astype(np.int64), return_inverse=True)
-            texts[given] = np.array(self._texts.external(places), object)[at]
-        return cells, texts
-
     @property
     def slot_arrays(self) -> tuple[IdArray, IdArray, IdArray]:
         """(heads, since, previous): arguments of `slots_at`."""
         return self._own.heads, self._own.since, self._own.previous
 
 
-class LiveAdjacency:
+class LiveAdjacency(LiveColumns):
     """The edges of one type; reads like `Adjacency`, but lists are located through `records`.
 
     Attributes:
         indptr: int64 [capacity], the newest record of each destination. records: see `extent.py`.
         clock: the reader's version.
         has_self_loops: True if there may be self-loops.
+        attr: float32 by position, or None; where preprocessing makes attributes of columns, an object that
+            reads like it.
+        rows: int32 [positions, 1], slots of the rows of columns; None where the edges have none.
         signed_weight: True if weights may be negative, now or later.
     """
 
     def __init__(
         self, key: str, room: EdgeRoom, own: EdgeMemory, nodes: LiveNodes, reader: LiveView
     ) -> None:
+        super().__init__(own, reader.schema.edge_types[key].columns)
         self.src, self.dst = room.src, room.dst
         self.relation = key[len(room.src) + 2 : len(key) - len(room.dst) - 2]
         self._own = own
@@ -137,7 +129,8 @@ class LiveAdjacency:
         self.time = own.time if room.has_time else None
         self.weight = own.weight if room.has_weight else None
         self.cumweight = own.cumweight if room.has_weight else None
-        self.attr = own.attr if room.attr_dim else None
+        self.attr: Any = own.attr if room.attr_dim else None
+        self.rows = own.attr if room.rows_of else None
         self.has_self_loops = room.src == room.dst
         self.signed_weight = reader.schema.edge_types[key].signed_weight
 
@@ -184,6 +177,18 @@ class LiveAdjacency:
         out = np.empty(global_ids.shape[0], np.int64)
         starts(self.indptr, self.records, self.clock.version, np.asarray(global_ids, np.int64), out)
         return out
+
+    def places(self) -> IdArray:
+        """Positions of all edges, in the order of the lists."""
+        every = np.arange(self._nodes.num_nodes)
+        counts = self.degree(every)
+        return np.repeat(self.starts(every) - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+
+    def slots(self, positions: IdArray) -> IdArray:
+        """Slots of the rows of edges, int64 [n]."""
+        assert self.rows is not None
+        found: IdArray = self.rows[positions, 0].astype(np.int64)
+        return found
 
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
         """In-neighbours of one destination in canonical order, a view."""
@@ -354,9 +359,13 @@ def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) 
     loops = edge.src == edge.dst and bool(
         (indices == np.repeat(np.arange(num_nodes), np.diff(indptr))).any()
     )
+    columns = None
+    if edge.column_schemas:
+        columns = NodeColumns.of_cells(edge.column_schemas, *edge.cells(edge.slots(edge.places())))
     return Adjacency(
         src=edge.src, relation=edge.relation, dst=edge.dst, indptr=indptr, indices=indices, time=time,
-        attr=copied(edge.attr), weight=copied(edge.weight), cumweight=copied(edge.cumweight),
+        attr=None if edge.attr is None else edge.attr[edge.places()], columns=columns,
+        weight=copied(edge.weight), cumweight=copied(edge.cumweight), max_degree=longest,
         has_self_loops=loops, has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
-        max_degree=longest, signed_weight=edge.signed_weight,
+        signed_weight=edge.signed_weight,
     )  # fmt: skip

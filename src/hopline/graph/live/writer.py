@@ -19,18 +19,18 @@ from hopline.graph.live import rows
 from hopline.graph.live.changed_at import OutNeighbors, mark_changed
 from hopline.graph.live.changes import Applied, Changes, Rejected
 from hopline.graph.live.check import Checked, NodeRows, check
+from hopline.graph.live.columns import ColumnWriter
 from hopline.graph.live.edge_writer import EdgeWriter
-from hopline.graph.live.ids import LiveIds, texts_of
+from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, LiveMemory, NodeMemory
 from hopline.graph.live.version import NO_OFFSET, StreamOffset
-from hopline.graph.node_columns import numbers_of, type_of
 from hopline.graph.parts import Nodes
 from hopline.graph.schema import ColumnSchema, GraphSchema
 from hopline.graph.snapshot import Graph
-from hopline.types import AnyArray, IdArray
+from hopline.types import IdArray
 
 
-class _NodeWriter:
+class _NodeWriter(ColumnWriter):
     """Writes the nodes of one type.
 
     Args:
@@ -40,10 +40,9 @@ class _NodeWriter:
     """
 
     def __init__(self, memory: NodeMemory, ids: LiveIds, columns: Sequence[ColumnSchema]) -> None:
+        super().__init__(memory, columns)
         self.memory = memory
         self.ids = ids
-        self._text_columns = [at for at, column in enumerate(columns) if column.type == "text"]
-        self._texts = texts_of(memory) if self._text_columns else None
         num_slots = memory.rows.shape[0]
         self._free = np.empty(num_slots, np.int64)
         self._counters = np.zeros(rows.NUM_COUNTERS, np.int64)
@@ -53,14 +52,7 @@ class _NodeWriter:
         """Load the rows of a snapshot."""
         memory, count = self.memory, nodes.num_nodes
         memory.rows[:count] = nodes.features
-        for at, column in enumerate(nodes.columns.table.columns if nodes.columns is not None else ()):
-            if type_of(column.type) == "text":
-                words = column.combine_chunks()
-                places = self._places([*words.dictionary.to_pylist(), None])
-                assert places is not None
-                memory.cells[:count, at] = places[words.indices.fill_null(-1).to_numpy()]
-            else:
-                memory.cells[:count, at] = numbers_of(column)
+        self.load(nodes.columns)
         rows.fill(memory.heads, memory.since, memory.previous, count, version)
         memory.changed_at[:, :count] = version
         self._counters[rows.BUMP] = count
@@ -88,7 +80,7 @@ class _NodeWriter:
             if needed > self.ids.free_bytes():
                 return False
         retired = np.empty(len(wanted.ids), np.int64)
-        raw = self._raw(wanted)
+        raw = self.raw(wanted.cells, wanted.texts)
         done = raw is not None and rows.set_rows(
             memory.heads, memory.rows, memory.cells, memory.since, memory.previous,
             wanted.ids, wanted.values, raw, version, self._free, retired, self._counters,
@@ -100,32 +92,6 @@ class _NodeWriter:
         if self._counters[rows.RETIRED]:
             self._retired.append((version, retired[: self._counters[rows.RETIRED]]))
         return True
-
-    def _raw(self, wanted: NodeRows) -> AnyArray | None:
-        """The cells of a batch, with the places of texts; None if there is no room for the texts."""
-        if self._texts is None:
-            return wanted.cells
-        places = self._places(wanted.texts.ravel().tolist())
-        if places is None:
-            return None
-        raw = wanted.cells.copy()
-        raw[:, self._text_columns] = places.reshape(wanted.texts.shape)
-        return raw
-
-    def _places(self, texts: Sequence[str | None]) -> AnyArray | None:
-        """Places of texts, float64 [n], NaN for None; None if there is no room for new texts."""
-        assert self._texts is not None
-        distinct = list(dict.fromkeys(text for text in texts if text is not None))
-        found = self._texts.lookup(distinct)
-        new = [distinct[at] for at in np.flatnonzero(found < 0).tolist()]
-        count = len(self._texts)
-        num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in new)
-        if count + len(new) >= len(self.memory.text_offsets) or num_bytes > self._texts.free_bytes():
-            return None
-        self._texts.add(new, count)
-        self.memory.num_texts[0] = count + len(new)
-        place = dict(zip(distinct, self._texts.lookup(distinct).tolist(), strict=True))
-        return np.array([np.nan if text is None else place[text] for text in texts])
 
     def release(self, oldest: int) -> None:
         """Reuse slots that were replaced at or before the oldest version that is read."""
@@ -202,7 +168,10 @@ class LiveWriter:
             )
             for name, room in plan.nodes.items()
         }
-        self._edges = {key: EdgeWriter(memory.edges[key], room) for key, room in plan.edges.items()}
+        self._edges = {
+            key: EdgeWriter(memory.edges[key], room, schema.edge_types[key].columns, memory.oldest_pin)
+            for key, room in plan.edges.items()
+        }
         self._out: dict[str, OutNeighbors] = {}
         self._frontiers = {
             name: [np.empty(room.capacity, np.int64) for _ in range(2)] for name, room in plan.nodes.items()
@@ -233,7 +202,8 @@ class LiveWriter:
                 levels, count = min(known.shape[0], plan.num_levels), known.shape[1]
                 nodes.memory.changed_at[:levels, :count] = known[:levels]
         for key, edges in self._edges.items():
-            edges.fill(graph.edges[key], plan.sequence)
+            of = plan.edges[key].rows_of
+            edges.fill(graph.edges[key], plan.sequence, graph.edges[of] if of not in ("", key) else None)
         self._through_ms = through_ms
         self.offset = offset
         self.memory.publish(plan.sequence, through_ms, self._now_ms(), self._counts, offset)
