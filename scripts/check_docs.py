@@ -281,6 +281,8 @@ def _commands(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
             yield from leaves(f"{prefix} {name}", child)
 
     for name in names:
+        if name in cli.DOOR.packages and name not in cli.DOOR.installed():
+            raise SystemExit(f"`hopline {name}` is not installed here: run scripts/setup test,lint")
         group: Any = typer.main.get_command(cli.build_app([name]))
         yield from leaves(f"hopline {name}", group.commands[name])
 

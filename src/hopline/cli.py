@@ -46,7 +46,7 @@ DOOR = Door(
     "hopline.commands",
     {name: target for name, (_, target) in COMMANDS.items()},
     {
-        "demo": "'hopline[demo]'",
+        **dict.fromkeys(("demo", "init"), "'hopline[demo]'"),
         "drift": "'hopline[drift]'",
         "replay": "'hopline[drift]'",
         "cost": "'hopline[slo]'",

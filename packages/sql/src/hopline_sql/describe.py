@@ -74,9 +74,7 @@ def described(tables: Sequence[str], database: str = "", folder: Path = Path()) 
         "#   hopline graph build FILE.toml --out graph",
         "# Rows of a table with a key are nodes; without one, edges between two foreign keys. A role is",
         '# "feature", "label" (for training only), "time", "weight" (of edges) or "left out".',
-        "",
-        *([f"database = {_text(database)}"] if database else []),
-        "both_directions = true  # edges are read against their direction, too",
+        *(["", f"database = {_text(database)}"] if database else []),
     ]
     for each in found:
         lines += ["", *_section(each)]
@@ -169,6 +167,7 @@ def _section(table: _Found) -> Iterator[str]:
         yield f"key = {_text(table.key)}  # {rows:,} rows, all distinct: rows are nodes"
     elif is_edges:
         yield f"relation = {_text(table.name)}  # {rows:,} rows without a key: rows are edges"
+        yield f"reverse = {_text(f'rev_{table.name}')}  # the same edges in the other direction"
     else:
         yield '# key = "?"  # none was found; rows without one are edges between two foreign keys'
     time, unit, why = _time_of(table)
@@ -184,8 +183,9 @@ def _section(table: _Found) -> Iterator[str]:
     if table.foreign:
         yield f"[tables.{_name(table.name)}.foreign_keys]"
     for name, (other, comment) in table.foreign.items():
-        relation = "" if is_edges else f", relation = {_text(_relation(name))}"
-        yield f"{_name(name)} = {{ table = {_text(other)}{relation} }}  # {comment}"
+        one = _relation(name)
+        both = "" if is_edges else f", relation = {_text(one)}, reverse = {_text(f'rev_{one}')}"
+        yield f"{_name(name)} = {{ table = {_text(other)}{both} }}  # {comment}"
     if others:
         yield f"[tables.{_name(table.name)}.columns]"
     for name, (role, kind, comment) in others.items():

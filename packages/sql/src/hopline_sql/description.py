@@ -1,7 +1,6 @@
 """The file of a graph's description: tables, keys, foreign keys, and roles of columns.
 
     database = "postgres://reader@db/shop"      # of the queries; the password comes from elsewhere
-    both_directions = true                      # each edge type is read against its direction too
 
     [tables.account]                            # a table with a key: its rows are nodes of this type
     file = "accounts.csv"                       # or: query = "select * from accounts"
@@ -15,7 +14,7 @@
     file = "payments.csv"
     key = "id"
     [tables.payment.foreign_keys]               # an edge from each row to the row that it names
-    account_id = { table = "account", relation = "account" }
+    account_id = { table = "account", relation = "account", reverse = "payments" }
     [tables.payment.columns]
     at = { role = "time" }                      # also the time of these edges
 
@@ -72,10 +71,12 @@ class ForeignKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         relation: of the edges from the rows of a table with a key; "" means the name of the column.
+        reverse: relation of the same edges in the other direction, a separate edge type; "" for none.
     """
 
     table: str
     relation: str = ""
+    reverse: str = ""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +86,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         file, query: where it is read. Files are relative to the description.
         key: column of the ids. Without one, rows are edges between two foreign keys.
         columns, foreign_keys: by the names of columns. A row without a foreign key has no edge of it.
-        relation: of the edges that the rows of a table without a key are; "" means the name of the table.
+        relation, reverse: the same for edges that rows without a key are; "" as `relation` means the name
+            of the table.
         numbers: features are numbers (float32), not columns for preprocessing.
         time_unit: unit of integers in the column of times.
         na, fill: as in `Missing`. round: as `NodeFile.rounded`.
@@ -100,6 +102,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: dict[str, Column] = {}
     foreign_keys: dict[str, ForeignKey] = {}
     relation: str = ""
+    reverse: str = ""
     numbers: bool = False
     time_unit: Literal["", "s", "ms", "us", "ns"] = ""
     na: tuple[str, ...] = ()
@@ -140,7 +143,7 @@ class Description:
     """A file of a graph's description, read and checked.
 
     Attributes:
-        tables: name -> table. database, both_directions: see the module.
+        tables: name -> table. database: of the queries. both_directions: as in `Graph.from_parquet`.
     Raises: GraphError: the file cannot be read, or describes no graph.
     """
 
@@ -241,13 +244,17 @@ class Description:
     def edges(self, name: str) -> list[tuple[EdgeType, str, str]]:
         """The edge types that the rows of a table make, with the columns of their ends."""
         table = self.tables[name]
+        named = table.foreign_keys.items()
         if table.key:
-            return [
-                ((name, each.relation or column, each.table), table.key, column)
-                for column, each in table.foreign_keys.items()
+            found = [
+                ((name, each.relation or column, each.table), table.key, column) for column, each in named
             ]
-        (src, one), (dst, other) = table.foreign_keys.items()
-        return [((one.table, table.relation or name, other.table), src, dst)]
+            back = [((each.table, each.reverse, name), column, table.key) for column, each in named]
+        else:
+            (src, one), (dst, other) = named
+            found = [((one.table, table.relation or name, other.table), src, dst)]
+            back = [((other.table, table.reverse, one.table), dst, src)]
+        return found + [each for each in back if each[0][1]]
 
     def _wrong(self, table: Table) -> str:
         """The reason why a table cannot be built; "" if it can."""
@@ -269,7 +276,7 @@ class Description:
         for column, each in table.foreign_keys.items():
             if each.table in self.tables and not self.tables[each.table].key:
                 return f"{column!r} names rows of {each.table!r}, which has no key"
-            if each.relation and not table.key:
+            if (each.relation or each.reverse) and not table.key:
                 return f"{column!r}: rows without a key have one relation; write it above foreign_keys"
         return ""
 
