@@ -104,7 +104,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3489,
+    "(top)": 3488,
     "answering": 5124,
     "brokers": 363,
     "client": 1056,

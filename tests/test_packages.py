@@ -54,7 +54,7 @@ BUDGET = {
     "hopline-brokers": 6438,
     "hopline-compress": 3388,
     "hopline-demo": 1480,
-    "hopline-drift": 2847,
+    "hopline-drift": 3438,
     "hopline-generate": 4569,
     "hopline-mesh": 22757,
     "hopline-pipelines": 3699,

@@ -47,8 +47,7 @@ DOOR = Door(
     {name: target for name, (_, target) in COMMANDS.items()},
     {
         **dict.fromkeys(("demo", "init"), "'hopline[demo]'"),
-        "drift": "'hopline[drift]'",
-        "replay": "'hopline[drift]'",
+        **dict.fromkeys(("drift", "replay", "skew"), "'hopline[drift]'"),
         "cost": "'hopline[slo]'",
         "slo": "'hopline[slo]'",
         "mcp": "'hopline[mcp]'",

@@ -56,6 +56,7 @@ def play(check_docs: Any, page: str, folder: Path) -> None:
                         ["hopline", "quantize"],
                         ["hopline", "distill"],
                         ["hopline", "generate"],
+                        ["hopline", "skew"],
                     ) or words[:3] in (["hopline", "mesh", "evaluate"], ["hopline", "mesh", "simulate"]):
                         subprocess.run([sys.executable, "-m", "hopline.cli", *words[1:]], check=True)
                     elif words[0] == "curl":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -151,14 +151,17 @@ def _sampled(entry: Entry) -> Sampled:
     return entry.inputs.request(entry.model, entry.version), result
 
 
-def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
-    """Column name -> values, None for missing values."""
+def table_of(path: Path) -> tuple[dict[str, list[Any]], bool]:
+    """Column -> values, None for missing ones; and True if they are the texts of a CSV file.
+
+    Raises: BadRequest: the file cannot be read.
+    """
     try:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            return dict(parquet.read_table(path).to_pydict())
-        with path.open(newline="", encoding="utf-8") as file:
+            return dict(parquet.read_table(path).to_pydict()), False
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)
             header = next(rows, [])
             texts = list(zip(*rows, strict=False)) or [()] * len(header)
@@ -166,12 +169,19 @@ def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
         raise BadRequest("reading Parquet needs pyarrow: pip install 'hopline[parquet]'") from None
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
-    return {name: list(_typed(values)) for name, values in zip(header, texts, strict=False)}
+    columns = zip(header, texts, strict=False)
+    return {name: [text or None for text in values] for name, values in columns}, True
 
 
-def _typed(texts: Sequence[str]) -> Iterator[float | str | None]:
-    """Numbers if every text is a number or empty, else the texts."""
+def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
+    """Column name -> values, None for missing values; a CSV file's columns of numbers are numbers."""
+    columns, is_text = table_of(path)
+    return {name: list(_typed(values)) for name, values in columns.items()} if is_text else columns
+
+
+def _typed(texts: Sequence[str | None]) -> Sequence[float | str | None]:
+    """Numbers if every text is a number or missing, else the texts."""
     try:
-        yield from [float(text) if text else None for text in texts]
+        return [float(text) if text else None for text in texts]
     except ValueError:
-        yield from [text or None for text in texts]
+        return texts

@@ -1,0 +1,258 @@
+"""Compares the columns that servers logged with a graph's and with a training table; measures: skew.py."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hopline.engine.encoders import RowEncoder
+from hopline.errors import BadRequest
+from hopline.graph import Graph
+from hopline.graph.schema import ColumnType
+from hopline.records.reader import LogReader
+from hopline.types import ExternalId, FloatArray
+from hopline_drift.skew import Column, Finding, Limits, differences, kind_of, row_differences
+from hopline_drift.training import table_of
+
+_BOOLEANS = {"true": True, "false": False}
+#: Outcomes of requests whose inputs are read: those of refused rows are what callers send, too.
+_READ = ("ok", "bad_request")
+#: Logged nodes of a request with their tensors.
+_MOST_ROWS = 64
+
+
+@dataclass(slots=True)
+class Logged:
+    """Inputs of a model in a log, and what servers read of them.
+
+    Attributes:
+        rows: values by name of new nodes, or of rows of a tabular model. ids: of them, None without one.
+        encoded: position in `rows` -> what preprocessing made of it.
+        features: node -> what the model last read of it.
+    """
+
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    ids: list[ExternalId | None] = field(default_factory=list)
+    encoded: dict[int, FloatArray] = field(default_factory=dict)
+    features: dict[ExternalId, FloatArray] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls, path: Path, model: str, version: str, node_type: str, names: Sequence[str], id_column: str
+    ) -> Logged:
+        """Read a log.
+
+        Args:
+            version: "" for all of them.
+            node_type: of the model; "" for a tabular one.
+            names: of the features of new nodes without columns. id_column: of rows of a tabular model.
+
+        Raises: BadRequest: the log has no inputs of the model.
+        """
+        found, models = cls(), dict[str, int]()
+        for entry in LogReader(path):
+            models[entry.model] = models.get(entry.model, 0) + 1
+            if entry.is_copy or entry.outcome not in _READ or entry.inputs is None:
+                continue
+            if entry.model != model or version not in ("", entry.version):
+                continue
+            request = entry.inputs.request(entry.model, entry.version)
+            first = len(found.rows)
+            for node in request.inline:
+                values = node.columns
+                if values is None:
+                    values = dict(zip(names, np.asarray(node.features, np.float64).tolist(), strict=False))
+                found.rows.append(values)
+                found.ids.append(node.id)
+            encoded = entry.tensors.get("inline.features", ())
+            found.encoded |= {first + at: np.asarray(row, np.float32) for at, row in enumerate(encoded)}
+            read = entry.tensors.get(f"nodes.{node_type}.features", ())
+            for id, row in zip(list(request.nodes)[:_MOST_ROWS], read, strict=False):
+                if not np.isnan(row).any():
+                    found.features[id] = np.asarray(row, np.float32)
+            if request.columns is not None:
+                columns = {name: list(values) for name, values in request.columns.items()}
+                for row in zip(*columns.values(), strict=True):
+                    found.rows.append(dict(zip(columns, row, strict=True)))
+                    found.ids.append(found.rows[-1].get(id_column))
+        if not found.rows and not found.features:
+            known = ", ".join(f"{name} ({count:,})" for name, count in models.items()) or "none"
+            raise BadRequest(
+                f"{path}: no logged inputs of new nodes or rows of {model!r}, and no tensors (set "
+                f"prediction_log.tensors_share); entries by model: {known}"
+            )
+        return found
+
+
+@dataclass(slots=True)
+class Known:
+    """Rows of a graph or a training table.
+
+    Attributes:
+        against: "graph" or "training". columns: by name. row_of: id -> row; {} without ids.
+    """
+
+    against: str
+    columns: dict[str, Column]
+    row_of: dict[ExternalId, int]
+
+    def num_matched(self, logged: Logged) -> int:
+        """Logged rows and nodes that are among these."""
+        given = [id for id in (*logged.ids, *logged.features) if id is not None]
+        return sum(id in self.row_of for id in given)
+
+    @classmethod
+    def of_graph(cls, graph: Graph, node_type: str, types: Mapping[str, ColumnType]) -> Known:
+        """The nodes of a type: their columns, or their features by name."""
+        nodes = graph.nodes[node_type]
+        rows, ids = np.arange(nodes.num_nodes), nodes.ids.external(np.arange(nodes.num_nodes))
+        if nodes.columns is not None and not nodes.features.shape[1]:
+            values = nodes.columns.values(slice(0, nodes.num_nodes))
+        else:
+            matrix = np.asarray(nodes.features[rows], np.float64)
+            values = dict(zip(types, matrix.T, strict=True))
+        columns = {
+            name: Column(kind, np.array(values[name], object if kind == "text" else np.float64), {})
+            for name, kind in types.items()
+        }
+        return cls("graph", columns, {id: at for at, id in enumerate(_plain(ids))})
+
+    @classmethod
+    def of_table(cls, path: Path, id_column: str, types: Mapping[str, ColumnType]) -> Known:
+        """The rows of a CSV or Parquet file; `types` {} takes them from the file.
+
+        Raises: BadRequest: the file cannot be read, or has no such column.
+        """
+        values, is_text = table_of(path)
+        if id_column and id_column not in values:
+            raise BadRequest(f"--id: {path} has no column {id_column!r}; it has {', '.join(values)}")
+        ids = values.get(id_column, []) if id_column else []
+        found = dict[str, Column]()
+        for name, cells in values.items():
+            if not types and name == id_column:
+                continue
+            if types and name not in types:
+                continue
+            kind = types.get(name) or kind_of(_numbers_or_texts(cells) if is_text else cells)
+            found[name] = Column.of(kind, [_typed(kind, cell) for cell in cells] if is_text else cells)
+        return cls("training", found, _rows_of(ids, is_text))
+
+
+def _rows_of(ids: Sequence[Any], is_text: bool) -> dict[ExternalId, int]:
+    """Id -> row; the ids of a file of texts are also those of integers."""
+    found = {id: at for at, id in enumerate(ids)}
+    if is_text:
+        found |= {int(id): at for id, at in list(found.items()) if id and id.lstrip("-").isdecimal()}
+    return found
+
+
+def _plain(ids: Any) -> Sequence[ExternalId]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def _numbers_or_texts(cells: Sequence[str | None]) -> Sequence[Any]:
+    """Cells of a CSV file as numbers, if all are; else the texts."""
+    numbers = [_typed("float", cell) for cell in cells]
+    return cells if any(isinstance(number, str) for number in numbers) else numbers
+
+
+def _typed(kind: ColumnType, text: str | None) -> Any:
+    """A cell of a CSV file as a value of a type; another text unchanged."""
+    if text is None or kind in ("text", "timestamp"):
+        return text
+    if kind == "boolean":
+        return _BOOLEANS.get(text.lower(), text)
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and "." not in text and abs(number) < 2**53 else number
+
+
+def compare_columns(
+    logged: Logged, known: Known, types: Mapping[str, ColumnType], limits: Limits
+) -> Iterator[Finding]:
+    """Skew of raw columns: of all values, and row by row where ids match."""
+    against = known.against
+    for name, kind in types.items():
+        there = known.columns.get(name)
+        if there is None:
+            yield Finding(against, name, "column", f"{against} has no column {name!r}", 1.0)
+            continue
+        rows = [at for at, row in enumerate(logged.rows) if name in row]
+        if logged.rows and (share := 1 - len(rows) / len(logged.rows)) > limits.share:
+            yield Finding(
+                "served", name, "column", f"{share:.1%} of served rows have no such column", share
+            )
+        served = Column.of(kind, [logged.rows[at][name] for at in rows])
+        yield from differences(name, served, there, against, limits)
+        same = [
+            (place, known.row_of[id])
+            for place, at in enumerate(rows)
+            if (id := logged.ids[at]) is not None and id in known.row_of and place not in served.wrong
+        ]
+        if same:
+            ours, theirs = np.array(same).T
+            ids = [logged.ids[rows[at]] for at in ours]
+            yield from row_differences(name, served.cells[ours], there.cells[theirs], ids, against, limits)
+
+
+def compare_features(
+    logged: Logged,
+    known: Known,
+    encoder: RowEncoder | None,
+    names: Sequence[str],
+    limits: Limits,
+) -> Iterator[Finding]:
+    """Skew of what the model read of known nodes, against what it reads of the same rows here."""
+    ids = [id for id in logged.features if id in known.row_of]
+    if not ids or any(column.wrong for column in known.columns.values()):
+        return
+    rows = np.array([known.row_of[id] for id in ids])
+    served = np.stack([logged.features[id] for id in ids])
+    columns = {name: column.cells[rows] for name, column in known.columns.items()}
+    if encoder is None:
+        expected = np.stack([columns[name] for name in names], axis=1).astype(np.float32)
+    else:
+        wanted = [each["name"] for each in encoder.columns]
+        if not columns.keys() >= {*wanted}:
+            return
+        values = {
+            name: columns[name].tolist() if columns[name].dtype == object else columns[name]
+            for name in wanted
+        }
+        expected = encoder.encode(values, len(rows))
+    if served.shape != expected.shape:
+        text = f"servers read {served.shape[1]} features, {expected.shape[1]} are made here"
+        yield Finding(known.against, "features", "encoded", text, 1.0)
+        return
+    for at in range(expected.shape[1]):
+        name = names[at] if at < len(names) else f"f{at}"
+        yield from row_differences(name, served[:, at], expected[:, at], ids, known.against, limits)
+
+
+def compare_encoded(
+    logged: Logged, encoder: RowEncoder, names: Sequence[str], limits: Limits
+) -> Iterator[Finding]:
+    """Skew of what preprocessing made of logged rows, against what the artifact makes of them here."""
+    rows, expected = list[int](), list[FloatArray]()
+    for at in logged.encoded:
+        with contextlib.suppress(BadRequest):  # a row that is refused has no features: its types differ
+            expected.append(encoder.rows([logged.rows[at]])[0])
+            rows.append(at)
+    if not rows:
+        return
+    served = np.stack([logged.encoded[at] for at in rows])
+    here = np.stack(expected)
+    if served.shape != here.shape:
+        text = f"servers made {served.shape[1]} features, {here.shape[1]} are made here"
+        yield Finding("model", "features", "encoded", text, 1.0)
+        return
+    for at in range(here.shape[1]):
+        name = names[at] if at < len(names) else f"f{at}"
+        yield from row_differences(name, served[:, at], here[:, at], rows, "model", limits, "encoded")
