@@ -3,16 +3,18 @@
     python -m examples.fraud_graph            # shows what happens
     python -m examples.fraud_graph --check    # and fails unless the served answers are right
 
-Accounts, merchants and payments are generated as CSV files. The graph keeps the columns of the accounts and
-merchants unchanged. A scikit-learn `ColumnTransformer` for each type is fitted on them, and a PyG module
-is trained on what it gives. Both are packaged as one artifact. Then 1,000 new accounts are sent to the
-server with their raw values: some cells are empty, some countries are unseen. The same request describes
-20 new merchants, at which some of them paid. The last line printed is one JSON object:
+Accounts, merchants and payments are generated as CSV files. The graph keeps the columns of all three
+unchanged. A scikit-learn `ColumnTransformer` for each type is fitted on them, and a PyG module is trained
+on what it gives: features of nodes, and attributes of edges. All are packaged as one artifact. Then 1,000
+new accounts are sent to the server with their raw values and those of their payments: some cells are empty,
+some countries and currencies are unseen. The same request describes 20 new merchants, at which some paid.
+The last line printed is one JSON object:
 
-    max_abs_diff        largest difference of all accounts from PyG on the transformed frame
+    max_abs_diff        largest difference of all accounts from PyG on the transformed frames
     unseen_diff         the same for the new accounts, each with edges to merchants, known and new
     at_new              new accounts that paid at a new merchant
     with_null, with_unseen      new accounts with an empty cell, and with a category that the graph lacks
+    by_payments         how far the logits move if the payments exchange their rows
     auc                 of the new accounts: the answers against what their frauds were drawn from
 """
 
@@ -35,7 +37,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor, nn
-from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, HeteroConv
 
 import hopline
 from hopline import Graph
@@ -47,6 +49,7 @@ ACCOUNTS, MERCHANTS, PAYMENTS, NEW, NEW_MERCHANTS = 4_000, 300, 20_000, 1_000, 2
 LARGEST_DIFFERENCE = 1e-4
 PAYS, PAID_BY = ("account", "pays", "merchant"), ("merchant", "paid_by", "account")
 _COUNTRIES, _CODES = ["DE", "FR", "JP", "BR", "US"], ["5411", "5812", "0742", "7995"]
+_CURRENCIES, _PAYMENT = ["EUR", "USD", "JPY"], ["amount", "currency", "time"]
 
 
 def draw_accounts(count: int, random: np.random.Generator, countries: list[str]) -> pd.DataFrame:
@@ -81,6 +84,21 @@ def draw_merchants(count: int, random: np.random.Generator, codes: list[str]) ->
     return pd.DataFrame({"mcc": random.choice(codes, count), "turnover": turnover})
 
 
+def draw_payments(count: int, random: np.random.Generator, currencies: list[str]) -> pd.DataFrame:
+    """Payments as their table has them; some amounts and currencies are empty."""
+    time = pd.Timestamp("2024-01-01") + pd.to_timedelta(random.integers(0, 30_000_000, count), "s")
+    frame = pd.DataFrame(
+        {
+            "amount": random.lognormal(4, 1, count).round(2),
+            "currency": random.choice(currencies, count),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+    )
+    for name in ("amount", "currency"):
+        frame.loc[random.random(count) < 0.05, name] = None
+    return frame
+
+
 def write_files(folder: Path, random: np.random.Generator) -> None:
     """accounts.csv, merchants.csv, payments.csv and new_accounts.csv."""
     accounts = draw_accounts(ACCOUNTS, random, _COUNTRIES)
@@ -93,7 +111,8 @@ def write_files(folder: Path, random: np.random.Generator) -> None:
         "account": [f"a{row}" for row in random.integers(0, ACCOUNTS, PAYMENTS)],
         "merchant": [f"m{row}" for row in random.integers(0, MERCHANTS, PAYMENTS)],
     }
-    pd.DataFrame(pairs).to_csv(folder / "payments.csv", index=False)
+    payments = draw_payments(PAYMENTS, random, _CURRENCIES)
+    pd.DataFrame(pairs).join(payments).to_csv(folder / "payments.csv", index=False)
     draw_accounts(NEW, random, [*_COUNTRIES, "XX", "NZ"]).to_csv(folder / "new_accounts.csv", index=False)
 
 
@@ -105,17 +124,20 @@ def build(folder: Path) -> Graph:
             "merchant": NodeFile(folder / "merchants.csv", "id", columns=["*", "mcc:text"]),
         },
         {
-            PAYS: EdgeFile(folder / "payments.csv", "account", "merchant"),
-            PAID_BY: EdgeFile(folder / "payments.csv", "merchant", "account"),
+            PAYS: EdgeFile(folder / "payments.csv", "account", "merchant", columns=_PAYMENT),
+            PAID_BY: EdgeFile(folder / "payments.csv", "merchant", "account", columns=_PAYMENT),
         },
     ).save(folder / "graph")
 
 
-def fit(graph: Graph) -> dict[str, Any]:
-    """A transformer for each node type, fitted on the graph's columns."""
+def fit(graph: Graph) -> dict[Any, Any]:
+    """A transformer for each node type and edge type, fitted on the graph's columns."""
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     codes = OneHotEncoder(handle_unknown="ignore")
-    parts = {
+    payment = [("numbers", numbers, ["amount", "time"]), ("codes", codes, ["currency"])]
+    parts: dict[Any, Any] = {
+        PAYS: payment,
+        PAID_BY: payment,
         "account": [
             ("numbers", numbers, ["income", "opened"]),
             ("codes", codes, ["country"]),
@@ -127,7 +149,7 @@ def fit(graph: Graph) -> dict[str, Any]:
 
 
 def transformed(fitted: Any, frame: pd.DataFrame) -> Tensor:
-    """The features that a transformer makes of a frame, float32 [n, d]."""
+    """The rows that a transformer makes of a frame, float32 [n, d]."""
     rows = fitted.transform(frame)
     return torch.tensor(
         np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows), dtype=torch.float32
@@ -135,49 +157,69 @@ def transformed(fitted: Any, frame: pd.DataFrame) -> Tensor:
 
 
 class Net(nn.Module):
-    """Two layers over both edge types, and a logit for each account."""
+    """Two layers of attention over the payments in both directions, and a logit for each account."""
 
-    def __init__(self, account: int, merchant: int) -> None:
+    def __init__(self, account: int, merchant: int, payment: int) -> None:
         super().__init__()
 
         def layer(account: int, merchant: int) -> HeteroConv:
-            return HeteroConv(
-                {PAYS: SAGEConv((account, merchant), 32), PAID_BY: SAGEConv((merchant, account), 32)}
-            )
+            options: Any = {"edge_dim": payment, "add_self_loops": False, "residual": True}
+            pays = GATv2Conv((account, merchant), 32, **options)
+            return HeteroConv({PAYS: pays, PAID_BY: GATv2Conv((merchant, account), 32, **options)})
 
         self.first, self.second, self.head = layer(account, merchant), layer(32, 32), nn.Linear(32, 1)
 
-    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: Any) -> Tensor:
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: Any, edge_attr_dict: Any) -> Tensor:
         """Float32 [accounts, 1]."""
-        x_dict = {name: rows.relu() for name, rows in self.first(x_dict, edge_index_dict).items()}
-        logits: Tensor = self.head(self.second(x_dict, edge_index_dict)["account"].relu())
+        x_dict = self.first(x_dict, edge_index_dict, edge_attr_dict=edge_attr_dict)
+        x_dict = {name: rows.relu() for name, rows in x_dict.items()}
+        found = self.second(x_dict, edge_index_dict, edge_attr_dict=edge_attr_dict)
+        logits: Tensor = self.head(found["account"].relu())
         return logits
 
 
 def train(x: dict[str, Tensor], edges: Any, labels: Tensor, epochs: int) -> Net:
-    """Train on all accounts."""
-    model = Net(x["account"].shape[1], x["merchant"].shape[1])
+    """Train on all accounts; `edges` are the index and the attributes."""
+    model = Net(x["account"].shape[1], x["merchant"].shape[1], edges[1][PAYS].shape[1])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(epochs):
         optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(model(x, edges)[:, 0], labels).backward()
+        nn.functional.binary_cross_entropy_with_logits(model(x, *edges)[:, 0], labels).backward()
         optimizer.step()
     return model.eval()
 
 
-def edges_of(folder: Path, neighbors: list[list[int]] | None = None) -> dict[Any, Tensor]:
-    """Edges of the files as PyG reads them; new accounts and merchants are numbered after the others.
+def as_fitted(payments: pd.DataFrame) -> pd.DataFrame:
+    """Payments as the transformer was fitted, by pandas: a time is seconds since 1970."""
+    since = pd.to_datetime(payments["time"], utc=True) - pd.Timestamp(0, tz="UTC")
+    currency = payments["currency"].astype(object).where(payments["currency"].notna(), np.nan)
+    return payments[_PAYMENT].assign(time=since / pd.Timedelta(1, "s"), currency=currency)
+
+
+def edges_of(
+    folder: Path,
+    fitted: Any,
+    neighbors: list[list[int]] | None = None,
+    new: pd.DataFrame | None = None,
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
+    """Edges of the files as PyG reads them, and their attributes; new accounts and merchants come last.
 
     Known merchants do not read new accounts: a request does not change the graph.
+
+    Args:
+        new: payments of new accounts, in the order of `neighbors`.
     """
-    pairs = pd.read_csv(folder / "payments.csv").apply(lambda column: column.str[1:].astype(int))
-    pays = pairs[["account", "merchant"]].to_numpy().T
-    paid_by = pays[::-1]
-    if neighbors is not None:
-        new = np.array([(ACCOUNTS + row, m) for row, each in enumerate(neighbors) for m in each]).T
-        pays = np.concatenate([pays, new[:, new[1] >= MERCHANTS]], axis=1)
-        paid_by = np.concatenate([paid_by, new[::-1]], axis=1)
-    return {PAYS: torch.tensor(pays.copy()), PAID_BY: torch.tensor(paid_by.copy())}
+    table = pd.read_csv(folder / "payments.csv")
+    pays = table[["account", "merchant"]].apply(lambda column: column.str[1:].astype(int)).to_numpy().T
+    rows = transformed(fitted[PAYS], as_fitted(table))
+    index, attr = {PAYS: pays, PAID_BY: pays[::-1]}, {PAYS: rows, PAID_BY: rows}
+    if neighbors is not None and new is not None:
+        ends = np.array([(ACCOUNTS + row, m) for row, each in enumerate(neighbors) for m in each]).T
+        more, at_new = transformed(fitted[PAYS], as_fitted(new)), ends[1] >= MERCHANTS
+        index[PAYS] = np.concatenate([pays, ends[:, at_new]], axis=1)
+        index[PAID_BY] = np.concatenate([pays[::-1], ends[::-1]], axis=1)
+        attr = {PAYS: torch.cat([rows, more[at_new]]), PAID_BY: torch.cat([rows, more])}
+    return {key: torch.tensor(each.copy()) for key, each in index.items()}, attr
 
 
 def read_new(folder: Path) -> tuple[list[dict[str, Any]], pd.DataFrame, FloatArray]:
@@ -199,19 +241,31 @@ def read_new(folder: Path) -> tuple[list[dict[str, Any]], pd.DataFrame, FloatArr
 
 
 def described(
-    rows: list[dict[str, Any]], merchants: pd.DataFrame, neighbors: list[list[int]]
+    rows: list[dict[str, Any]], merchants: pd.DataFrame, neighbors: list[list[int]], payments: pd.DataFrame
 ) -> tuple[list[InlineNode], list[ContextNode]]:
-    """New accounts, and the new merchants at which they paid, as a request has them."""
+    """New accounts and the new merchants at which they paid, with the payments, as a request has them."""
+    paid = iter(payments.to_dict("records"))
+    of = [{merchant: next(paid) for merchant in each} for each in neighbors]
     new = [
-        InlineNode(columns=row, id=f"new{at}", neighbors={"": [f"m{merchant}" for merchant in each]})
-        for at, (row, each) in enumerate(zip(rows, neighbors, strict=True))
+        InlineNode(
+            columns=row,
+            id=f"new{at}",
+            neighbors={"": [f"m{merchant}" for merchant in each]},
+            edge_attr={"": list(each.values())},
+        )
+        for at, (row, each) in enumerate(zip(rows, of, strict=True))
     ]
     context = []
     for number, row in enumerate(merchants.to_dict("records"), MERCHANTS):
-        payers: list[int | str] = [f"new{at}" for at, each in enumerate(neighbors) if number in each]
-        columns = {str(name): value for name, value in row.items()}
+        payers = [at for at, each in enumerate(of) if number in each]
         context.append(
-            ContextNode(type="merchant", id=f"m{number}", columns=columns, neighbors={"": payers})
+            ContextNode(
+                type="merchant",
+                id=f"m{number}",
+                columns={str(name): value for name, value in row.items()},
+                neighbors={"": [f"new{at}" for at in payers]},
+                edge_attr={"": [of[at][number] for at in payers]},
+            )
         )
     return new, context
 
@@ -226,9 +280,10 @@ def run(epochs: int, seed: int, console: Console) -> dict[str, Any]:
         write_files(folder, random)
         graph = build(folder)
         fitted = fit(graph)
-        x = {name: transformed(fitted[name], graph.frame(name)) for name in fitted}
+        x = {name: transformed(fitted[name], graph.frame(name)) for name in ("account", "merchant")}
         labels = torch.tensor(pd.read_csv(folder / "accounts.csv")["is_fraud"].to_numpy(np.float32))
-        model = train(x, edges_of(folder), labels, epochs)
+        edges = edges_of(folder, fitted)
+        model = train(x, edges, labels, epochs)
         report = hopline.package(
             model,
             graph,
@@ -244,21 +299,24 @@ def run(epochs: int, seed: int, console: Console) -> dict[str, Any]:
         most = MERCHANTS + NEW_MERCHANTS
         neighbors = [random.choice(most, random.integers(1, 6), replace=False).tolist() for _ in rows]
         merchants = draw_merchants(NEW_MERCHANTS, random, [*_CODES, "9999"])
+        payments = draw_payments(sum(map(len, neighbors)), random, [*_CURRENCIES, "CHF"])
         with torch.no_grad():
-            expected = model(x, edges_of(folder)).numpy()
+            expected = model(x, *edges).numpy()
+            exchanged = model(x, edges[0], {key: rows.flip(0) for key, rows in edges[1].items()}).numpy()
             added = {"account": frame, "merchant": merchants}
             more = {name: torch.cat([x[name], transformed(fitted[name], added[name])]) for name in x}
-            unseen = model(more, edges_of(folder, neighbors)).numpy()[ACCOUNTS:]
+            unseen = model(more, *edges_of(folder, fitted, neighbors, payments)).numpy()[ACCOUNTS:]
         with serving(folder / "graph", folder / "models") as served, hopline.Client(served.url) as client:
             nodes = [f"a{row}" for row in range(ACCOUNTS)]
             known = client.score("fraud", nodes, outputs=["logits"]).outputs["logits"]
-            new, context = described(rows, merchants, neighbors)
+            new, context = described(rows, merchants, neighbors, payments)
             found = client.score_inline("fraud", new, context=context, outputs=["logits"]).outputs["logits"]
     return {
         "max_abs_diff": float(np.abs(known.reshape(-1, 1) - expected).max()),
         "unseen_diff": float(np.abs(found.reshape(-1, 1) - unseen).max()),
         "at_new": sum(max(each) >= MERCHANTS for each in neighbors),
         "with_null": sum(None in row.values() for row in rows),
+        "by_payments": float(np.abs(exchanged - expected).max()),
         "with_unseen": sum(row["country"] in ("XX", "NZ") for row in rows),
         "auc": round(float(roc_auc_score(frauds, found.reshape(-1))), 3),
         "epochs": epochs,
@@ -274,6 +332,8 @@ def failures(figures: dict[str, Any]) -> list[str]:
     ]
     if not min(figures["with_null"], figures["with_unseen"], figures["at_new"]) >= 100:
         found.append("too few new accounts have an empty cell, an unseen category or a new merchant")
+    if not figures["by_payments"] > 0.01:
+        found.append("the model does not read the payments")
     if not figures["auc"] > 0.6:
         found.append("the model does not tell frauds from others")
     return found
