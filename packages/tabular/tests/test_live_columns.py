@@ -21,11 +21,16 @@ from hopline.graph.live.preflight import preflight
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.graph.node_columns import cell_of
+from hopline.jobs.batch.goal import BatchOptions
+from hopline.jobs.batch.registry import open_sink
+from hopline.jobs.batch.run import BatchRun
 from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
+from hopline_stores.columns import text_of, value_of
 from hopline_tabular.encoder import ColumnEncoder
 from packages.tabular.tests import fraud_graph as fraud
 from packages.tabular.tests.fraud_world import as_sent, ask, fitted_form
+from packages.tabular.tests.test_store import TYPES, fetch
 from tests.graph.live.keepers import Kept
 from tests.shared_memory import create_shared
 
@@ -96,12 +101,23 @@ def framed(frame, rows, at):
     )
 
 
+def as_stored(row):
+    """A row of a request as it comes out of a store of texts, such as Redis."""
+    return {
+        name: None if value is None else value_of(TYPES[name], text_of(value))
+        for name, value in row.items()
+    }
+
+
 @settings(max_examples=12, deadline=None, phases=[Phase.generate])
 @given(rows=st.lists(ROWS, min_size=2, max_size=8), cached=st.booleans(), data=st.data())
-def test_a_row_of_any_values_is_the_same_inline_in_an_event_and_in_a_graph_built_with_it(
-    world, rows, cached, data
+def test_a_row_of_any_values_is_the_same_inline_in_an_event_a_store_a_batch_and_a_graph_built_with_it(
+    world, tmp_path_factory, rows, cached, data
 ):
-    """Bit for bit: stored cells, features, and answers of changed nodes and their neighbours."""
+    """Bit for bit: stored cells, features, and answers of changed nodes and their neighbours.
+
+    The features are those that the fitted object's own `transform` makes of the frame.
+    """
     live = Live(world, caches=cached)
     live.answers(world.ids)
     places = data.draw(st.lists(st.integers(0, 299), max_size=len(rows), unique=True))
@@ -110,7 +126,8 @@ def test_a_row_of_any_values_is_the_same_inline_in_an_event_and_in_a_graph_built
     events += [added(name, row) for name, row in zip(new, rows[len(places) :], strict=True)]
     assert live.send(*events) == []
     ids = [*world.ids, *new]
-    graph = fraud.graph_of(framed(world.frame, rows, places), fraud.merchants(), ids)
+    frame = framed(world.frame, rows, places)
+    graph = fraud.graph_of(frame, fraud.merchants(), ids)
     snapshot = live.view.snapshot()
     assert snapshot.nodes["account"].columns.table.equals(graph.nodes["account"].columns.table)
     fresh = world.answerer(graph)
@@ -119,11 +136,21 @@ def test_a_row_of_any_values_is_the_same_inline_in_an_event_and_in_a_graph_built
     encoded = live.model.encoder.rows(sent)
     at = [*places, *range(len(world.ids), len(ids))]
     assert encoded.tobytes() == features[at].tobytes()
+    transformed = fraud.dense(world.fitted["account"].transform(fitted_form(frame))).numpy()
+    assert encoded.tobytes() == transformed[at].tobytes()
+    stored = {f"a{number}": as_stored(row) for number, row in enumerate(sent)}
+    assert fetch(live.model.encoder, stored, list(stored)).values.tobytes() == encoded.tobytes()
     with live.model.graph as view:
         assert view.nodes["account"].features[np.array(at)].tobytes() == encoded.tobytes()
     np.testing.assert_array_equal(live.answers(ids), ask(fresh, nodes=ids))
     one = [ids[at[0]]]
     np.testing.assert_array_equal(live.answers(one), ask(fresh, nodes=one))
+    folder = tmp_path_factory.mktemp("batch")
+    path = graph.save(folder / "graph").path
+    run = BatchRun(world.report.path, path, folder / "work", BatchOptions(outputs=("logits",)))
+    run.run(lambda: open_sink(f"npy://{folder / 'out'}"))
+    (file,) = (folder / "out").rglob("logits*.npy")
+    np.testing.assert_array_equal(np.load(file), ask(fresh, nodes=ids))
 
 
 def test_answers_after_events_are_pygs_on_the_transformed_frame(world):
