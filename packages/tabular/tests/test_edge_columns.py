@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import StandardScaler
+from torch_geometric.data import HeteroData
 from typer.testing import CliRunner
 
 import hopline
@@ -12,6 +14,7 @@ from hopline import cli
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
+from hopline.engine.size import RequestSize
 from hopline.errors import BadRequest, GraphError, PackagingError, SchemaMismatch
 from hopline.graph import EdgeFile, EdgeTable, Graph, NodeFile, NodeTable
 from hopline.types import InlineNode
@@ -82,6 +85,8 @@ def test_answers_are_pygs_on_the_transformed_rows_in_both_directions(worlds, whi
     world = worlds[which]
     found = ask(world.answerer(), nodes=world.ids)
     np.testing.assert_allclose(found, world.pyg(), atol=1e-4, rtol=1e-4)
+    packed = ask(world.answerer(world.graph.compressed()), nodes=world.ids)
+    np.testing.assert_array_equal(packed, found)
     scrambled = world.frame.assign(amount=world.frame["amount"].to_numpy()[::-1])
     assert np.abs(world.pyg(scrambled) - found).max() > 1e-2, "the rows matter"
 
@@ -342,3 +347,25 @@ def test_columns_of_a_file_are_read_by_their_names(tmp_path):
     assert "33.3%" in done.stdout
     graph = Graph.open(tmp_path / "graph")
     assert [each.name for each in graph.schema.edge_types["a__pays__m"].columns] == ["amount", "code"]
+
+
+def test_a_graph_of_pyg_has_a_table_of_its_edges(world):
+    data = HeteroData()
+    data["account"].x, data["merchant"].x = torch.ones(ACCOUNTS, 3), torch.ones(MERCHANTS, 3)
+    data[shop.PAYS].edge_index = torch.tensor(np.stack(pairs()))
+    graph = Graph.from_pyg(data, edge_columns={shop.PAYS: world.frame})
+    pd.testing.assert_frame_equal(graph.frame(shop.PAYS), world.graph.frame(shop.PAYS))
+    with pytest.raises(GraphError, match=r"edge_columns: \('a', 'b', 'c'\) is not an edge type; there are"):
+        Graph.from_pyg(data, edge_columns={("a", "b", "c"): world.frame})
+    data[shop.PAYS].edge_attr = torch.ones(900, 2)
+    with pytest.raises(GraphError, match="attributes besides its columns"):
+        Graph.from_pyg(data, edge_columns={shop.PAYS: world.frame})
+
+
+def test_rows_that_a_request_describes_count_as_what_they_cost(world):
+    size = RequestSize(world.report.spec, world.graph, 2)
+    few, many = (
+        size.described("account", [InlineNode([1.0] * 3, {"": [1] * count}, edge_attr={"": [ROW] * count})])
+        for count in (10, 1_000)
+    )
+    assert many[0] - few[0] > 5 * 990

@@ -6,12 +6,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
+from torch_geometric.nn import GATv2Conv
 
+import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import StateCachePlan, load_model
+from hopline.errors import SchemaMismatch
 from hopline.events.decode import Decoder
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -19,7 +25,7 @@ from hopline.graph.live.preflight import preflight
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.memory.arena import Arena
-from hopline.types import InlineNode
+from hopline.types import InlineNode, ScoreRequest
 from hopline_tabular.encoder import ColumnEncoder
 from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests.fraud_graph import ACCOUNTS, MERCHANTS, pairs
@@ -348,3 +354,47 @@ def test_unseen_nodes_of_a_live_graph_describe_their_edges(worlds):
     both = ask(live.answerer, nodes=["n"], inline=[node])
     np.testing.assert_allclose(both[0], both[1], atol=1e-6)
     assert len(worlds[0].ids) == ACCOUNTS
+
+
+def test_a_row_that_only_the_preprocessing_refuses_costs_only_the_answers_that_read_it(tmp_path):
+    frame = pd.DataFrame({"amount": np.arange(12.0)})
+    ends = np.arange(12), np.roll(np.arange(12), 1)
+    graph = Graph.from_tables(
+        {"node": NodeTable(np.ones((12, 2)))}, {("node", "to", "node"): EdgeTable(ends, columns=frame)}
+    )
+    net = Gated().eval()
+    report = hopline.package(
+        net, graph, tmp_path, name="risk", fanouts=[-1], task="multiclass",
+        preprocess={("node", "to", "node"): StandardScaler().fit(frame)},
+    )  # fmt: skip
+
+    class Strict:
+        pass
+
+    world = Strict()
+    world.graph, world.report = graph, report
+    live = Live(world)
+    before = live.answers(list(range(12)))
+    edge = {"op": "add_edge", "src": 1, "dst": 4}
+    assert live.send({**edge, "columns": {"amount": None}}) == []
+    good, bad = ScoreRequest("risk", nodes=[1, 2]), ScoreRequest("risk", nodes=[4])
+    outcomes = live.answerer.answer([good, bad, good])
+    assert isinstance(outcomes[1], SchemaMismatch)
+    assert "an edge of type 'node__to__node': column 'amount'" in str(outcomes[1])
+    for outcome in (outcomes[0], outcomes[2]):
+        np.testing.assert_array_equal(outcome.outputs["logits"], before[1:3])
+    np.testing.assert_array_equal(ask(live.reader(), nodes=[1, 2]), before[1:3])
+    assert live.send({**edge, "op": "remove_edge"}) == []
+    np.testing.assert_array_equal(live.answers(list(range(12))), before)
+
+
+class Gated(torch.nn.Module):
+    """One layer that reads the rows of edges."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = GATv2Conv(2, 2, edge_dim=1, add_self_loops=False)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr)

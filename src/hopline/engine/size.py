@@ -8,7 +8,7 @@ below    paths further down, as if no two paths met and no rows were cached: the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hopline.engine.inline_features import INLINE_ROWS, LISTED_PER_ROW
@@ -93,7 +93,9 @@ class RequestSize:
                 listed = len(ids)
                 fanout, each = links.get(key, only if not key else (0, 0.0))
                 edges = listed if fanout < 0 else min(listed, fanout)
-                direct += edges + listed / LISTED_PER_ROW
+                rows = node.edge_attr.get(key, ())
+                are_encoded = len(rows) and isinstance(rows[0], Mapping)
+                direct += edges + listed * (INLINE_ROWS if are_encoded else 1 / LISTED_PER_ROW)
                 below += edges * each
         return direct, min(below, self.most_below)
 

@@ -120,13 +120,14 @@ def left_out(data: Any, columns: Sequence[str] = ()) -> dict[str, tuple[str, ...
                 if hasattr(value, "dtype")
                 else "Graph.from_tables (NodeTable.columns)"
             )
+            keep = "a table in edge_columns" if "__" in owner else keep
             _LOG.log(
                 logging.INFO if usual else logging.WARNING,
                 "%s: left out: %s %s%s",
                 owner or "data",
                 name,
                 shape,
-                f"; {keep} keeps it" if owner and "__" not in owner and not usual else "",
+                f"; {keep} keeps it" if owner and not usual else "",
             )
     return {owner: tuple(names) for owner, names in found.items()}
 

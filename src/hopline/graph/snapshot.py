@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -127,6 +128,7 @@ class Graph:
         data: Any,
         *,
         columns: Sequence[str] = (),
+        edge_columns: Mapping[EdgeType, Any] = MappingProxyType({}),
         ids: Any = None,
         num_relations: int | None = None,
         time_unit: str | Mapping[EdgeType, str] = "",
@@ -145,6 +147,7 @@ class Graph:
         Args:
             columns: tensors of nodes [N] or [N, d] that are kept in addition to `x`: `pos`, codes. They
                 follow the columns of `x`, in this order; a model reads them by their names.
+            edge_columns: edge type -> a table as `EdgeTable.columns`, with a row for each of its edges.
             ids: external ids of the rows (of many graphs, theirs); or a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
             time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
@@ -155,6 +158,10 @@ class Graph:
         nodes, edges = pyg.tables_of(
             data, columns=columns, ids=ids, num_relations=num_relations, time_unit=time_unit
         )
+        for edge_type, table in edge_columns.items():
+            if edge_type not in edges:
+                raise GraphError(f"edge_columns: {edge_type!r} is not an edge type; there are {[*edges]}")
+            edges[edge_type] = replace(edges[edge_type], columns=table)
         if graphs is not None:
             edges |= pyg.memberships(data, nodes)
             nodes[GRAPH_TYPE] = graphs
