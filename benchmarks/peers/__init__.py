@@ -62,3 +62,10 @@ PEERS: dict[str, Peer] = {
         },
     ),
 }
+
+#: The peer of `benchmarks.columns`.
+COLUMNS_PEER = Peer(
+    module="benchmarks.peers.fastapi_columns",
+    imports=(*PEERS["fastapi_pyg"].imports, "pandas", "sklearn"),
+    request=Request("/score", _NODE),
+)

@@ -87,9 +87,8 @@ class Scorer:
             is_sorted=True,
             trust_data=True,
         )
-        self.sampler = NeighborSampler(
-            Data(adj_t=adj_t, num_nodes=num_nodes), num_neighbors=list(facts["fanouts"])
-        )
+        self.data = Data(adj_t=adj_t, num_nodes=num_nodes)
+        self.sampler = NeighborSampler(self.data, num_neighbors=list(facts["fanouts"]))
         self.num_outputs = facts["dims"][-1]
         self.model = Sage(*facts["dims"]).eval()
         self.model.load_state_dict(
