@@ -222,8 +222,8 @@ INF = float("inf")
 
 
 def test_a_time_that_is_missing_is_null() -> None:
-    row = {"a": pd.NaT, "b": np.datetime64("NaT"), "c": float("nan"), "d": 1.5}
-    sent = {"a": None, "b": None, "c": None, "d": 1.5}
+    row = {"a": pd.NaT, "b": np.datetime64("NaT"), "c": float("nan"), "d": 1.5, "e": np.float32(2**24 - 1)}
+    sent = {"a": None, "b": None, "c": None, "d": 1.5, "e": 16777215.0}
     assert score_body((), [row], None)["rows"] == [sent]
     assert inline_body([InlineNode(columns=row)], ())["inline"][0]["columns"] == sent
 
@@ -235,6 +235,13 @@ def test_a_time_that_is_missing_is_null() -> None:
         ("score", (["x"],), {"as_of": np.float32("inf")}, "as_of is infinite"),
         ("score", (["x"],), {"attributes": {"amount": INF}}, "attributes.amount is infinite"),
         ("score", (), {"rows": [{"a": Decimal("1.5")}]}, r"a is Decimal\('1.5'\); pass a float"),
+        (
+            "score",
+            (),
+            {"rows": [{"a": np.float32(2**24)}]},
+            r"16777216.0\) may be a rounded integer; pass an",
+        ),
+        ("score", (), {"rows": [{"a": np.float16(-2048)}]}, r"float16.* may be a rounded integer"),
         ("score", (), {"rows": [{"a": pd.NA}]}, r"a is <NA>; pass a float, or None for a missing"),
         ("score", ([b"x"],), {}, r"nodes\[0\] is b'x'; JSON has text, not bytes: decode it"),
         ("score", (np.array(["x", "y"], "S"),), {}, r"nodes\[0\] is b'x'"),

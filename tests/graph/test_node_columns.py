@@ -177,6 +177,28 @@ def test_a_number_among_texts_that_mean_missing_values_is_not_read_as_text(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            ["true", "false", "maybe"],
+            r"line 4, column .x. must hold true or false; it holds .maybe. \(1 of 3",
+        ),
+        (
+            ["2024-01-31", "2024-02-01", "soon"],
+            r"line 4, .*'soon' is neither .* ISO 8601.*as text, NAME:text",
+        ),
+    ],
+)
+def test_a_column_that_is_mostly_of_a_type_names_the_cells_that_are_not(tmp_path, cells, message):
+    rows = "".join(f"{row},{cell}\n" for row, cell in enumerate(cells, 1))
+    with pytest.raises(GraphError, match=message):
+        read(tmp_path, "x", nodes="id,x\n" + rows)
+    assert types_of(read(tmp_path, "x:text", nodes="id,x\n" + rows)) == {"x": "text"}
+    few = "id,x\n1,true\n2,word\n3,2024-01-31\n4,other\n"
+    assert types_of(read(tmp_path, "x", nodes=few)) == {"x": "text"}
+
+
+@pytest.mark.parametrize(
     ("cells", "column", "message"),
     [
         (

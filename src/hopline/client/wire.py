@@ -300,8 +300,7 @@ def _options(options: ScoreOptions) -> dict[str, Any]:
     body: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if "as_of" in body:
         body["as_of"] = _moment(body["as_of"])
-    timeout = body.pop("timeout", None)
-    if timeout is not None:
+    if (timeout := body.pop("timeout", None)) is not None:
         body["timeout_ms"] = timeout * 1000
     if "outputs" in body:
         body["outputs"] = listed(body["outputs"], "outputs", "names")
@@ -352,7 +351,9 @@ def _id(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """Convert a value of a column; NaN and NaT, which JSON does not have, become null."""
+    """Convert a value of a column; NaN and NaT become null. Raises: BadRequest: it may be rounded."""
+    if isinstance(value, np.float32 | np.float16) and np.inf > abs(value) / 2 >= 2 ** np.finfo(value).nmant:
+        raise errors.BadRequest(f"{value!r} may be a rounded integer; pass an int, or a float")
     value = _id(value)
     return None if isinstance(value, float | date) and value != value else value
 
@@ -370,9 +371,7 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
         values = plain(getattr(node, key, ""), cells=key in _OF_CELLS)
         if values:
             body[key] = values
-    if node.id is not None:
-        body["id"] = node.id
-    return body
+    return body if node.id is None else body | {"id": node.id}
 
 
 def _value(value: Any) -> Any:

@@ -206,7 +206,7 @@ def parsed_text(
         return pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true"))
     if numbers == len(given) and kept != "boolean":
         return _parsed(table, name, pc.if_else(absent, None, column), whole=all_match(given, _INTEGER))
-    if not named and 2 * numbers < len(given) and near < len(given):
+    if not named and 2 * max(numbers, booleans * (kept is not None)) < len(given) and near < len(given):
         return f'text, such as "{given.filter(pc.invert(pc.match_substring_regex(given, _DECIMAL)))[0]}"'
     are_flags = kept == "boolean" or 2 * booleans > len(given)
     form, every, one = (
@@ -364,7 +364,7 @@ def dates(table: FileTable, name: str, column: Any) -> AnyArray:
     if not any(cast(column[odd : odd + 1], kind) for kind in kinds):
         raise GraphError(
             f"{table.place(odd, name)}: {column[odd].as_py()!r} is neither an integer nor an ISO 8601 date "
-            "and time (2024-01-31T13:45:00Z), or too far from 1970"
+            "and time (2024-01-31T13:45:00Z), or too far from 1970; a column may be kept as text, NAME:text"
         )
     mixed = "integers and dates" if odd != at else "times with and without a zone"
     raise GraphError(

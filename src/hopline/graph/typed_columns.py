@@ -10,7 +10,6 @@ from hopline.graph.cells import (
     FileTable,
     Missing,
     absent_cells,
-    all_match,
     cast,
     dates,
     is_string,
@@ -74,7 +73,8 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     column = pc.if_else(absent, pa.scalar(None, column.type), column)
     is_parsed = is_text and wanted != "text" and (table.is_text or wanted == "timestamp")
     if is_parsed and column.null_count < len(column):
-        if wanted == "timestamp" or (not wanted and all_match(column.drop_null(), _DATE)):
+        are_dates = not wanted and pc.mean(pc.match_substring_regex(column, _DATE)).as_py() > 0.5
+        if wanted == "timestamp" or are_dates:
             column = pa.chunked_array([pa.array(dates(table, name, column), from_pandas=True)])
         elif wanted or not pc.any(pc.match_substring_regex(column, _CODE)).as_py():
             found = parsed_text(table, name, column, absent, named=bool(wanted), kept=wanted)
@@ -84,8 +84,7 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
         raise GraphError(
             f"{table.what}: column {name!r} holds {column.type}, which is not read as {wanted}"
         )
-    wanted = wanted or kind
-    if wanted == "timestamp" and arrow("pyarrow.types").is_date(column.type):
+    if (wanted := wanted or kind) == "timestamp" and arrow("pyarrow.types").is_date(column.type):
         column = column.cast(pa.timestamp("s"))
     stored = {"float": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_(), "text": pa.string()}
     stored["timestamp"] = pa.timestamp("us", "UTC")
