@@ -1,5 +1,6 @@
 """Columns of edges over every wire, in batch runs, and in a live graph whose server is killed."""
 
+import asyncio
 import json
 import os
 import signal
@@ -18,10 +19,13 @@ from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.run import BatchRun
 from hopline.records.inputs import input_hash, inputs_of
 from hopline.types import InlineNode, ScoreRequest
+from packages.brokers.tests.servers import RedisServer, broker_server
+from packages.brokers.tests.test_queue import Desk
 from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests.fraud_graph import pairs
 from packages.tabular.tests.test_edge_columns import KEY, ROW, Shop
 from packages.tabular.tests.test_preprocess import as_sent, ask
+from packages.tabular.tests.test_preprocess_wires import Refused, Wires
 from tests.servers import running
 
 SERVICE = "hopline.service:Service"
@@ -41,8 +45,14 @@ def paths(world):
 
 @pytest.fixture(scope="module")
 def server(worlds):
-    with running(SERVICE, **paths(worlds[0])) as found:
-        yield found
+    """A server that reads a queue too: `found.wires`."""
+    with broker_server(RedisServer) as broker:
+        desk = Desk(broker)
+        asyncio.run(desk.open())
+        settings = {name.replace(".", "__"): value for name, value in desk.settings().items()}
+        with running(SERVICE, **paths(worlds[0]), **settings) as found:
+            found.wires = Wires(found, desk, None)
+            yield found
 
 
 NULLS = ROW | {"amount": None, "currency": None, "online": None, "paid_at": None}
@@ -77,7 +87,17 @@ def by_grpc(server, nodes):
     return found.as_numpy("logits")
 
 
-@pytest.mark.parametrize("wire", [by_json, by_client, by_oip, by_grpc], ids=lambda each: each.__name__)
+def by_queue(server, nodes):
+    try:
+        return server.wires.queue(nodes)
+    except Refused as refused:
+        return str(refused)
+
+
+WIRES = [by_json, by_client, by_oip, by_grpc, by_queue]
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda each: each.__name__)
 def test_every_wire_takes_the_columns_of_a_new_nodes_edges(worlds, server, wire):
     (row,) = pd.DataFrame([ROW]).assign(paid_at=pd.Timestamp(ROW["paid_at"])).to_dict("records")
     kinds = {"amount": "float64", "items": "int64", "paid_at": "datetime64[us, UTC]"}

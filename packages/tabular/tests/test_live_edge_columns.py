@@ -28,7 +28,7 @@ from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
 from hopline_tabular.encoder import ColumnEncoder
 from packages.tabular.tests import payment_graph as shop
-from packages.tabular.tests.fraud_graph import ACCOUNTS, MERCHANTS, pairs
+from packages.tabular.tests.fraud_graph import ACCOUNTS, MERCHANTS, dense, pairs
 from packages.tabular.tests.test_edge_columns import KEY, ROW, Shop, described, new_payments
 from packages.tabular.tests.test_preprocess import as_sent, ask
 from tests.graph.live.keepers import Kept
@@ -171,6 +171,12 @@ def test_after_any_events_the_graph_is_the_one_that_is_built_of_the_rows(worlds,
             own = view.edges[key]
             assert own.attr[own.places()].tobytes() == edges.attr.tobytes()
     np.testing.assert_array_equal(live.answers(world.ids), ask(fresh, nodes=world.ids))
+    order = np.lexsort([[row[end] for row in table.rows] for end in (0, 1)])
+    rows, attr = [table.rows[at][2] for at in order], fresh.model.graph.edges[KEY].attr
+    sent = live.answerer.model.encoders[KEY].rows([as_sent(row) for row in rows])
+    assert sent.tobytes() == attr.tobytes()
+    wanted = dense(world.fitted.transform(shop.fitted_form(pd.DataFrame(rows)))).numpy()
+    np.testing.assert_allclose(attr, wanted, rtol=1e-6, atol=1e-6)
     again = LiveWriter(live.memory, live.graph.schema, live.ids, lambda: 0)
     again.attach()
     live.writer = again

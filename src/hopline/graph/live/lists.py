@@ -243,35 +243,6 @@ def undo(heads, records, version):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def collect(heads, records, version, num_nodes, indptr):  # type: ignore[no-untyped-def]
-    """Fill indptr int64 [num_nodes + 1] from the lists of a version; returns the largest length."""
-    longest = np.int64(0)
-    indptr[0] = 0
-    for v in range(num_nodes):
-        at = heads[v]
-        while at >= 0 and records[at, SINCE] > version:
-            at = records[at, PREVIOUS]
-        degree = records[at, DEGREE] if at >= 0 else np.int64(0)
-        longest = max(longest, degree)
-        indptr[v + 1] = indptr[v] + degree
-    return longest
-
-
-@njit(nogil=True, cache=True)
-def copy_lists(heads, records, version, indptr, values, out):  # type: ignore[no-untyped-def]
-    """Copy the entries of all lists contiguously: values [P, …] to out [E, …]."""
-    for v in range(indptr.shape[0] - 1):
-        count = indptr[v + 1] - indptr[v]
-        if count:
-            at = heads[v]
-            while records[at, SINCE] > version:
-                at = records[at, PREVIOUS]
-            start = records[at, START]
-            for k in range(count):
-                out[indptr[v] + k] = values[start + k]
-
-
-@njit(nogil=True, cache=True)
 def mark_rows(heads, records, attr, oldest, used):  # type: ignore[no-untyped-def]
     """used[slot] = 1 for the rows of columns of all edges that versions from `oldest` on have.
 

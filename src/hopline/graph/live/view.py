@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hopline.graph import csc
 from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
-from hopline.graph.live import lists, rows
+from hopline.graph.live import rows
 from hopline.graph.live.columns import LiveColumns
 from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, VERSION, EdgeMemory, LiveMemory, NodeMemory, offset_of
@@ -27,7 +27,7 @@ from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, edge_key
 from hopline.graph.snapshot import Graph
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import FloatArray, IdArray
 
 
 class LiveRows:
@@ -143,7 +143,7 @@ class LiveAdjacency(LiveColumns):
     def num_edges(self) -> int:
         """Edges at the reader's version, or the newest if none is pinned; counts them."""
         with self._reader:
-            return int(self.degree(np.arange(self._nodes.num_nodes)).sum())
+            return int(self.degrees().sum())
 
     @property
     def time_range(self) -> tuple[int, int] | None:
@@ -163,7 +163,7 @@ class LiveAdjacency(LiveColumns):
     def max_degree(self) -> int:
         """Largest in-degree at the reader's version, or the newest if none is pinned; reads all lists."""
         with self._reader:
-            return int(self.degree(np.arange(self._nodes.num_nodes)).max(initial=0))
+            return int(self.degrees().max(initial=0))
 
     def degree(self, global_ids: IdArray) -> IdArray:
         """In-degrees of destinations, int64 [n]."""
@@ -178,11 +178,15 @@ class LiveAdjacency(LiveColumns):
         starts(self.indptr, self.records, self.clock.version, np.asarray(global_ids, np.int64), out)
         return out
 
+    def degrees(self) -> IdArray:
+        """In-degrees of all destinations, int64 [N]."""
+        return self.degree(np.arange(self._nodes.num_nodes))
+
     def places(self) -> IdArray:
         """Positions of all edges, in the order of the lists."""
-        every = np.arange(self._nodes.num_nodes)
-        counts = self.degree(every)
-        return np.repeat(self.starts(every) - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        counts = self.degrees()
+        begins = self.starts(np.arange(len(counts))) - np.cumsum(counts) + counts
+        return np.repeat(begins, counts) + np.arange(counts.sum())
 
     def slots(self, positions: IdArray) -> IdArray:
         """Slots of the rows of edges, int64 [n]."""
@@ -317,7 +321,6 @@ class LiveView:
     def snapshot(self) -> Graph:
         """A copy of the pinned version that no longer changes."""
         with self:
-            version = self.clock.version
             nodes = {}
             for name, part in self.nodes.items():
                 everyone = np.arange(part.num_nodes)
@@ -328,7 +331,7 @@ class LiveView:
                 nodes[name] = Nodes(features, part.ids.frozen(part.num_nodes), columns)
             edges = {}
             for key, edge in self.edges.items():
-                edges[key] = _frozen(edge, self.memory.edges[key], version, nodes[edge.dst].num_nodes)
+                edges[key] = _frozen(edge)
             schema = self._schema_of(nodes)
             return Graph(schema, nodes, edges)
 
@@ -344,28 +347,17 @@ class LiveView:
         return GraphSchema(types, self.schema.edge_types)
 
 
-def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) -> Adjacency:
-    indptr = np.empty(num_nodes + 1, np.int64)
-    longest = int(lists.collect(own.heads, own.records, version, num_nodes, indptr))
-
-    def copied(values: AnyArray | None) -> Any:
-        if values is None:
-            return None
-        out = np.empty((int(indptr[-1]), *values.shape[1:]), values.dtype)
-        lists.copy_lists(own.heads, own.records, version, indptr, values, out)
-        return out
-
-    indices, time = copied(own.indices), copied(edge.time)
-    loops = edge.src == edge.dst and bool(
-        (indices == np.repeat(np.arange(num_nodes), np.diff(indptr))).any()
-    )
+def _frozen(edge: LiveAdjacency) -> Adjacency:
+    places, counts = edge.places(), edge.degrees()
     columns = None
     if edge.column_schemas:
-        columns = NodeColumns.of_cells(edge.column_schemas, *edge.cells(edge.slots(edge.places())))
+        columns = NodeColumns.of_cells(edge.column_schemas, *edge.cells(edge.slots(places)))
+    indptr, indices = np.concatenate([[0], np.cumsum(counts)]), edge.indices[places]
+    loops = edge.src == edge.dst and bool((indices == np.repeat(np.arange(len(counts)), counts)).any())
+    given = {"time": edge.time, "attr": edge.attr, "weight": edge.weight, "cumweight": edge.cumweight}
+    arrays: Any = {name: None if each is None else each[places] for name, each in given.items()}
     return Adjacency(
-        src=edge.src, relation=edge.relation, dst=edge.dst, indptr=indptr, indices=indices, time=time,
-        attr=None if edge.attr is None else edge.attr[edge.places()], columns=columns,
-        weight=copied(edge.weight), cumweight=copied(edge.cumweight), max_degree=longest,
-        has_self_loops=loops, has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
-        signed_weight=edge.signed_weight,
+        src=edge.src, relation=edge.relation, dst=edge.dst, indptr=indptr, indices=indices, **arrays,
+        columns=columns, has_self_loops=loops, max_degree=int(counts.max(initial=0)),
+        has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0, signed_weight=edge.signed_weight,
     )  # fmt: skip
