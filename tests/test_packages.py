@@ -61,7 +61,7 @@ BUDGET = {
     "hopline-ray": 676,
     "hopline-serverless": 811,
     "hopline-slo": 879,
-    "hopline-sql": 806,
+    "hopline-sql": 1220,
     "hopline-stores": 6075,
     "hopline-tabular": 2978,
     "hopline-tokens": 629,

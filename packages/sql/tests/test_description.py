@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import duckdb
 import numpy as np
@@ -258,7 +259,10 @@ def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):
         assert 'query = "select * from accounts"' in text
         assert 'account_id = { table = "accounts", relation = "account", reverse = "rev_account" }' in text
         graph = Description("graph.toml").graph()
-        assert run("graph", "build", "graph.toml", "--out", "graph").exit_code == 0
+        assert 'time_unit = "us"' in text
+        built = run("graph", "build", "graph.toml", "--out", "graph")
+        assert built.exit_code == 0
+        assert re.search(r"note: the database was read at (\d+:\d+:\S*): .* after=\1", built.output)
     assert graph.version == Graph.open("graph").version
     assert graph.edge(("payments", "account", "accounts")).num_edges == 2
     assert graph.labels("accounts")["is_fraud"].isna().tolist() == [False, False, True]

@@ -32,12 +32,10 @@ class Broker:
 DOOR = Door(
     "hopline.brokers",
     packages={
-        "kafka": "'hopline[kafka]'",
-        "kafkas": "'hopline[kafka]'",
-        "redis": "'hopline[redis-streams]'",
-        "rediss": "'hopline[redis-streams]'",
-        "nats": "'hopline[nats]'",
-        "natss": "'hopline[nats]'",
+        **dict.fromkeys(("kafka", "kafkas"), "'hopline[kafka]'"),
+        **dict.fromkeys(("redis", "rediss"), "'hopline[redis-streams]'"),
+        **dict.fromkeys(("nats", "natss"), "'hopline[nats]'"),
+        **dict.fromkeys(("debezium+kafka", "debezium+kafkas"), "'hopline[sql]'"),
     },
 )
 

@@ -173,6 +173,8 @@ def _section(table: _Found) -> Iterator[str]:
     time, unit, why = _time_of(table)
     if unit:
         yield f"time_unit = {_text(unit)}  # by the size of the numbers in {time}"
+    elif time and table.source.startswith("query"):
+        yield 'time_unit = "us"  # of the times of edges; a change feed needs it'
     names = [name for name in (*table.columns, *table.unread) if name not in (table.key, *table.foreign)]
     others = {name: _column(table, name, is_edges=is_edges) for name in names}
     if time:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ from hopline.toml import TOMLDecodeError, parse_toml
 from hopline.types import Progress, silent
 from hopline_sql.database import query
 
+_LOG = logging.getLogger("hopline.graph")
 Role = Literal["feature", "label", "time", "weight", "left out"]
 
 
@@ -174,6 +176,9 @@ class Description:
         Raises: GraphError: a table cannot be read, and how to correct it.
         """
         nodes, edges = self.files(database)
+        if (address := database or self.database).startswith("postgres"):
+            state = query("select pg_current_snapshot()::text as state", address).column(0)[0]
+            _LOG.warning("the database was read at %s: a change feed continues with after=%s", state, state)
         graph = Graph.from_parquet(
             nodes,
             edges,
