@@ -37,6 +37,8 @@ FINITE = torch.tensor([*SIZES, *(-size for size in SIZES)])
 ALL = torch.cat([FINITE, torch.tensor([math.inf, -math.inf, math.nan])])
 ROWS = FINITE[FINITE.abs() <= 1e4][torch.randint(0, 30, (300, 4), generator=torch.manual_seed(0))]
 
+STATISTICS = (torch.linspace(-1, 1, 4), torch.linspace(0.5, 2, 4))
+
 
 def _codes(x):
     return x.nan_to_num().clamp(-1000, 1000).long()
@@ -87,6 +89,14 @@ OF_ONE = {
     "powers": lambda x: torch.stack([x**2, x**3, x**-1.0, x**0.0], -1).flatten(1),
     "where": lambda x: torch.where(x > 0, x, -x),
     "masked_fill": lambda x: x.masked_fill(torch.isinf(x), 7.0),
+    "one minus": lambda x: 1 - x,
+    "one minus doubles": lambda x: 1 - x.double(),
+    "one minus integers": lambda x: 1 - _codes(x),
+    "a fraction minus integers": lambda x: 1.5 - _codes(x),
+    "a number minus several times": lambda x: torch.rsub(x, 2, alpha=3),
+    "a number minus several integers": lambda x: torch.rsub(_codes(x), 2, alpha=3),
+    "conversions": lambda x: x.float().double().to(torch.float32, copy=True).bool().int() * 2,
+    "converted memory": lambda x: x.to(torch.float64, memory_format=torch.contiguous_format),
     "one_hot": lambda x: F.one_hot(_codes(x)[:, 0].clamp(0, 3), 4),
 }
 OF_TWO = {
@@ -101,6 +111,11 @@ OF_ROWS = {
     "topk": lambda x: x.topk(2, 1)[0],
     "normalize": lambda x: F.normalize(x, dim=1),
     "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "batch_norm": lambda x: F.batch_norm(x, *STATISTICS, torch.arange(4.0), torch.ones(4), eps=0.1),
+    "batch_norm without weights": lambda x: F.batch_norm(x, *STATISTICS),
+    "batch_norm without a bias": lambda x: F.batch_norm(x, *STATISTICS, torch.arange(4.0)),
+    "batch_norm without a weight": lambda x: F.batch_norm(x, *STATISTICS, bias=torch.arange(4.0)),
+    "batch_norm of blocks": lambda x: F.batch_norm(x.view(-1, 4, 1), *STATISTICS).flatten(1),
     "norms": lambda x: (
         torch.stack([torch.linalg.vector_norm(x, p, dim=1) for p in (0, 1, 2, 3, math.inf)]).T
     ),
@@ -152,3 +167,8 @@ def test_of_rows(name, tmp_path):
 def test_what_has_no_form_that_holds_is_refused(tmp_path):
     with pytest.raises(NotSplittable, match="logcumsumexp has no ONNX form that holds for large values"):
         _answers(lambda x: torch.logcumsumexp(x, dim=1), ROWS, tmp_path)
+
+
+def test_statistics_of_a_batch_are_refused(tmp_path):
+    with pytest.raises(NotSplittable, match="rows of a batch"):
+        _answers(lambda x: F.batch_norm(x, None, None, training=True), ROWS, tmp_path)

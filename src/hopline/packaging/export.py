@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -90,13 +90,12 @@ def export(
     _keep_tables()
     try:
         with quiet(), torch.no_grad():
-            program = torch.onnx.export(
+            program: Any = torch.onnx.export(
                 module, tuple(examples), input_names=list(names), output_names=[output],
                 dynamic_shapes=tuple(shapes), opset_version=OPSET, dynamo=True, verbose=False,
                 custom_translation_table=_FORMS,
             )  # fmt: skip
-            if program is None:
-                raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
+            _keep_constants(program.model.graph)
             refuse_codes(program.model)
             settle(program.model)
             add_biases(program.model.graph)
@@ -110,56 +109,30 @@ def export(
 
 @cache
 def _keep_tables() -> None:
-    """Make torch's exporter keep what it makes again for each file, always the same: most of its time.
+    """Make torch's exporter, of the known version, keep the ONNX forms of operators.
 
-    These are the ONNX forms of operators, of which each caller gets a copy, and the operators that are
-    composed of others, as long as no other is registered. A program whose operators all have a form is not
-    traced again to decompose it: two thirds of the time that is left. All this is for the known version.
+    It makes them again for each file, which is most of its time; each caller gets a copy. A program whose
+    operators all have a form is not traced again to decompose it: two thirds of the time that is left.
     """
-    from torch.onnx._internal.exporter import _registration
-
-    registry = getattr(_registration, "ONNXRegistry", None)
-    if callable(make := getattr(registry, "from_torchlib", None)):
-        forms = cache(make)
-
-        @wraps(make)
-        def from_torchlib(*args: Any, **options: Any) -> Any:
-            made = copy(forms(*args, **options))
-            made.functions = {target: list(each) for target, each in made.functions.items()}
-            return made
-
-        setattr(registry, "from_torchlib", staticmethod(from_torchlib))  # noqa: B010
     if not torch.__version__.startswith(_KNOWN_TORCH):
         return
-    from torch.export import decomp_utils, exported_program
-    from torch.onnx._internal.exporter import _fx_passes
+    from torch.onnx._internal.exporter import _fx_passes, _registration
 
-    passes: Any = _fx_passes
-    decompose = passes.decompose_with_registry
+    passes, registry = cast(Any, _fx_passes), cast(Any, _registration.ONNXRegistry)
+    make, decompose = registry.from_torchlib, passes.decompose_with_registry
+    forms = cache(make)
+
+    @wraps(make)
+    def from_torchlib(*args: Any, **options: Any) -> Any:
+        made = copy(forms(*args, **options))
+        made.functions = {target: list(each) for target, each in made.functions.items()}
+        return made
 
     @wraps(decompose)
     def decompose_once(program: Any, registry: Any) -> Any:
         return program if _has_forms(program, registry) else decompose(program, registry)
 
-    utils: Any = decomp_utils
-    program: Any = exported_program
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    find, compose = program._collect_all_valid_cia_ops, program._get_decomp_for_cia
-    found, composed = lru_cache(1)(lambda *_: find()), cache(lambda op, _: compose(op))
-
-    @wraps(find)
-    def find_once() -> set[Any]:
-        registered = torch._C._dispatch_get_registrations_for_dispatch_key(key.name)
-        loaded = [(name, len(getattr(torch.ops, name)._dir)) for name in torch.ops._dir]
-        return found(*registered, *loaded)
-
-    @wraps(compose)
-    def compose_once(op: Any) -> Any:
-        return composed(op, op.py_kernels.get(key))
-
-    program._collect_all_valid_cia_ops = utils._collect_all_valid_cia_ops = find_once
-    utils._get_decomp_for_cia = compose_once
-    passes.decompose_with_registry = decompose_once
+    registry.from_torchlib, passes.decompose_with_registry = staticmethod(from_torchlib), decompose_once
 
 
 def _has_forms(program: Any, registry: Any) -> bool:
@@ -172,6 +145,15 @@ def _has_forms(program: Any, registry: Any) -> bool:
     )
 
 
+def _keep_constants(graph: Any) -> None:
+    """Keep shapes of what is flattened twice: onnxscript gives both one name, and forgets the first."""
+    values = dict.fromkeys(value for node in graph for value in node.inputs if value is not None)
+    for number, value in enumerate(values):
+        if value.const_value is not None and value.producer() is None and not value.is_initializer():
+            value.name = f"{value.name}_{number}"
+            graph.register_initializer(value)
+
+
 def _anonymous(model: Any) -> None:
     """Drop the exporter's notes: stack traces with paths of this machine, several times the weights."""
     graph = model.graph
@@ -181,11 +163,10 @@ def _anonymous(model: Any) -> None:
 
 
 def _first_lines(error: BaseException) -> str:
-    cause: BaseException | None = error
-    while cause is not None and cause.__cause__ is not None:
-        cause = cause.__cause__
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {' '.join(lines[:3])}"
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])}"
 
 
 @contextmanager
@@ -214,6 +195,30 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _to(x: Any, dtype: int, non_blocking: bool = False, copy: bool = False, memory_format: str = "") -> Any:
+    """torch writes it for each conversion, also to the dtype that a tensor has."""
+    return _op.Identity(x) if x.dtype == dtype else _op.Cast(x, to=dtype)
+
+
+def _rsub(self: Any, other: Any, alpha: float = 1.0) -> Any:
+    if isinstance(other, float) and not self.dtype.is_floating_point():
+        self = _op.Cast(self, to=ir.DataType.FLOAT)
+    other, self = _tensors(other, self)
+    return _op.Sub(other, self if alpha == 1 else _op.Mul(self, _op.CastLike(alpha, self)))
+
+
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, trains: bool, momentum: float, eps: float, _: bool
+) -> Any:
+    if trains or mean is None:
+        raise NotImplementedError("batch_norm by the rows of a batch, which differ between requests")
+    weight, bias = (
+        _op.Expand(_op.CastLike(neutral, var), _op.Shape(var)) if given is None else given
+        for given, neutral in ((weight, 1.0), (bias, 0.0))
+    )
+    return _op.BatchNormalization(x, weight, bias, mean, var, epsilon=eps)
+
+
 def _one_hot(self: Any, num_classes: int = -1) -> Any:
     """Rows of a unit matrix, so that a code beyond it is refused as in torch."""
     return _op.Gather(_op.Constant(value=ir.tensor(np.eye(num_classes, dtype=np.int64))), self)
@@ -224,10 +229,6 @@ def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     if min is not None:
         self = _op.Max(self, _op.CastLike(min, self))
     return self if max is None else _op.Min(self, _op.CastLike(max, self))
-
-
-def _clamp_max(self: Any, max: Any) -> Any:
-    return _clamp(self, None, max)
 
 
 def _logaddexp(self: Any, other: Any, unit: float = 1.0) -> Any:
@@ -310,15 +311,24 @@ def _moves(left: Any, other: Any) -> Any:
 
 #: ONNX forms that the exporter lacks, or that differ from torch at values that the
 #: packaging graph may not have: clamped infinities, sums of exp of large numbers, remainders of large
-#: numbers, angles of negative numbers.
-_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {_ATEN.one_hot.default: _one_hot}
-_FORMS |= {
+#: numbers, angles of negative numbers, logarithms of sigmoids of small ones.
+_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    _ATEN.to.dtype: _to,
+    _ATEN.batch_norm.default: _batch_norm,
+    _ATEN.rsub.Scalar: _rsub,
+    _ATEN.one_hot.default: _one_hot,
     _ATEN.clamp.default: _clamp,
     _ATEN.clamp_min.default: _clamp,
-    _ATEN.clamp_max.default: _clamp_max,
+    _ATEN.clamp_max.default: lambda self, max: _clamp(self, None, max),
+    _ATEN.logaddexp.default: _logaddexp,
+    _ATEN.logaddexp2.default: _logaddexp2,
+    _ATEN.logcumsumexp.default: _logcumsumexp,
+    _ATEN.atan2.default: _atan2,
+    _ATEN.softplus.default: _softplus,
+    _ATEN.log_sigmoid.default: lambda self: _op.Neg(_op.Softplus(_op.Neg(self))),
+    _ATEN.remainder.Tensor: _remainder,
+    _ATEN.remainder.Scalar: _remainder,
+    _ATEN.remainder.Scalar_Tensor: _remainder,
+    _ATEN.floor_divide.default: _floor_divide,
+    _ATEN.div.Tensor_mode: _divide,
 }
-_FORMS |= {_ATEN.logaddexp.default: _logaddexp, _ATEN.logaddexp2.default: _logaddexp2}
-_FORMS |= {_ATEN.logcumsumexp.default: _logcumsumexp, _ATEN.atan2.default: _atan2}
-_FORMS |= {_ATEN.remainder.Tensor: _remainder, _ATEN.remainder.Scalar: _remainder}
-_FORMS |= {_ATEN.remainder.Scalar_Tensor: _remainder, _ATEN.softplus.default: _softplus}
-_FORMS |= {_ATEN.floor_divide.default: _floor_divide, _ATEN.div.Tensor_mode: _divide}

@@ -6,7 +6,6 @@
 - **Sums of a row.** ONNX Runtime adds four columns at a time, from the first address that is a multiple of
   16 bytes. Unless there are a multiple of four columns, a row's sum depends on its place in the batch.
 - **Codes.** torch refuses an index below 0 or beyond the end. ONNX Runtime counts one below 0 from the end.
-- **log(sigmoid(x))** is −inf for small x, where torch's logsigmoid is x.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ def settle(model: ir.Model) -> None:
             _order(node, data)
         elif node.op_type in ("ReduceSum", "ReduceMean"):
             _sum(node, data)
-        elif node.op_type == "Log":
-            _log(node, data)
 
 
 def refuse_codes(model: ir.Model) -> None:
@@ -108,14 +105,6 @@ def _sum(node: ir.Node, data: ir.Value) -> None:
     if node.op_type == "ReduceMean":
         result = tape.op("Div", [result, _number(tape, data, width)])
     replace(node, tape, result)
-
-
-def _log(node: ir.Node, data: ir.Value) -> None:
-    """log(sigmoid(x)) is −softplus(−x)."""
-    inner = data.producer()
-    if inner is not None and inner.op_type == "Sigmoid":
-        tape = ir.tape.Tape()
-        replace(node, tape, tape.op("Neg", [tape.op("Softplus", [tape.op("Neg", [inner.inputs[0]])])]))
 
 
 def _array(tape: Any, array: Any) -> ir.Value:

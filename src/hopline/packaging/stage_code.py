@@ -101,19 +101,14 @@ class StageCode:
                 runs[-1].append(node)
             else:
                 runs.append([node])
-        loaded: list[tuple[fx.Node, fx.Node, tuple[int, int] | None]] = []
         for run in runs:
             start = self.layout.columns(below, run[0])[0]
             stop = self.layout.columns(below, run[-1])[1]
             rows = self.feed("self", columns=self.span(below, start, stop))
             for node in run:
                 a, b = self.layout.columns(below, node)
-                loaded.append((node, rows, None if len(run) == 1 else (a - start, b - start)))
-        for node, rows, part in loaded:
-            value = rows
-            if part is not None:
-                value = self.graph.call_method("narrow", (rows, 1, part[0], part[1] - part[0]))
-            self.env[node] = self.shaped(node, value)
+                part = self.graph.call_method("narrow", (rows, 1, a - start, b - a)) if run[1:] else rows
+                self.env[node] = self.shaped(node, part)
 
     def span(self, place: Place, start: int, stop: int) -> tuple[int, int] | None:
         """Columns [start, stop) of a state; None for all of them."""

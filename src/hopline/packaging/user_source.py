@@ -10,6 +10,7 @@ import textwrap
 import traceback
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 
@@ -77,6 +78,7 @@ def iterated_sets(
     return [_shown(name, number, linecache.getline(name, number).strip()) for number in numbers]
 
 
+@lru_cache(1000)
 def _tree(code: CodeType) -> ast.AST | None:
     """The source of a function, its first line as line 1; None if there is none."""
     with suppress(SyntaxError):  # its lines are a part of an expression, as of a lambda in a dict

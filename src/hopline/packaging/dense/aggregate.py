@@ -119,7 +119,7 @@ def _std(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
 
 def _median(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
     """The lower of two, as PyG's; NaN counts as the largest number."""
-    is_known = mask.unsqueeze(-1) & ~rows.isnan()
+    is_known = mask.unsqueeze(-1).logical_and(~rows.isnan())
     ordered = torch.where(is_known, rows, torch.full((), torch.inf)).sort(dim=1).values
     at = ((count - 1.0) / 2).floor().clamp(min=0.0).expand_as(rows[:, 0])
     found = ordered.gather(1, at.long().unsqueeze(1)).squeeze(1)

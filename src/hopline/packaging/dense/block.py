@@ -53,7 +53,7 @@ def as_edges(rows: Tensor, mask: Tensor) -> Tensor:
 
 def as_block(rows: Tensor, mask: Tensor) -> Tensor:
     """Rows of edges [n K, …] as a block [n, K, …]."""
-    return rows.unflatten(0, mask.shape)
+    return rows.reshape(*mask.shape, *rows.shape[1:])
 
 
 def flat(rows: Tensor) -> Tensor:
@@ -63,8 +63,10 @@ def flat(rows: Tensor) -> Tensor:
 
 def side_by_side(parts: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Several aggregations [n, P, d] of rows of a shape, side by side in its last dimension."""
-    rows = parts.unflatten(2, shape).movedim(1, -2).flatten(-2) if shape else parts.squeeze(2)
-    return rows if shape else rows.squeeze(1)
+    if not shape:
+        return parts.squeeze(2).squeeze(1)
+    last = len(shape) + 1
+    return parts.unflatten(2, shape).permute(0, *range(2, last), 1, last).flatten(-2)
 
 
 def count(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,7 +90,7 @@ def softmax_of_edges(logits: Tensor, mask: Tensor) -> Tensor:
 
 def without(mask: Tensor, is_self: Tensor) -> Tensor:
     """The mask of a block [n, K] without self-loops."""
-    return mask & ~is_self
+    return mask.logical_and(~is_self)
 
 
 def with_own(mask: Tensor) -> Tensor:
@@ -116,9 +118,9 @@ def with_loops(rows: Tensor, mask: Tensor, fill: object, is_self: Tensor | None)
     attributes = flat(block)
     added = loop_attributes(fill, attributes, mask)
     if is_self is not None:
-        found = mask & is_self
+        found = mask.logical_and(is_self)
         nth = found.int().cumsum(dim=1)
-        last = found & (nth == nth[:, -1:])
+        last = found.logical_and(nth == nth[:, -1:])
         kept = total(torch.where(last.unsqueeze(2), attributes, torch.zeros(())), last)
         added = torch.where(found.any(dim=1, keepdim=True), kept, added)
     return torch.cat([attributes, added.unsqueeze(1)], dim=1).flatten(0, 1).reshape(-1, *rows.shape[1:])
