@@ -418,7 +418,7 @@ def check_convolutions(texts: dict[str, str]) -> Iterator[str]:
     """Lists of the frequent convolutions have those of `packaging/dense`, which is not imported."""
     wanted = {"SAGEConv", "GCNConv", "GraphConv", "RGCNConv", "FastRGCNConv"}  # reductions, by their code
     wanted |= set(
-        re.findall(r"^    pyg\.(\w+): ", (SOURCE / "packaging/dense/__init__.py").read_text(), re.MULTILINE)
+        re.findall(r"^    pyg\.(\w+): ", (SOURCE / "packaging/dense/attend.py").read_text(), re.MULTILINE)
     )
     for page, where in _CONVOLUTIONS.items():
         found = {name for part in re.findall(where, texts[page]) for name in re.findall(r"\w+Conv\b", part)}

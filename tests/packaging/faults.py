@@ -16,8 +16,10 @@ from onnx import numpy_helper
 from torch_geometric.nn import TransformerConv
 from torch_geometric.nn import aggr as pyg
 
+from hopline.artifact import StageInput
 from hopline.packaging import (
     arguments,
+    edges,
     forwards,
     job,
     lower,
@@ -30,12 +32,10 @@ from hopline.packaging import (
     trace,
 )
 from hopline.packaging.dense import (
-    BUILDERS,
     aggregate,
     attend,
     base,
     block,
-    pna,
 )
 
 FAULTS = {}
@@ -149,7 +149,7 @@ def stack_over_columns_is_reduced_over_the_wrong_dimension(patch):
 
 @fault("dense", "graph_conv")
 def mean_instead_of_sum(patch):
-    patch.setitem(base.REDUCTIONS, base.aggr.SumAggregation, "mean")
+    patch.setitem(regions.REDUCTIONS, regions.aggr.SumAggregation, "mean")
 
 
 def without_bias(_, traced, node, found):
@@ -179,8 +179,8 @@ def edge_weight_is_ignored(patch):
     after(
         patch,
         regions,
-        "ConvInput",
-        lambda need, *_, **__: base.ConvInput("reduce", need.edge_type, "source", need.reduce),
+        "StageInput",
+        lambda need, *_, **__: StageInput("", "reduce", need.edge_type, reduce=need.reduce),
     )
 
 
@@ -208,7 +208,7 @@ def keys_and_values_are_swapped(patch):
         return result
 
     after(patch, attend, "transformer", wrong)
-    patch.setitem(BUILDERS, TransformerConv, attend.transformer)
+    patch.setitem(attend.BUILDERS, TransformerConv, attend.transformer)
 
 
 @fault("dense", "transformer")
@@ -220,7 +220,7 @@ def values_are_projected_as_keys(patch):
         swapped.lin_value = swapped.lin_key
         return right(dataclasses.replace(call, conv=swapped))
 
-    patch.setitem(BUILDERS, TransformerConv, wrong)
+    patch.setitem(attend.BUILDERS, TransformerConv, wrong)
 
 
 @fault("dense", "transformer")
@@ -259,8 +259,14 @@ def attributes_of_added_self_loops_are_those_of_an_edge(patch):
 
 @fault("dense", "attended2_by_code")
 def self_loops_of_a_block_have_no_rows(patch):
-    right = block.with_own_rows
-    patch.setattr(block, "with_own_rows", lambda rows, own: right(rows, torch.zeros_like(own)))
+    right = stage_code.EdgeCode._side_by_side
+
+    def wrong(self, blocks):
+        if blocks[-1].target == "unsqueeze":  # the node's own rows
+            blocks = [*blocks[:-1], self.graph.call_function(torch.zeros_like, (blocks[-1],))]
+        return right(self, blocks)
+
+    patch.setattr(stage_code.EdgeCode, "_side_by_side", wrong)
 
 
 @fault("dense", "transformer_by_code")
@@ -321,13 +327,15 @@ def degrees_are_those_of_the_padding(patch):
 
 
 @fault("dense", "pna")
-def towers_read_each_others_columns(patch):
-    right = pna.torch.block_diag
-    patch.setattr(
-        pna,
-        "torch",
-        types.SimpleNamespace(cat=torch.cat, block_diag=lambda *weights: right(*weights[::-1])),
-    )
+def maps_of_rows_side_by_side_are_exchanged(patch):
+    right = edges.linear
+    patch.setattr(edges, "linear", lambda weight, bias: right(weight.flip(1), bias))
+
+
+@fault("dense", "pna")
+def the_bias_of_a_divided_map_is_added_twice(patch):
+    right = edges.linear
+    patch.setattr(edges, "linear", lambda weight, bias: right(weight, bias if bias is None else 2 * bias))
 
 
 @fault("dense", "several")

@@ -441,7 +441,7 @@ def test_what_cannot_be_split_is_refused_with_its_place(tmp_path):
         ({"version": ""}, "version"),
         ({"sampling": "recent"}, "edge times"),
         ({"sampling": "weighted"}, "edge weights"),
-        ({"sampling": "best"}, "uniform, recent or weighted"),
+        ({"sampling": "best"}, "uniform, recent, weighted"),
         ({"max_degree": 0}, "max_degree: must be at least 1; got 0"),
         ({"max_degree": 2.5}, "max_degree: must be an integer; got 2.5"),
         ({"salt": "x"}, "salt: must be an integer; got 'x'"),

@@ -357,6 +357,43 @@ GENERAL = {
 }  # fmt: skip
 
 
+class Mapped(Conv):
+    def message(self, x_i, x_j):
+        return self.gate(torch.cat([x_i, x_j], dim=-1)).relu()
+
+
+class MappedAlone(Conv):
+    def message(self, x_j):
+        return self.lin(x_j)
+
+
+class MappedWide(Conv):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(12, 20), nn.Linear(20, 6)
+
+    def message(self, x_i, x_j):
+        return self.narrow(self.wide(torch.cat([x_j, x_i], dim=-1)).relu())
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "maps"),
+    [
+        (Mapped, "sources", ["maps.model_gate_0"]),
+        (MappedAlone, "reduce", []),
+        (MappedWide, "sources", ["maps.model_wide_0", "maps.model_wide_1", "model.narrow"]),
+    ],
+)
+def test_a_linear_layer_in_a_message_runs_once_for_each_node(make, kind, maps):
+    """Unless it makes the rows of neighbours much wider, which the state below would hold."""
+    below, top = assert_equals_pyg(make(), homogeneous())
+    (read,) = (item for item in top.inputs if item.kind in ("sources", "reduce"))
+    assert read.kind == kind
+    assert below.state_dim == 6
+    targets = [str(node.target) for node in top.module.graph.nodes if node.op == "call_module"]
+    assert [name for name in targets if "lin" not in name and not name.startswith("dense")] == maps
+
+
 def replaced_layer(conv):
     conv.lin_l = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     return conv

@@ -174,8 +174,7 @@ def with_other_weights(
 ) -> Rows:
     """Answers with other weights, `factor` times as large; one row of NaN if the module fails."""
     generator = torch.Generator().manual_seed(draw)
-    modules = [each for each in (reference.module, reference.head) if isinstance(each, nn.Module)]
-    weights = [p for module in modules for p in module.parameters() if p.is_floating_point()]
+    weights = [p for module in reference.modules for p in module.parameters() if p.is_floating_point()]
     kept = [(p, p.detach().clone()) for p in weights]
     try:
         with torch.no_grad():

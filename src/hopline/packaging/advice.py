@@ -45,11 +45,11 @@ BACK_TO_NODES = (
     "; a graph's row cannot go back to its nodes, as in x - global_mean_pool(x, batch)[batch]: compute "
     "with rows of nodes before the readout, and with rows of graphs after it"
 )
+MATRIX = "write torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)"
 #: Words of a refusal to split -> the remedy, where the code that refuses knows none.
 _REMEDIES = {
     "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",
-    "sparse_": "a server reads edges as a list, and builds no sparse matrix of them: write "
-    "torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)",
+    "sparse_": f"a server reads edges as a list, and builds no sparse matrix of them: {MATRIX}",
     "outside of a message-passing layer": "bring rows of edges to nodes by torch_geometric.utils.scatter("
     "rows, edge_index[i], dim_size=x.size(0)), and rows of nodes to edges by x[edge_index[i]]",
     "int() of a tensor's numbers": "leave out sizes: degree(batch), global_add_pool(x, batch)",

@@ -27,7 +27,7 @@ from hopline.artifact import LOOPS, REPEATED
 from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup, Graph, csc
 from hopline.graph.schema import reverse_key
-from hopline.packaging.advice import TYPED, lost
+from hopline.packaging.advice import MATRIX, TYPED, lost
 from hopline.packaging.check_graph import CheckGraph, Kinds
 from hopline.packaging.frozen import Frozen
 from hopline.packaging.learned import place
@@ -148,8 +148,7 @@ class Binding:
             return ""
         return (
             f"; a server reads edges as a list: if forward multiplies by {names[0]} itself (adj @ x, "
-            "torch.spmm), write torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight), "
-            "with the values of the matrix as edge weights of the graph"
+            f"torch.spmm), {MATRIX}, with the values of the matrix as edge weights of the graph"
         )
 
     def call(self, module: nn.Module, slots: Any, *, sparse: bool = False) -> Any:

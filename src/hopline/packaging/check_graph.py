@@ -62,6 +62,17 @@ class CheckEdges:
         """Numbers of edges for `taken`, int64 [count]."""
         return rng.integers(0, max(1, len(self.indices)), count)
 
+    def into(self, nodes: IdArray) -> tuple[IdArray, IdArray]:
+        """Numbers of the edges that enter some nodes, for `taken`, and which of these nodes each enters.
+
+        Args:
+            nodes: int64 [n]; the number of all nodes is one without edges.
+        """
+        starts = np.append(self.indptr, self.indptr[-1])
+        sizes = np.diff(starts)[nodes]
+        ends = np.repeat(np.arange(len(nodes)), sizes)
+        return np.arange(len(ends)) + np.repeat(starts[nodes] - np.cumsum(sizes) + sizes, sizes), ends
+
     def taken(
         self, places: IdArray | NDArray[np.bool_] | slice, src: IdArray | None = None,
         dst: IdArray | None = None, num_dst: int | None = None,
@@ -121,21 +132,14 @@ class CheckGraph:
                     "with some, or without this type and its edges"
                 )
         chosen = {name: np.arange(nodes.num_nodes) for name, nodes in graph.nodes.items()}
-        if not _fits(graph, num_nodes):
-            chosen = _sample(graph, num_nodes or 0, seed)
+        is_small = all(adjacency.num_edges <= _MAX_EDGES for adjacency in graph.edges.values())
+        if num_nodes and not (is_small and all(len(rows) <= num_nodes for rows in chosen.values())):
+            chosen = _sample(graph, num_nodes, seed)
         features = {}
         for name, nodes in graph.nodes.items():
             features[name] = np.ascontiguousarray(nodes.features[chosen[name]], dtype=np.float32)
         edges = {key: _induced(graph, key, chosen) for key in graph.schema.own_edge_types}
         return cls(features, edges)
-
-
-def _fits(graph: Graph, num_nodes: int | None) -> bool:
-    if num_nodes is None:
-        return True
-    return all(nodes.num_nodes <= num_nodes for nodes in graph.nodes.values()) and all(
-        adjacency.num_edges <= _MAX_EDGES for adjacency in graph.edges.values()
-    )
 
 
 def _sample(graph: Graph, num_nodes: int, seed: int) -> dict[str, IdArray]:

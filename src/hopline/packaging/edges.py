@@ -8,14 +8,16 @@ that it differs from code that computes each row separately.
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch_geometric.nn import Aggregation, MessagePassing
+from torch import Tensor, fx, nn
+from torch_geometric.nn import Aggregation, Linear, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import (
     add_remaining_self_loops,
@@ -27,9 +29,13 @@ from torch_geometric.utils import (
 )
 
 from hopline.graph.schema import reverse_key
+from hopline.packaging.dense.base import linear
+from hopline.packaging.proxy import value_of
 
 #: Between the keys of edge types whose edges the model has in one list.
 _AND = " and "
+#: A map of neighbours' rows runs below if it makes them at most this many times as wide: they are kept.
+_WIDER = 2.0
 #: Methods that answer the same edges.
 _SAME = frozenset({"clone", "contiguous", "detach", "long"})
 #: Directions of PyG's messages: along the edges, and against them.
@@ -341,6 +347,56 @@ def _multiply_by_relation(graph: fx.Graph, node: fx.Node, relations: Sequence[st
             matrix = graph.call_function(operator.getitem, (weight, number))
             parts.append(graph.call_function(torch.matmul, (part, matrix)))
         node.target, node.args = torch.unsqueeze, (graph.call_function(torch.cat, (parts,)), 1)
+
+
+def linear_of(module: fx.GraphModule, node: fx.Node) -> Any:
+    """The module of a value that is a linear map of rows, without hooks; None for other values."""
+    part: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if type(part) not in (nn.Linear, Linear) or "forward" in vars(part):
+        return None
+    return None if part._forward_hooks or part._forward_pre_hooks else part
+
+
+def map_ends(module: fx.GraphModule) -> None:
+    """Have linear maps of rows of edges' ends run once for each node, and not for each of its edges.
+
+    `lin(x_j)` becomes `lin(x)_j`, and `lin(cat([x_i, x_j, e]))` the sum of a map of each of the three.
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        whole, column = linear_of(module, node), []
+        rows: Any = next(iter(node.args), None)
+        if whole is None or not isinstance(rows, fx.Node):
+            continue
+        if rows.target is operator.getitem and isinstance(rows.args[1], tuple):  # h[:, 0]: one of several
+            if rows.args[1][:-1] != (slice(None),) or not isinstance(rows.args[0], fx.Node):
+                continue
+            rows, *column = rows.args
+        parts = listed_by(rows, -1) or listed_by(rows, 1 + len(column)) or [rows]
+        values: list[Any] = [value_of(part) if isinstance(part, fx.Node) else None for part in parts]
+        if not all(isinstance(value, Tensor) and value.dim() == 2 + len(column) for value in values):
+            continue
+        widths = [value.shape[-1] for value in values]
+        if sum(widths) != whole.weight.shape[1]:  # the module fails, which `analyse` reports
+            continue
+        weights = whole.weight.split(widths, dim=1)
+        most = {own_rows: math.inf, neighbour_rows: _WIDER}
+        pairs = list(zip(parts, weights, strict=True))
+        of_ends = [len(w) <= w.shape[1] * most.get(part.target, 0) for part, w in pairs]
+        terms: list[fx.Node] = []
+        with graph.inserting_before(node):
+            for (part, weight), is_end in zip(pairs, of_ends, strict=True) if any(of_ends) else ():
+                base = part.args[0] if is_end else part
+                if column:
+                    base = graph.call_function(operator.getitem, (base, *column))
+                path = f"maps.{node.name}_{len(terms)}"
+                module.add_submodule(path, linear(weight, None if terms else whole.bias))
+                term = graph.call_module(path, (base,))
+                terms.append(graph.call_function(part.target, (term, part.args[1])) if is_end else term)
+            if terms:
+                node.replace_all_uses_with(
+                    reduce(lambda one, other: graph.call_function(operator.add, (one, other)), terms)
+                )
 
 
 def _relation(mask: Any) -> Any:

@@ -239,10 +239,6 @@ def _logaddexp(self: Any, other: Any, unit: float = 1.0) -> Any:
     return _op.Add(_op.Max(self, other), _op.Div(_op.Log(_op.Add(less, one)), base))
 
 
-def _logaddexp2(self: Any, other: Any) -> Any:
-    return _logaddexp(self, other, math.log(2.0))
-
-
 def _logcumsumexp(self: Any, dim: int) -> Any:
     raise NotImplementedError("logcumsumexp has no ONNX form that holds for large values")
 
@@ -321,7 +317,7 @@ _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     _ATEN.clamp_min.default: _clamp,
     _ATEN.clamp_max.default: lambda self, max: _clamp(self, None, max),
     _ATEN.logaddexp.default: _logaddexp,
-    _ATEN.logaddexp2.default: _logaddexp2,
+    _ATEN.logaddexp2.default: lambda self, other: _logaddexp(self, other, math.log(2.0)),
     _ATEN.logcumsumexp.default: _logcumsumexp,
     _ATEN.atan2.default: _atan2,
     _ATEN.softplus.default: _softplus,

@@ -203,12 +203,8 @@ class _Calls:
         self, answerer: Answerer, spec: ModelSpec, names: tuple[str, ...], answered: Answered,
         judged: NDArray[np.bool_],
     ) -> None:  # fmt: skip
-        self._answerer = answerer
-        self._spec = spec
-        self._names = names
-        self._answered = answered
-        self._judged = judged
-        self._expected = answered.expected()
+        self._answerer, self._spec, self._names = answerer, spec, names
+        self._answered, self._judged, self._expected = answered, judged, answered.expected()
         #: Name -> the outputs whose columns it reads.
         self._places = dict.fromkeys(names, slice(None))
         for at, each in enumerate(answered.outputs if spec.task == "several" else ()):

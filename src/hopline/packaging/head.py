@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,7 +16,6 @@ from torch_geometric.nn import Linear as PyGLinear
 
 from hopline.artifact import Task
 from hopline.errors import PackagingError
-from hopline.packaging.export import export
 from hopline.packaging.several import Several
 from hopline.packaging.trace import Traced
 
@@ -112,7 +110,7 @@ def trailing_module(traced: Traced, state: fx.Node, output: fx.Node) -> nn.Modul
 
 
 class Columns(nn.Module):
-    """Wraps a user's head whose answer may be [n], so that it is always [n, c].
+    """Wraps a user's head whose answer may be [n] or [n, a, b], so that it is always [n, c].
 
     Args:
         head: over one node's state, or over the states of a pair.
@@ -126,13 +124,9 @@ class Columns(nn.Module):
 
     def forward(self, h: Tensor, h_dst: Tensor | None = None) -> Tensor:
         """float32 [n, c]."""
-        columns = as_columns(self.head(h) if h_dst is None else self.head(h, h_dst))
+        out = self.head(h) if h_dst is None else self.head(h, h_dst)
+        columns = (out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)).float()
         return columns if self.then is None else self.then(columns)
-
-
-def as_columns(out: Tensor) -> Tensor:
-    """Convert answers [n], [n, c] or [n, a, b] of any dtype to float32 [n, c]."""
-    return (out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +144,6 @@ class HeadPlan:
     module: nn.Module | None
     widths: tuple[int, ...]
     output_dim: int
-
-    def write(self, path: Path) -> None:
-        """Write the ONNX file, output `logits`."""
-        if self.module is None:
-            return
-        rows = torch.export.Dim("n", min=1)
-        examples = [torch.zeros(7, width) for width in self.widths]
-        names = ["h"] if self.kind == "node" else ["h_src", "h_dst"]
-        export(self.module, examples, [{0: rows}] * len(examples), names, "logits", path)
 
 
 def check_task(task: Task, output_dim: int, classes: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import msgspec
 import numpy as np
+import torch
 from torch import fx, nn
 
 from hopline import artifact
@@ -25,14 +26,14 @@ from hopline.packaging.advice import HOW_RUN, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
-from hopline.packaging.export import OPSET, export_stage
+from hopline.packaging.export import OPSET, export, export_stage
 from hopline.packaging.locality import check_memory, check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
 from hopline.packaging.proxy import BRANCH
 from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
 from hopline.packaging.repeatable import check_repeatable
-from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
+from hopline.packaging.settings import CheckedFanouts, Device, num_hops, resolve_fanouts
 from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
@@ -203,11 +204,6 @@ class Job:
         )
         self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
 
-    def answered(self) -> gate.Answered:
-        """The module's answers for the requested nodes."""
-        sides = self.pairs or gate.sides_of(self.probe, self.targets, False)
-        return self._answered(self.probe, sides, self.probe.check, self.pairs, self.rows, self.embedding)
-
     def _answered(
         self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,
         embedding: Rows | None = None, unseen: Unseen | None = None, of: Reference | None = None,
@@ -264,7 +260,10 @@ class Job:
         """
         self.progress(COMPARE, 0.0)
         own, before = spec.by_type[self.targets[0]], cast(dict[str, float], spec.parity.get("served", {}))
-        found = gate.judge(folder, own, answered := self.answered(), self._unseen(own))
+        sides = self.pairs or gate.sides_of(self.probe, self.targets, False)
+        whole = self.probe, sides, self.probe.check, self.pairs
+        answered = self._answered(*whole, self.rows, self.embedding)
+        found = gate.judge(folder, own, answered, self._unseen(own))
         self.notes += answered.imprecise()
         served = before | {name: max(value, before.get(name, 0.0)) for name, value in found.items()}
         figures: dict[str, object] = {
@@ -358,7 +357,9 @@ class Job:
         plans = splitter.stages()
         self.rules = {f"{plan.level}.{plan.node_type}": plan.rules for plan in plans}
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
-        check_signs(spec.sampling, self.graph.schema, edge_types)
+        signed = self.graph.schema.signed(edge_types) if spec.sampling == "weighted" else []
+        if signed:
+            raise PackagingError(f"{'; '.join(signed)} (sampling 'uniform' accepts any)")
         count = splitter.num_layers
         members = {*self.binding.members.values()}
         fanouts = resolve_fanouts(self.fanouts, count - bool(members), edge_types - members)
@@ -377,7 +378,8 @@ class Job:
         """The value that each target's last state holds, and the head."""
         outputs = {name: traced.outputs[name] for name in self.targets}
         dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in outputs.values())
-        then = self._to_logits()
+        ends = self.are_probabilities
+        then = ToLogits(self.outputs, ends).eval() if any(ends) else None
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
             if not isinstance(self.head, nn.Module):
@@ -402,10 +404,6 @@ class Job:
         if below is None and then is not None:
             trailing = then if trailing is None else nn.Sequential(trailing, then).eval()
         return {node_type: state}, heads.HeadPlan("node", trailing, (width,), dims[0])
-
-    def _to_logits(self) -> ToLogits | None:
-        ends = self.are_probabilities
-        return ToLogits(self.outputs, ends).eval() if any(ends) else None
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan]) -> ModelSpec:
         """Write the file of each stage."""
@@ -450,7 +448,11 @@ class Job:
         return edges.attr_dim if item.kind == "edge_attr" and edges is not None else 0
 
     def _write_head(self, path: Path, described: Head, head: heads.HeadPlan) -> Head:
-        head.write(path)
+        if head.module is not None:
+            examples = [torch.zeros(7, width) for width in head.widths]
+            rows: Any = [{0: torch.export.Dim("n", min=1)}] * len(examples)
+            names = ["h"] if head.kind == "node" else ["h_src", "h_dst"]
+            export(head.module, examples, rows, names, "logits", path)
         return msgspec.structs.replace(
             described, output_dim=head.output_dim, kind=head.kind,
             file=None if head.module is None else path.name,

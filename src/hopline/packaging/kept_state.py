@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 import sys
 import zlib
@@ -23,6 +24,7 @@ from hopline.packaging.user_source import is_users
 _OF_TORCH = frozenset(vars(nn.Module())) | {"_parameters", "_buffers", "_modules"}
 #: Levels of containers and objects that are compared, and entries of one.
 _DEPTH, _ENTRIES = 4, 1000
+_PARTS = (Mapping, set, frozenset, list, tuple, deque, FunctionType)
 _NUMBERS = (0, 1, 10, 100, 1000, 1_000_000)
 
 
@@ -162,21 +164,17 @@ def _add(found: State, what: str, where: str, holder: Any, names: Any) -> None:
 
 def _print(value: Any, depth: int) -> Any:
     """A value that differs where the content differs."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
     if isinstance(value, Tensor):
         return _of_tensor(value)
-    if isinstance(value, np.ndarray):
-        rows = np.ascontiguousarray(value)
-        return (value.shape, str(value.dtype), zlib.crc32(rows.tobytes()))
-    if isinstance(value, torch.Generator):
-        return _of_tensor(value.get_state())
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
     if isinstance(value, ModuleType | type):
         return id(value)
+    if isinstance(value, torch.Generator):
+        return _of_tensor(value.get_state())
+    if isinstance(value, random.Random) or not (isinstance(value, _PARTS) or hasattr(value, "__dict__")):
+        try:  # generators, arrays, iterators, moments: all that has its state inside
+            return zlib.crc32(pickle.dumps(value))
+        except Exception:  # of any type
+            return type(value).__name__
     if depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
@@ -187,12 +185,7 @@ def _print(value: Any, depth: int) -> Any:
         return (len(value), [_print(each, depth - 1) for each in list(value)[-_ENTRIES:]])
     if isinstance(value, FunctionType):
         return (id(value.__code__), [_print(part, depth - 1) for part in _held(value)])
-    if type(value).__module__ in ("itertools", "datetime", "decimal"):
-        return repr(value)
-    try:
-        return (type(value).__name__, _print(vars(value), depth - 1))
-    except TypeError:  # no __dict__
-        return type(value).__name__
+    return (type(value).__name__, _print(vars(value), depth - 1))
 
 
 def _of_tensor(value: Tensor) -> Any:

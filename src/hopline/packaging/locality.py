@@ -180,17 +180,19 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     reference = reference.without_head() if reference.is_link else reference
     before = reference.answers(real)
     many = probes.strangers(real, probe.hops + 3, rng)
-    changed = []
-    scaled = _scaled(many, nodes=True, edges=True)
-    for what, others in (("copies", real), ("strangers", many), ("scaled", scaled)):
+    found: dict[str, Rows] = {}
+    scaled = {"nodes": _scaled(many, nodes=True), "edges": _scaled(many, edges=True)}
+    for what, others in {"copies": real, "strangers": many, **scaled}.items():
         try:
-            after = reference.answers(probes.beside(real, others))[: len(before)]
+            found[what] = reference.answers(probes.beside(real, others))[: len(before)]
         except PackagingError as error:
-            if what == "scaled" and not _varies_in_width(error):  # it may refuse such features
+            if what in scaled and not _varies_in_width(error):  # it may refuse such columns
                 continue
             return _one_size(error)
-        if reference.differ(before, after).any():
-            changed.append(what)
+    changed = [what for what, after in found.items() if reference.differ(before, after).any()]
+    by = [
+        each for each in scaled if each in found and reference.differ(found[each], found["strangers"]).any()
+    ]
     if not changed:
         order = {name: rng.permutation(len(rows)) for name, rows in real.features.items()}
         after = reference.answers(renumbered(real, order))
@@ -199,7 +201,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     decided, freeze = _decided(decisions), FREEZE if reference.binding.frozen is None else FROZEN
     if decided:
         decided += ". If that is not the cause, "
-    if changed and _reads_all_edges(reference, real, many):
+    if by == ["edges"]:
         return decided + (
             "it takes a sum, mean or extreme over the attributes or weights of all edges (as edge_attr / "
             "edge_attr.max() does): the answer for a node changes with edges elsewhere in the graph. "
@@ -221,21 +223,6 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         "(GraphNorm, PairNorm, x - x.mean(0)) use BatchNorm, whose statistics are fixed after training, or "
         f"LayerNorm(mode='node'), or {freeze}"
     )
-
-
-def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph) -> bool:
-    """True if columns of edges elsewhere change answers of real nodes, and features elsewhere do not."""
-    if all(part.attr is None and part.weight is None for part in real.edges.values()):
-        return False
-
-    def answers(nodes: bool, edges: bool) -> Rows:
-        changed = _scaled(others, nodes=nodes, edges=edges)
-        return reference.answers(probes.beside(real, changed))[:num_real]
-
-    num_real = len(reference.answers(real))
-    before = answers(nodes=False, edges=False)
-    by_edges = bool(reference.differ(before, answers(nodes=False, edges=True)).any())
-    return by_edges and not reference.differ(before, answers(nodes=True, edges=False)).any()
 
 
 def _varies_in_width(error: PackagingError) -> bool:
@@ -264,7 +251,7 @@ def renumbered(graph: CheckGraph, order: dict[str, IdArray]) -> CheckGraph:
     return CheckGraph({name: rows[order[name]] for name, rows in graph.features.items()}, edges)
 
 
-def _scaled(graph: CheckGraph, *, nodes: bool, edges: bool) -> CheckGraph:
+def _scaled(graph: CheckGraph, *, nodes: bool = False, edges: bool = False) -> CheckGraph:
     """The same graph with every second row of columns a hundred times as large, the others a hundredth."""
 
     def scaled(rows: FloatArray) -> FloatArray:

@@ -1,7 +1,7 @@
 """Replaces convs of a traced model by their dense forms, and lifts source-side code one level down.
 
 Lifting makes the state below hold what the conv reads of a neighbour (W h) instead of h: computed once
-for each node, stored in the state cache, and narrower to gather. Only where it pays (see `_lift`).
+for each node, stored in the state cache, and narrower to gather.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch_geometric.nn import Linear
 
 from hopline.errors import NotSplittable
 from hopline.packaging.analysis import analyse
 from hopline.packaging.arguments import Binding
-from hopline.packaging.dense import ConvCall, ConvInput, DenseConv, build
-from hopline.packaging.dense.base import linear
-from hopline.packaging.edges import Domain, is_aggregation, size_of, slot_of
+from hopline.packaging.dense.attend import build
+from hopline.packaging.dense.base import ConvCall, DenseConv, linear
+from hopline.packaging.edges import Domain, is_aggregation, linear_of, size_of, slot_of
 from hopline.packaging.head import embedding_of
 from hopline.packaging.regions import Reduced, Region, reduction, region
 from hopline.packaging.settings import Device
@@ -38,7 +37,6 @@ class LoweredConv:
     Attributes:
         dense: its dense form; a submodule of the traced module at `path`.
         source, destination: the values that it reads, after lifting.
-        edge_attr: the edge-level value that it reads.
         query: the value of the query row of an attention, computed one level below or by the stage's
             query file.
     """
@@ -46,21 +44,30 @@ class LoweredConv:
     dense: DenseConv
     path: str
     source: fx.Node
-    destination: fx.Node | None
-    edge_attr: fx.Node | None
+    destination: Any
     query: fx.Node | None = None
 
     @property
     def rule(self) -> str:
         """The way in which its neighbours are read, for the report."""
-        kinds = {need.kind for need in self.dense.needs}
-        return "attention" if "attend" in kinds else "reduce" if "reduce" in kinds else "dense form"
+        return "reduce" if isinstance(self.dense, Reduced) else "attention"
 
-    def value(self, need: ConvInput) -> fx.Node:
-        """The value that an input of the dense form has columns of."""
-        value = self.source if need.value == "source" else self.destination
-        assert value is not None  # else the form needs own rows that its call does not pass
-        return value
+    @property
+    def sources(self) -> list[fx.Node]:
+        """The values of neighbours that it reads."""
+        return [self.source]
+
+    @property
+    def own(self) -> list[fx.Node]:
+        """The values of the node itself that its stage computes."""
+        is_read = any(need.kind == "self" for need in self.dense.needs)
+        inputs = self.query.all_input_nodes if self.query is not None and not self.is_query_state else ()
+        return [*([self.destination] if is_read else ()), *inputs]
+
+    @property
+    def is_query_state(self) -> bool:
+        """True if the state below holds the query row, because it is narrow."""
+        return any(need.attention and need.attention.is_query_state for need in self.dense.needs)
 
 
 Lowered = dict[fx.Node, LoweredConv | Region]
@@ -114,7 +121,7 @@ def lower(traced: Traced, device: Device = "cpu") -> Lowered:
                 continue
             dense, source = reduced
             traced.module.add_submodule(path, dense)
-            found[node] = LoweredConv(dense, path, source, None, None)
+            found[node] = LoweredConv(dense, path, source, None)
             _commute(traced, node, found)
             continue
         try:
@@ -132,7 +139,7 @@ def _lower(traced: Traced, node: fx.Node, path: str, device: Device) -> LoweredC
     unknown = sorted(set(arguments) - _KNOWN)
     if unknown:
         raise NotSplittable(f"{where} is called with {', '.join(unknown)}, which no dense form accepts")
-    source, destination, paired = _sides(arguments.get("x"), where)
+    source, destination = _sides(arguments.get("x"), where)
     key = str(slot_of(arguments["edge_index"])).split(":", 1)[1]
     if key == "*":
         raise NotSplittable(f"{where} would mix the relations")
@@ -145,47 +152,29 @@ def _lower(traced: Traced, node: fx.Node, path: str, device: Device) -> LoweredC
         conv=traced.module.get_submodule(str(node.target)),
         name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
         edge_type=key, source_dim=int(traced.values[source].shape[1]),
-        destination_dim=0 if destination is None else int(traced.values[destination].shape[1]),
-        paired=paired, same_type=same_type, has_edge_attr=attr is not None,
+        has_destination=destination is not None,
+        same_type=same_type, has_edge_attr=attr is not None,
         in_blocks=device == "cuda" or has_edge_code, is_same_value=destination is source,
     )  # fmt: skip
     dense = build(call)
-    lowered = LoweredConv(dense, path, source, destination, attr)
-    if dense.is_query_destination:
-        lowered.query = destination
-    if dense.prepare_query is not None and destination is not None:
-        lowered.query = _insert(traced, lowered, "query", dense.prepare_query, destination, node)
-    _lift(traced, lowered, node)
+    lowered = LoweredConv(dense, path, source, destination)
+    if dense.prepare_source is not None:
+        lowered.source = _insert(traced, lowered, "source", dense.prepare_source, source, node)
+    lowered.query = {"destination": destination, "source": lowered.source}.get(dense.query)
+    if isinstance(dense.query, nn.Module) and destination is not None:
+        lowered.query = _insert(traced, lowered, "query", dense.query, destination, node)
     traced.module.add_submodule(path, dense)
     return lowered
 
 
-def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
+def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None]:
     if isinstance(x, fx.Node):
-        return x, x, False
+        return x, x
     if isinstance(x, list | tuple) and len(x) == 2:
         source, destination = x
         if isinstance(source, fx.Node) and (destination is None or isinstance(destination, fx.Node)):
-            return source, destination, True
+            return source, destination
     raise NotSplittable(f"{where} does not get node rows as its x")
-
-
-def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
-    """Move source code below where it must be, or where it makes the state of a block little wider.
-
-    Level 0 is raw features, which are gathered anyway: a file there gains nothing.
-    """
-    dense, source = conv.dense, traced.values[conv.source]
-    if dense.prepare_source is None:
-        return
-    with torch.no_grad():
-        width = dense.prepare_source(source[:1]).shape[1]
-    if not dense.must_lift and (traced.levels[conv.source] == 0 or width > 1.25 * source.shape[1]):
-        return
-    conv.source = _insert(traced, conv, "source", dense.prepare_source, conv.source, node)
-    dense.lifted_source = True
-    if dense.is_query_source:
-        conv.query = conv.source
 
 
 def _commute(traced: Traced, node: fx.Node, found: Lowered) -> None:
@@ -199,7 +188,7 @@ def _commute(traced: Traced, node: fx.Node, found: Lowered) -> None:
     source = conv.source
     if dense.needs[0].reduce == "max" or traced.values[node].dim() != 2:
         return
-    before, user = linear_of(traced, source), next(iter(node.users), None)
+    before, user = linear_of(traced.module, source), next(iter(node.users), None)
     if before is not None:
         rows = source.all_input_nodes[0]
         readers = [each for each in source.users if size_of(each) is None]
@@ -208,7 +197,7 @@ def _commute(traced: Traced, node: fx.Node, found: Lowered) -> None:
         if not is_shared and not (much_narrower and traced.levels[rows] > 0):
             conv.source, dense.after = rows, linear(before.weight)
         return
-    after = linear_of(traced, user) if user is not None and len(node.users) == 1 else None
+    after = linear_of(traced.module, user) if user is not None and len(node.users) == 1 else None
     ends = [(end, many) for end in traced.outputs.values() for many in (False, True)]
     is_answered = any(embedding_of(traced, end, several=many) is node for end, many in ends)
     if user is None or after is None or not traced.levels[source] or is_answered:
@@ -218,14 +207,6 @@ def _commute(traced: Traced, node: fx.Node, found: Lowered) -> None:
     conv.source = _insert(traced, conv, "source", linear(after.weight), source, node)
     dense.bias = None if after.bias is None else after.bias.detach()
     found[user] = found.pop(node)
-
-
-def linear_of(traced: Traced, node: fx.Node) -> Any:
-    """The module of a value that is a linear map of rows, without hooks; None for other values."""
-    part: Any = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if type(part) not in (nn.Linear, Linear) or "forward" in vars(part):
-        return None
-    return None if part._forward_hooks or part._forward_pre_hooks else part
 
 
 def _insert(

@@ -64,10 +64,7 @@ def as_batch(graph: CheckGraph, members: Mapping[str, str]) -> CheckGraph:
         if key in members.values():
             continue
         into = origin.get(part.dst, np.arange(len(part.indptr) - 1))
-        starts = np.append(part.indptr, part.indptr[-1])
-        sizes = np.diff(starts)[into]
-        dst = np.repeat(np.arange(len(into)), sizes)
-        places = np.arange(len(dst)) + np.repeat(starts[into] - np.cumsum(sizes) + sizes, sizes)
+        places, dst = part.into(into)
         src = part.indices[places]
         if part.src in origin:
             _, first = np.unique(origin[part.src], return_index=True)

@@ -191,6 +191,7 @@ def package(
         *(("task", value, Task) for value in tasks.values()),
         *(("output", value, Output) for value in outputs.values()),
         ("device", device, Device),
+        ("sampling", sampling, Sampling),
     ):  # fmt: skip
         artifact.check_choice(named, value, get_args(hint))
     settings.check_sampling(sampling, schema)

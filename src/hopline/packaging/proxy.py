@@ -61,15 +61,6 @@ class ValueProxy(fx.Proxy):
             return int(super().__len__())
         return self._decided(len(value), "len")
 
-    def __int__(self) -> int:
-        return int(self._number("int"))
-
-    def __index__(self) -> int:
-        return operator.index(self._number("int"))
-
-    def __float__(self) -> float:
-        return float(self._number("float"))
-
     def _number(self, what: str) -> Any:
         value = value_of(self.node)
         if isinstance(value, int | float) and not depends_on_values(self.node):
@@ -84,6 +75,11 @@ class ValueProxy(fx.Proxy):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+for _name, _of in (("int", int), ("index", operator.index), ("float", float)):
+    _what = "float" if _of is float else "int"
+    setattr(ValueProxy, f"__{_name}__", lambda self, of=_of, what=_what: of(self._number(what)))
 
 
 def _in_place(function: Any) -> Any:

@@ -48,6 +48,9 @@ class Reference:
         is_link: the head scores pairs.
 
     Attributes:
+        fresh: makes the module or the head for one call: a copy, so that forward leaves no state to the
+            next one.
+        given: changes the tensors that the module gets.
         sparse: an `adj_t` is a sparse matrix; else the list of its edges.
         parts: columns of each of its outputs: what is far from another answer is so by its own size.
     """
@@ -63,11 +66,18 @@ class Reference:
         self.targets = tuple(targets)
         self.head = eval_copy(head) if isinstance(head, nn.Module) else head
         self.is_link = is_link
+        self.fresh: Callable[[nn.Module], nn.Module] = shared_copy
+        self.given: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
         self.parts: tuple[slice, ...] = (slice(None),)
         self._columns = slice(None)
         self._dtype = next(
             (p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32
         )
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The module, and the head if it is one."""
+        return [each for each in (self.module, self.head) if isinstance(each, nn.Module)]
 
     def states(
         self, graph: CheckGraph, prepare: Callable[[nn.Module], object] | None = None
@@ -88,7 +98,7 @@ class Reference:
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # torch's warnings about PyG's sparse tensors
-                out = self.call(module, slots)
+                out = self.binding.call(module, self.given(slots), sparse=self.sparse)
         except PackagingError:
             raise
         except Exception as error:  # user code
@@ -98,14 +108,6 @@ class Reference:
                 f"the graph gives {described(slots)}{remedy}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
-
-    def fresh(self, module: nn.Module) -> nn.Module:
-        """The module or the head for one call: a copy, so that forward leaves no state to the next one."""
-        return shared_copy(module)
-
-    def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
-        """Call the module as its owner does."""
-        return self.binding.call(module, slots, sparse=self.sparse)
 
     def _of_type(self, out: Any, target: str, graph: CheckGraph) -> Tensor:
         out = of_target(out, target)
@@ -176,8 +178,8 @@ class Reference:
         rng = np.random.default_rng(5)
         near = copy.copy(self)
         near.module, near.head = copy.deepcopy((self.module, self.head))
-        for module in (near.module, near.head):
-            for weight in module.parameters() if isinstance(module, nn.Module) else ():
+        for module in near.modules:
+            for weight in module.parameters():
                 if weight.is_floating_point():
                     weight.data *= 1 + _EPSILON * torch.from_numpy(rng.choice([-1.0, 1.0], weight.shape))
         features = {

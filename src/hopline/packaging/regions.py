@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch_geometric.nn import Aggregation
+from torch_geometric.nn import Aggregation, aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.resolver import aggregation_resolver
-from torch_geometric.utils import add_remaining_self_loops
 
-from hopline.artifact import Reduce
+from hopline.artifact import Reduce, StageInput
 from hopline.errors import NotSplittable
 from hopline.packaging import edges as lists
-from hopline.packaging.dense import ConvInput, DenseConv
 from hopline.packaging.dense.aggregate import BlockAggregation
-from hopline.packaging.dense.base import REDUCTIONS
+from hopline.packaging.dense.base import DenseConv
 from hopline.packaging.trace import Closed, Traced, describe, norm_in
+
+#: Aggregations that the engine computes, whatever their number of neighbours.
+REDUCTIONS: dict[type, Reduce] = {aggr.MeanAggregation: "mean", aggr.SumAggregation: "sum"}
+REDUCTIONS[aggr.MaxAggregation] = "max"
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class Region:
         edges: whose they are.
         sources: values of neighbours that they are computed from.
         own: values of the node itself.
-        rule: how its neighbours are read, for the report.
+        rule, query: as of a conv.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Region:
     sources: list[fx.Node]
     own: list[fx.Node]
     rule = "general stage"
+    query = None
 
 
 def region(traced: Traced, node: fx.Node, path: str) -> Region:
@@ -82,7 +85,7 @@ def _read_by(traced: Traced, messages: fx.Node) -> tuple[list[fx.Node], list[fx.
         elif each.target is lists.own_rows:
             own[rows] = None
         elif (call := lists.loops_of(each)) is not None:
-            visit(attributes_before(traced, call).rows)
+            visit(attributes_before(traced, call)[0])
         elif lists.slot_of(each) is None and lists.edges_of(each) is None:
             for argument in each.all_input_nodes:
                 visit(argument)
@@ -91,24 +94,10 @@ def _read_by(traced: Traced, messages: fx.Node) -> tuple[list[fx.Node], list[fx.
     return list(sources), list(own)
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """Attributes of edges before self-loops are removed or added.
+def attributes_before(traced: Traced, call: fx.Node) -> tuple[fx.Node, lists.Domain, Any]:
+    """The attributes from which `add_self_loops` and the others make new ones, and whose they are.
 
-    Attributes:
-        rows, edges: the attributes, and whose they are.
-        fill: those of added self-loops, as in `dense.block.loop_attributes`.
-        keeps: a self-loop that is replaced gives its attributes to the new one.
-    """
-
-    rows: fx.Node
-    edges: lists.Domain
-    fill: Any
-    keeps: bool
-
-
-def attributes_before(traced: Traced, call: fx.Node) -> Attributes:
-    """The attributes from which `add_self_loops` and the others make new ones.
+    Returns: also those of added self-loops, as in `dense.block.loop_attributes`.
 
     Raises:
         NotSplittable: they are coefficients of `gcn_norm`, or those of added self-loops are not known here.
@@ -127,7 +116,7 @@ def attributes_before(traced: Traced, call: fx.Node) -> Attributes:
     fill = 1.0 if fill is None else fill
     if isinstance(fill, fx.Node) or (isinstance(fill, str) and fill not in ("mean", "add", "sum")):
         raise NotSplittable(f"{where} fills added self-loops with {fill}, which has no form here")
-    return Attributes(rows, edges, fill, call.target is add_remaining_self_loops)
+    return rows, edges, fill
 
 
 def _aggregation(traced: Traced, node: fx.Node) -> Aggregation:
@@ -157,7 +146,7 @@ class Reduced(DenseConv):
 
     def __init__(self, edge_type: str, kind: Reduce, *, weighted: bool, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.needs = (ConvInput("reduce", edge_type, "source", reduce=kind, weighted=weighted),)
+        self.needs = (StageInput("", "reduce", edge_type, reduce=kind, weighted=weighted),)
         self.shape = shape
         self.after: nn.Module | None = None
         self.register_buffer("bias", None)

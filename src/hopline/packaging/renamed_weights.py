@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 _State = Mapping[str, Tensor]
-#: Returns the present weights; or the reason that there are none.
-_Convert = Callable[[nn.Module, _State], dict[str, Tensor] | str]
+#: As for `_moved`; or a function that returns the present weights, or the reason that there are none.
+_Convert = str | Callable[[nn.Module, _State], dict[str, Tensor] | str]
 
 
 class _Form(NamedTuple):
@@ -54,7 +54,8 @@ def converted(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str, An
         for form in (form for cls in classes for form in _FORMS.get(cls.__name__, ())):
             if not all(any(f"{name}.".startswith(f"{start}.") for name in own) for start in form.names):
                 continue
-            found = form.convert(layer, own)
+            how = form.convert
+            found = _moved(own, how) if isinstance(how, str) else how(layer, own)
             shown = f"{path or 'the model'} ({type(layer).__name__}): {', '.join(form.names)}"
             if isinstance(found, str):
                 reasons.append(f"{shown} are of before PyG {form.release}: {found}")
@@ -81,10 +82,6 @@ def _moved(own: _State, moves: str) -> dict[str, Tensor]:
         is_turned = new.endswith(".T")
         found[new.removesuffix(".T")] = value.t().contiguous() if is_turned else value
     return found
-
-
-def _moves(moves: str) -> _Convert:
-    return lambda layer, own: _moved(own, moves)
 
 
 def _refused(why: str) -> _Convert:
@@ -144,27 +141,26 @@ def _rgcn_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
     return _moved(own, "basis weight, att comp")
 
 
-_LIN = _moves("weight lin.weight.T")
 _FORMS: dict[str, tuple[_Form, ...]] = {
-    "GCNConv": (_Form(("weight",), "2.0", _LIN),),
-    "FeaStConv": (_Form(("weight", "u"), "2.0", _moves("weight lin.weight.T, u u.weight.T")),),
-    "NNConv": (_Form(("root",), "2.0", _moves("root lin.weight.T")),),
-    "HypergraphConv": (_Form(("weight",), "2.0", _LIN),),
+    "GCNConv": (_Form(("weight",), "2.0", "weight lin.weight.T"),),
+    "FeaStConv": (_Form(("weight", "u"), "2.0", "weight lin.weight.T, u u.weight.T"),),
+    "NNConv": (_Form(("root",), "2.0", "root lin.weight.T"),),
+    "HypergraphConv": (_Form(("weight",), "2.0", "weight lin.weight.T"),),
     "GATConv": (
         _Form(("lin_src.weight",), "2.5", _gat_of_2),
         _Form(("lin_l.weight", "att_l", "att_r"), "2.0", _gat_of_1_6),
         _Form(("weight", "att"), "1.6", _gat_of_1_5),
     ),
     "SAGEConv": (
-        _Form(("lin_rel.weight", "lin_root.weight"), "1.6", _moves(
-            "lin_rel.weight lin_l.weight, lin_rel.bias lin_l.bias, lin_root.weight lin_r.weight"
-        )),
+        _Form(("lin_rel.weight", "lin_root.weight"), "1.6",
+            "lin_rel.weight lin_l.weight, lin_rel.bias lin_l.bias, lin_root.weight lin_r.weight",
+        ),
         _Form(("weight",), "1.5", _refused("one matrix was for a node and its neighbours")),
     ),
     "GraphConv": (
-        _Form(("lin_l.weight", "lin_r.weight"), "1.7", _moves(
-            "lin_l.weight lin_rel.weight, lin_l.bias lin_rel.bias, lin_r.weight lin_root.weight"
-        )),
+        _Form(("lin_l.weight", "lin_r.weight"), "1.7",
+            "lin_l.weight lin_rel.weight, lin_l.bias lin_rel.bias, lin_r.weight lin_root.weight",
+        ),
         _Form(("weight", "lin.weight"), "1.6", _graph_of_1_5),
     ),
     "ChebConv": (_Form(("weight",), "2.0", _cheb_of_1),),

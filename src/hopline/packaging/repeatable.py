@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -88,47 +88,31 @@ def _has_order(value: object) -> bool:
     return isinstance(value, set | frozenset) and not all(isinstance(each, int) for each in value)
 
 
-class _Kept(Reference):
-    """As `Reference`, but all calls are of one copy, which keeps its state."""
-
-    def __init__(self, reference: Reference) -> None:
-        vars(self).update(vars(reference))
-        self.module, self.head = copy.deepcopy((reference.module, reference.head))
-
-    def fresh(self, module: nn.Module) -> nn.Module:
-        """The same copy at each call."""
-        return module
-
-    def state(self, seen: Seen) -> kept_state.State:
-        """Its state now."""
-        modules = {"": self.module} | ({"head": self.head} if isinstance(self.head, nn.Module) else {})
-        return kept_state.state_of(modules, seen.codes)
+def _kept(reference: Reference, module: Any = None, head: Any = None) -> Reference:
+    """The same, but all calls are of these modules, or of one copy, which keeps its state."""
+    other = copy.copy(reference)
+    mine = (reference.module, reference.head)
+    other.module, other.head = copy.deepcopy(mine) if module is None else (module, head)
+    other.fresh = lambda module: module
+    return other
 
 
-class _Original(_Kept):
-    """As `Reference`, but all calls are of the modules that were passed, not of their copies."""
-
-    def __init__(self, reference: Reference, module: nn.Module, head: object) -> None:
-        vars(self).update(vars(reference))
-        self.module, self.head = module, head  # type: ignore[assignment]
-
-    def rows(self, graph: CheckGraph, pairs: Pairs | None) -> Rows:
-        """Their answers; what they keep is as before afterwards. Raises: PackagingError: they fail."""
-        whole = [module for module in (self.module, self.head) if isinstance(module, nn.Module)]
-        parts = [(part, dict(vars(part))) for module in whole for part in module.modules()]
-        buffers = [(buffer, buffer.clone()) for module in whole for buffer in module.buffers()]
-        try:
-            for module in whole:
-                drop_caches(module)
-            with seeded(0):
-                return self.answers(graph, pairs)
-        finally:
-            for part, before in parts:
-                for name in vars(part).keys() - before.keys():
-                    delattr(part, name)
-                vars(part).update(before)
-            for buffer, value in buffers:
-                buffer.copy_(value)
+def _unchanged(reference: Reference, graph: CheckGraph, pairs: Pairs | None) -> Rows:
+    """Answers; what the modules keep is as before afterwards. Raises: PackagingError: they fail."""
+    parts = [(part, dict(vars(part))) for module in reference.modules for part in module.modules()]
+    buffers = [(buffer, buffer.clone()) for module in reference.modules for buffer in module.buffers()]
+    try:
+        for module in reference.modules:
+            drop_caches(module)
+        with seeded(0):
+            return reference.answers(graph, pairs)
+    finally:
+        for part, before in parts:
+            for name in vars(part).keys() - before.keys():
+                delattr(part, name)
+            vars(part).update(before)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def check_original(
@@ -146,7 +130,7 @@ def check_original(
     if any(weight.dtype in HALF or weight.device.type != "cpu" for weight in weights):
         return  # `eval_copy` converts them
     try:
-        found = _Original(reference, module, head).rows(graph, pairs)
+        found = _unchanged(_kept(reference, module, head), graph, pairs)
         if not reference.differ(found, rows).any():
             return
         why = "answers otherwise"
@@ -157,18 +141,6 @@ def check_original(
         "hold what a copy does not: attributes that __getstate__ or __deepcopy__ leave out, values cached "
         "from other edges, or another module that a function keeps"
     )
-
-
-class _Given(Reference):
-    """As `Reference`, with one slot in another form."""
-
-    def __init__(self, reference: Reference, slot: str, form: Callable[[Tensor], Tensor]) -> None:
-        vars(self).update(vars(reference))
-        self._slot, self._form = slot, form
-
-    def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
-        """Call the module with the slot in its form."""
-        return super().call(module, {**slots, self._slot: self._form(slots[self._slot])})
 
 
 class _Check:
@@ -186,8 +158,8 @@ class _Check:
 
     def same_copy(self) -> None:
         """Call one copy again, on the same graph, on another one, and on the first one again."""
-        kept = _Kept(self._reference)
-        before = kept.state(self.seen)
+        kept = _kept(self._reference)
+        before = self._state(kept)
         with suppress(PackagingError), seeded(1), watched() as self.seen:
             kept.answers(self._probe.check, self._pairs)
         for kind in ("the clock", "the environment"):
@@ -197,16 +169,16 @@ class _Check:
                 "forward takes a gradient by torch.autograd, torch.func.grad, vjp or jacrev "
                 f"({self.seen.gradients[0]}), and {DERIVATIVE}"
             )
-        first = kept.state(self.seen)
+        first = self._state(kept)
         self._same(kept)
-        second = kept.state(self.seen)
+        second = self._state(kept)
         each_time = kept_state.changed(first, second)
         at_first = [name for name in kept_state.changed(before, first) if not name.startswith("global")]
         self._changed = each_time or at_first
         suspect = bool(self._changed or self.seen.consumed or self.seen.readings)
         if suspect:
             self._tolerance = _DRIFT
-        others = _Kept(self._reference)
+        others = _kept(self._reference)
         self._see_others(others)
         repeats = [(others, 0), *((kept, 2 + n) for n in range(_REPEATS if suspect else 2))]
         if not (all(self._same(*each) for each in repeats) and self._same_drawn(kept)):
@@ -221,6 +193,9 @@ class _Check:
             f"forward reads a file ({reading}), whose content of the time of packaging is in the package"
             for reading in self.seen.of("a file")
         ]
+
+    def _state(self, kept: Reference) -> kept_state.State:
+        return kept_state.state_of(dict(zip(("", "head"), kept.modules, strict=False)), self.seen.codes)
 
     def _see_others(self, reference: Reference) -> None:
         """Run it on the strangers alone."""
@@ -245,8 +220,7 @@ class _Check:
 
     def orders_of_sets(self) -> None:
         """Refuse code that reads the order of a set: that of texts is another in each process."""
-        parts = self._reference.module, self._reference.head
-        modules = [each for part in parts if isinstance(part, nn.Module) for each in part.modules()]
+        modules = [each for part in self._reference.modules for each in part.modules()]
         attributes = {name for each in modules for name, value in vars(each).items() if _has_order(value)}
         lines: list[str] = []
         for code, names in self.seen.codes.items():
@@ -273,8 +247,10 @@ class _Check:
             if rows.shape[1:] == (1,):
                 forms["shape [n]"] = torch.Tensor.flatten
             for shown, form in forms.items():
+                other = copy.copy(plain)
+                other.given = lambda slots, name=name, form=form: {**slots, name: form(slots[name])}  # type: ignore[misc]
                 try:
-                    if not plain.differ(plain.answers(real), _Given(plain, name, form).answers(real)).any():
+                    if not plain.differ(plain.answers(real), other.answers(real)).any():
                         continue
                 except PackagingError:  # it does not take this form, and was trained with the other one
                     continue
@@ -335,19 +311,19 @@ class _Check:
         for draw, factor in enumerate(_FACTORS):
             if num_compared == _DRAWS:
                 break
-            run = functools.partial(self._drawn, reference, draw, factor)
-            first = run(1)
+            run = functools.partial(
+                with_other_weights, reference, self._probe.check, self._pairs, draw, factor
+            )
+            with seeded(1):
+                first = run()
             real = first[: self._probe.real.num_nodes(self._reference.targets[0])]
             if len(np.unique(real)) <= real.size // 8:
                 continue
             num_compared += 1
-            if any(reference.differ(first, run(seed), _DRIFT).any() for seed in (1, 2)):
-                return False
+            with seeded(2):
+                if reference.differ(first, run(), _DRIFT).any():
+                    return False
         return True
-
-    def _drawn(self, reference: Reference, draw: int, factor: float, seed: int) -> Rows:
-        with seeded(seed):
-            return with_other_weights(reference, self._probe.check, self._pairs, draw, factor)
 
     def _depends_on(self, kept: Reference, name: str, entry: kept_state.Entry) -> None:
         """Give state that changes at each call other values; refuse if answers change, else note it."""

@@ -144,22 +144,7 @@ def check_sampling(sampling: Sampling, schema: GraphSchema) -> None:
 
     Raises: PackagingError: `recent` without edge times, `weighted` without weights.
     """
-    if sampling not in ("uniform", "recent", "weighted"):
-        raise PackagingError(f"sampling must be uniform, recent or weighted; got {sampling!r}")
     if sampling == "recent" and not any(edge.has_time for edge in schema.edge_types.values()):
         raise PackagingError("sampling 'recent' needs edge times, which no edge type of the graph has")
     if sampling == "weighted" and not any(edge.has_weight for edge in schema.edge_types.values()):
         raise PackagingError("sampling 'weighted' needs edge weights, which no edge type of the graph has")
-
-
-def check_signs(sampling: Sampling, schema: GraphSchema, edge_types: Iterable[str]) -> None:
-    """Check that edges that are sampled by weight have no weights below 0.
-
-    Args:
-        edge_types: keys of the edge types that the model reads.
-
-    Raises: PackagingError: naming each edge type with such weights.
-    """
-    signed = schema.signed(edge_types) if sampling == "weighted" else []
-    if signed:
-        raise PackagingError(f"{'; '.join(signed)} (sampling 'uniform' accepts any)")

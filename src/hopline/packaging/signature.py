@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import GINEConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hopline.errors import PackagingError
 from hopline.packaging.advice import INSTEAD, NUMBER, TIMES, is_label, lost
 from hopline.packaging.arguments import Binding, by_position, mentions, parameters_of
-from hopline.packaging.dense import NEEDS_EDGE_ATTR
 from hopline.packaging.memberships import without_graphs
 from hopline.packaging.relations import in_order, numbered
 from hopline.packaging.settings import ENDING, NAMED_ROLES, Role, role_of
@@ -369,9 +368,8 @@ def _built_for(module: nn.Module, role: Role) -> bool | None:
         return None
     convs = [part for part in module.modules() if isinstance(part, MessagePassing)]
     accepting = [conv for conv in convs if role in inspect.signature(conv.forward).parameters]
-    for part in accepting:
-        if isinstance(part, NEEDS_EDGE_ATTR) or getattr(part, "edge_dim", None) is not None:
-            return True
+    if any(isinstance(part, GINEConv) or getattr(part, "edge_dim", None) is not None for part in accepting):
+        return True
     # only a layer that has an option for them, and has it off, is known not to read them
     built_without = all(hasattr(part, "edge_dim") for part in accepting)
     return False if isinstance(module, BasicGNN) and built_without else None

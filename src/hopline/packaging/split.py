@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-from hopline.packaging.edges import slot_of
-from hopline.packaging.lower import LoweredConv, linear_of
+from hopline.packaging.edges import linear_of, slot_of
+from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region
 from hopline.packaging.stage_code import Place, StageCode
 from hopline.packaging.trace import Traced, describe
@@ -96,18 +96,12 @@ class Splitter:
         counted: list[str] = []
         for place in places:
             for conv in self._convs_of(place).values():
-                if isinstance(conv, Region):
-                    for source in conv.sources:
-                        _add(self._state(level - 1, self.traced.domains[source].type).values, source)
-                    if not conv.sources:
-                        counted += [key.split("__")[0] for key in conv.edges.keys(self.traced.relations)]
-                    continue
-                for need in conv.dense.needs:
-                    if need.kind in ("sources", "reduce", "attend"):
-                        source_type = self.traced.domains[conv.source].type
-                        _add(self._state(level - 1, source_type).values, conv.source)
-                    if need.kind == "attend" and conv.query is not None and conv.dense.is_query_state:
-                        _add(self._state(level - 1, place[1]).values, conv.query)
+                for source in conv.sources:
+                    _add(self._state(level - 1, self.traced.domains[source].type).values, source)
+                if isinstance(conv, Region) and not conv.sources:
+                    counted += [key.split("__")[0] for key in conv.edges.keys(self.traced.relations)]
+                if conv.query is not None and conv.is_query_state:
+                    _add(self._state(level - 1, place[1]).values, conv.query)
         for place in places:
             for value in self._states[place].values:
                 self._require(place, value, set())
@@ -132,12 +126,9 @@ class Splitter:
                 return
             seen.add(node)
             if node in self.convs:
-                conv = found[node] = self.convs[node]
-                for value in conv.own if isinstance(conv, Region) else ():
-                    visit(value)
-                return
-            for arg in node.all_input_nodes:
-                visit(arg)
+                found[node] = self.convs[node]
+            for value in self.convs[node].own if node in self.convs else node.all_input_nodes:
+                visit(value)
 
         for value in self._states[place].values:
             visit(value)
@@ -150,17 +141,8 @@ class Splitter:
         seen.add(node)
         level, node_type = place
         if node in self.convs and self.traced.levels[node] == level:
-            conv = self.convs[node]
-            if isinstance(conv, Region):
-                for value in conv.own:
-                    self._require(place, value, seen)
-                return
-            for need in conv.dense.needs:
-                if need.kind == "self":
-                    self._require(place, conv.value(need), seen)
-                elif need.kind == "attend" and conv.query is not None and not conv.dense.is_query_state:
-                    for arg in conv.query.all_input_nodes:
-                        self._require(place, arg, seen)
+            for value in self.convs[node].own:
+                self._require(place, value, seen)
         elif self._is_loaded(place, node):
             below = self._state(level - 1, node_type)
             _add(below.values, node)
@@ -181,9 +163,10 @@ class Splitter:
     def _is_cheap(self, node: fx.Node, values: list[fx.Node]) -> bool:
         """True if the values of a state are enough to compute this one, by cheap operations or a Linear."""
         rows = [each for each in node.all_input_nodes if each in self.traced.domains]
+        name, of = getattr(node.target, "__name__", node.target), self.traced.module
         return (
             node not in self.convs
-            and (getattr(node.target, "__name__", node.target) in _CHEAP or linear_of(self.traced, node))
+            and (name in _CHEAP or linear_of(of, node))
             and bool(rows)
             and all(each in values or self._is_cheap(each, values) for each in rows)
         )
@@ -209,7 +192,7 @@ class Splitter:
         """Query rows that the stage at `place` computes, in column order."""
         found: list[fx.Node] = []
         for conv in self._convs_of(place).values():
-            if isinstance(conv, LoweredConv) and conv.query is not None and not conv.dense.is_query_state:
+            if conv.query is not None and not conv.is_query_state:
                 _add(found, conv.query)
         return found
 
@@ -217,7 +200,7 @@ class Splitter:
         """Columns of a conv's query row, in the state below or in the stage's query rows."""
         if conv.query is None:
             return None
-        if conv.dense.is_query_state:
+        if conv.is_query_state:
             return self.columns((place[0] - 1, place[1]), conv.query)
         queries = self.queries(place)
         start = sum(self._width(value) for value in queries[: queries.index(conv.query)])

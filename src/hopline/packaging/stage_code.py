@@ -13,12 +13,12 @@ import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch_geometric.utils import softmax
+from torch_geometric.utils import add_remaining_self_loops, softmax
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
 from hopline.packaging import edges as lists
-from hopline.packaging.dense import ConvInput, block
+from hopline.packaging.dense import block
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region, attributes_before
 from hopline.packaging.trace import Traced, describe
@@ -76,7 +76,7 @@ class StageCode:
         self.graph.lint()
         return fx.GraphModule(self.traced.module, self.graph).eval(), tuple(self.inputs)
 
-    def feed(self, kind: str, **fields: Any) -> fx.Node:
+    def feed(self, kind: str, name: str = "", **fields: Any) -> fx.Node:
         """The placeholder of an input, shared by all uses of the same input."""
         for item, node in self.inputs.items():
             if item.kind == kind and all(getattr(item, key) == value for key, value in fields.items()):
@@ -166,34 +166,17 @@ class StageCode:
 
         return self.graph.node_copy(node, argument)
 
-    def _need(self, conv: LoweredConv, need: ConvInput) -> fx.Node:
+    def _need(self, conv: LoweredConv, need: StageInput) -> fx.Node:
         if need.kind == "self":
-            return self.emit(conv.value(need))
-        fields: dict[str, Any] = {"edge_type": need.edge_type}
-        if need.kind in ("sources", "reduce", "attend"):
+            return self.emit(conv.destination)
+        fields = msgspec.structs.asdict(need)
+        if need.kind in ("reduce", "attend"):
             below = (self.place[0] - 1, self.traced.domains[conv.source].type)
             fields["columns"] = self.span(below, *self.layout.columns(below, conv.source))
-        if need.kind == "reduce":
-            fields |= {"reduce": need.reduce, "weighted": need.weighted}
         if need.attention is not None:
             query = self.layout.query_columns(self.place, conv)
             fields["attention"] = msgspec.structs.replace(need.attention, query=query)
-        node = self.feed(need.kind, **fields)
-        if need.kind == "edge_attr" and conv.edge_attr is not None:
-            return self._attributes(conv.edge_attr, node, need.edge_type)
-        return node
-
-    def _attributes(self, value: fx.Node, given: fx.Node, edge_type: str) -> fx.Node:
-        """Attributes of edges that the model computes, as a block [n, K, d]."""
-        rank = self.traced.values[value].dim()
-        if lists.slot_of(value) is not None and rank == 2:
-            return given
-        new = self.edge_code.rows(value)
-        if rank == 1:
-            new = self.graph.call_method("unsqueeze", (new, 1))
-        return self.graph.call_function(
-            block.as_block, (new, self.edge_code.mask(lists.Domain("edge", edge_type)))
-        )
+        return self.feed(**fields)
 
 
 class EdgeCode:
@@ -282,7 +265,8 @@ class EdgeCode:
         elif slot == "edge_type:*":
             keys = enumerate(self.traced.relations)
             masks = [(self.stage.feed("mask", edge_type=key), number) for number, key in keys]
-            numbers = [self.graph.call_function(block.numbered, each) for each in masks]
+            whole: Any = {"dtype": torch.int64}
+            numbers = [self.graph.call_function(torch.full_like, each, whole) for each in masks]
             return self.graph.call_method("flatten", (self._side_by_side(numbers),))
         else:
             raise NotSplittable(
@@ -306,18 +290,18 @@ class EdgeCode:
         rows = self._side_by_side(found)
         if edges.adds_loops:
             own = self.stage.flat(value, self.stage.emit(value))
-            rows = self.graph.call_function(block.with_own_rows, (rows, own))
+            rows = self._side_by_side([rows, self.graph.call_method("unsqueeze", (own, 1))])
         return self.stage.shaped(value, self.graph.call_method("flatten", (rows, 0, 1)))
 
     def _attributes_after(self, call: fx.Node, edges: lists.Domain) -> fx.Node:
         """Attributes of edges [n K, …] after self-loops were removed or added."""
-        before = attributes_before(self.traced, call)
-        rows = self.rows(before.rows)
-        if not edges.adds_loops or before.edges == edges:
+        attributes, before, fill = attributes_before(self.traced, call)
+        rows = self.rows(attributes)
+        if not edges.adds_loops or before == edges:
             return rows
-        loops = self._feed("is_self", edges) if before.keeps else None
-        mask = self.mask(before.edges)
-        return self.graph.call_function(block.with_loops, (rows, mask, before.fill, loops))
+        # a self-loop that this one replaces gives its attributes to the new one
+        loops = self._feed("is_self", edges) if call.target is add_remaining_self_loops else None
+        return self.graph.call_function(block.with_loops, (rows, self.mask(before), fill, loops))
 
     def _a_row(self, rows: Tensor) -> fx.Node:
         """The first of rows, as columns float32 [d]; zeros if there are none."""

@@ -24,7 +24,7 @@ from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, 
 from hopline.errors import NotServable, NotSplittable, PackagingError
 from hopline.packaging import edges as lists
 from hopline.packaging.arguments import Binding
-from hopline.packaging.dense import BUILDERS
+from hopline.packaging.dense.attend import BUILDERS
 from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
 from hopline.packaging.memberships import group_by_members
@@ -128,9 +128,8 @@ class Traced:
 
 def conv_arguments(module: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
     """The arguments of a conv call by name, None ones left out."""
-    conv = module.get_submodule(str(node.target))
-    bound = inspect.signature(conv.forward).bind(*node.args, **node.kwargs)
-    return {name: value for name, value in bound.arguments.items() if value is not None}
+    given = lists.arguments_of(node, module.get_submodule(str(node.target)).forward)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def describe(module: fx.GraphModule, node: fx.Node) -> str:
@@ -290,6 +289,7 @@ def trace(
     group_by_members(module, binding.members, slots)
     lists.name_ends(graph, binding.relations)
     lists.turn_edges(module, binding.relations)
+    lists.map_ends(module)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
     decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))

@@ -55,7 +55,8 @@ def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> U
         linked: in-edges from copied neighbours come from the copies; otherwise only self-loops do.
     """
     first = check.num_nodes(node_type)
-    place = {int(node): first + i for i, node in enumerate(of)}
+    copy = np.arange(first)
+    copy[of] = first + np.arange(len(of))
     features = dict(check.features)
     features[node_type] = np.concatenate([features[node_type], features[node_type][of]])
     neighbors: list[dict[str, Any]] = [{} for _ in of]
@@ -65,25 +66,21 @@ def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> U
     for key, part in check.edges.items():
         if part.dst != node_type:
             continue
-        places, sources = [np.arange(len(part.indices))], [part.indices]
-        for i, node in enumerate(of.tolist()):
-            own = np.arange(part.indptr[node], part.indptr[node + 1])
-            src = part.indices[own].copy()
-            for at, source in enumerate(src.tolist()):
-                if part.src == node_type and source in place and (linked or source == node):
-                    src[at] = place[source]
-            neighbors[i][key] = [f"copy {s - first}" if s >= first else s for s in src.tolist()]
-            if part.src != node_type:
-                neighbors[i][key] = src.tolist()
+        places, ends = part.into(of)
+        src = part.indices[places]
+        if part.src == node_type:
+            src = np.where(linked | (src == of[ends]), copy[src], src)
+        for i in range(len(of)):
+            own = src[ends == i].tolist()
+            is_copy = [part.src == node_type and source >= first for source in own]
+            named = [f"copy {s - first}" if new else s for s, new in zip(own, is_copy, strict=True)]
+            neighbors[i][key] = named
             if part.attr is not None:
-                attrs[i][key] = part.attr[own]
+                attrs[i][key] = part.attr[places[ends == i]]
             if part.weight is not None:
-                weights[i][key] = part.weight[own]
-            places.append(own)
-            sources.append(src)
-        into = np.repeat(first + np.arange(len(of)), [len(own) for own in places[1:]])
-        ends = np.concatenate(sources), np.concatenate([part.destinations, into])
-        edges[key] = part.taken(np.concatenate(places), *ends, first + len(of))
+                weights[i][key] = part.weight[places[ends == i]]
+        both = np.append(part.indices, src), np.append(part.destinations, first + ends)
+        edges[key] = part.taken(np.append(np.arange(len(part.indices)), places), *both, first + len(of))
     nodes = tuple(
         InlineNode(features[node_type][first + i], neighbors[i], f"copy {i}", attrs[i], weights[i])
         for i in range(len(of))

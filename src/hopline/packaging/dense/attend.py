@@ -19,15 +19,18 @@ Where the model computes the attributes of edges, the conv's own code runs over 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric import nn as pyg
 
-from hopline.artifact import Attention
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
+from hopline.artifact import Attention, StageInput
+from hopline.errors import HoplineError
+from hopline.packaging.dense.base import ConvCall, DenseConv, as_linear, linear
 
 
 class Values(nn.Module):
@@ -82,13 +85,12 @@ class Attending(DenseConv):
         super().__init__()
         self.heads, self.channels = attention.heads, attention.channels
         self.concat = bool(call.conv.concat)
-        self.must_lift = True
         self.values, self.of_edges, self.own, self.gate = values, of_edges, own, gate
-        needs = [ConvInput("attend", call.edge_type, "source", attention=attention)]
+        needs = [StageInput("", "attend", call.edge_type, attention=attention)]
         if own is not None:
-            needs.append(ConvInput("self", value="destination"))
+            needs.append(StageInput("", "self"))
         if values is not None and values.bias is not None:
-            needs.append(ConvInput("count", call.edge_type))
+            needs.append(StageInput("", "count", call.edge_type))
         self.needs = tuple(needs)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
@@ -117,21 +119,19 @@ class Attending(DenseConv):
         return attended.unflatten(1, (self.heads, self.channels)).mean(dim=1)
 
 
-def _check(call: ConvCall, *, needs_own: bool = True) -> None:
+def _check(call: ConvCall) -> None:
     """Refuse what no attention of the engine computes.
 
     Raises:
         NotSplittable: attention in blocks, self-loops over two node types, another aggregation or filling,
-            edge attributes that the conv was not built for.
+            edge attributes that the conv was not built for, and which GAT does not read.
     """
     conv = call.conv
     if call.in_blocks:
         raise call.refusal("its attention is computed in the stage, and this is its own code")
     if type(conv.aggr_module).__name__ != "SumAggregation":
         raise call.refusal(f"its aggregation is {type(conv.aggr_module).__name__}, attention needs a sum")
-    if needs_own and not call.has_destination:
-        raise call.refusal("it gets no rows of the destination nodes")
-    if needs_own and call.has_edge_attr and conv.lin_edge is None:
+    if call.has_edge_attr and conv.lin_edge is None and not hasattr(conv, "att_src"):
         raise call.refusal("it gets edge attributes but was built without edge_dim")
     if getattr(conv, "add_self_loops", False):
         if not call.same_type:
@@ -146,7 +146,7 @@ def _check(call: ConvCall, *, needs_own: bool = True) -> None:
 def gat(call: ConvCall) -> DenseConv:
     """A GATConv call."""
     conv = call.conv
-    _check(call, needs_own=False)
+    _check(call)
     weight_src = (conv.lin if conv.lin is not None else conv.lin_src).weight.detach()
     weight_dst = (conv.lin if conv.lin is not None else conv.lin_dst).weight.detach()
     uses_edges = call.has_edge_attr and conv.lin_edge is not None
@@ -164,14 +164,11 @@ def gat(call: ConvCall) -> DenseConv:
         )  # fmt: skip
         values = Values(weight_src, None, conv.heads, concat=bool(conv.concat))
         dense = Attending(call, attention, values=values, own=own, bias=conv.bias)
-        dense.must_lift = False
-        dense.is_query_state = dense.is_query_destination = call.has_destination
+        dense.query = "destination" if call.has_destination else None
         return dense
     dense = Attending(call, attention, own=own, bias=conv.bias)
     dense.prepare_source = linear(torch.cat([weight_src, of_source]))
-    if of_own is not None:
-        dense.prepare_query = linear(of_own)
-        dense.is_query_state = True
+    dense.query = None if of_own is None else linear(of_own)
     return dense
 
 
@@ -187,10 +184,7 @@ def gatv2(call: ConvCall) -> DenseConv:
     own = None if conv.res is None else linear(conv.res.weight)
     dense = Attending(call, attention, own=own, bias=conv.bias)
     dense.prepare_source = as_linear(conv.lin_l)
-    if shared:
-        dense.is_query_state = dense.is_query_source = True
-    else:
-        dense.prepare_query = as_linear(conv.lin_r)
+    dense.query = "source" if shared else as_linear(conv.lin_r)
     return dense
 
 
@@ -216,7 +210,6 @@ def transformer(call: ConvCall) -> DenseConv:
         attention = msgspec.structs.replace(attention, shared=True, channels=call.source_dim)
         values = Values(value.weight, value.bias, heads, concat=bool(conv.concat))
         dense = Attending(call, attention, values=values, **after)
-        dense.must_lift = False
         # q b of the keys' bias b is the same for all neighbours: the softmax is as without it.
         rows = _through(rows, key.weight.detach().view(heads, channels, -1))
     else:
@@ -224,7 +217,7 @@ def transformer(call: ConvCall) -> DenseConv:
         bias = None if key.bias is None else torch.cat([key.bias, value.bias]).detach()
         dense.prepare_source = linear(torch.cat([key.weight, value.weight]).detach(), bias)
     rows = torch.cat([rows, *of_edges])
-    dense.prepare_query = linear(
+    dense.query = linear(
         rows[:, : weight.shape[1]], None if query.bias is None else rows[:, weight.shape[1]]
     )
     return dense
@@ -270,3 +263,56 @@ def _through(rows: Tensor, weight: Tensor) -> Tensor:
 
 def _bytes(values: Tensor) -> bytes:
     return np.ascontiguousarray(values.detach().numpy(), "<f4").tobytes()
+
+
+#: Exact classes only: a subclass may have another message function.
+BUILDERS: dict[type, Callable[[ConvCall], DenseConv]] = {
+    pyg.GATConv: gat,
+    pyg.GATv2Conv: gatv2,
+    pyg.TransformerConv: transformer,
+}
+#: Hooks that compute a weight from other weights before each call; the weight exists.
+_HARMLESS = frozenset({"WeightNorm", "SpectralNorm"})
+_METHODS = frozenset(
+    {"forward", "message", "aggregate", "update", "propagate", "edge_update", "edge_updater"}
+)
+
+
+def build(call: ConvCall) -> DenseConv:
+    """Build the dense form of a conv call.
+
+    Raises: NotSplittable: one of its options or a part that was replaced has no dense form.
+    """
+    changed = _changed(call.conv)
+    if changed:
+        raise call.refusal(f"it differs from PyG's class: {changed}")
+    try:
+        return BUILDERS[type(call.conv)](call)
+    except HoplineError:
+        raise
+    except Exception as error:  # a part that the user replaced may lack anything
+        why = f"its parts are not those of PyG's class ({type(error).__name__}: {error})"
+        raise call.refusal(why) from error
+
+
+def _changed(conv: nn.Module) -> str:
+    """Parts that a user has added to or replaced in a conv, which a dense form would lose; "" for none."""
+    for name, part in conv.named_modules():
+        kinds = [
+            each for kind, each in vars(part).items() if kind.endswith("_hooks") and isinstance(each, dict)
+        ]
+        if any(type(hook).__name__ not in _HARMLESS for each in kinds for hook in each.values()):
+            return f"{name or 'it'} has hooks"
+        if "forward" in vars(part):
+            return f"the forward of {name or 'it'} was replaced"
+    if getattr(conv, "flow", "source_to_target") != "source_to_target":
+        return "its flow is target_to_source"
+    for name in _METHODS:
+        method = getattr(type(conv), name, None)
+        owner = "" if name in vars(conv) else str(getattr(method, "__module__", ""))
+        if method is not None and not owner.startswith("torch_geometric"):
+            return f"its {name} was replaced"
+    for name, part in conv.named_children():
+        if name.startswith(("lin", "res")) and type(part) not in (nn.Linear, pyg.Linear):
+            return f"its {name} is {type(part).__name__}"
+    return ""

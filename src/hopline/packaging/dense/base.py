@@ -2,61 +2,27 @@
 
 The engine feeds the inputs in the order of `needs`, which are the arguments of `forward`:
 
-    needs = (ConvInput("attend", edge_type, "source", attention=...),   # attended rows of neighbours
-             ConvInput("self", value="destination"))                    # the node's own row
+    needs = (StageInput("", "attend", edge_type, attention=...),   # attended rows of neighbours
+             StageInput("", "self"))                               # the node's own row
 
-`prepare_source` is row-wise code that may run one level below, once for each node. `lower.py` decides that.
-If it lifts the code, it appends it to the stage below and sets `lifted_source`: the inputs of `needs` are
-then prepared. `must_lift` is for code that a reduction follows, which always runs below.
+The rows of an attention (`attend.py`) are `prepare_source` (keys and values): row-wise code that `lower.py`
+appends to the stage below, where it runs once for each node. The node's `query` row is in the state below
+or in the stage's query file.
 
-The rows of an attention (`attend.py`) are `prepare_source` (keys and values), always lifted.
-The node's query row is `prepare_query`, in the state below (`is_query_state`) or in the stage's query file.
-
-A conv uses the kinds `self`, `reduce`, `attend`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`.
-The kind `features` comes from code around the convs (`split.py`), `structure` from students
-(`hopline_compress`).
-The engine also feeds `edge_weight`, `degree` and `count`.
+A form uses the kinds `self`, `reduce`, `attend` and `count`. Code of the model over padded blocks uses
+`sources`, `positions`, `mask`, `is_self`, `edge_attr`, `edge_weight` (`stage_code.py`). Code around convs
+uses `features`, students use `structure` (`hopline_compress`). The engine also feeds `degree`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
-from torch_geometric.nn import aggr
 
-from hopline.artifact import Attention, InputKind, Reduce
+from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-
-
-@dataclass(frozen=True, slots=True)
-class ConvInput:
-    """One input that a dense conv needs, in the order of its `forward`.
-
-    Attributes:
-        kind: as in `hopline.artifact`.
-        edge_type: key of the relation; "" for own rows.
-        value: which of the conv's node values the columns come from: what it reads of its neighbours
-            (`source`) or of the node itself (`destination`). For kind `self`, `source` means the
-            node's own row of the source value.
-        reduce, weighted: for kind `reduce`.
-        attention: for kind `attend`; without the columns of the query, which the splitter decides.
-    """
-
-    kind: InputKind
-    edge_type: str = ""
-    value: Literal["", "source", "destination"] = ""
-    reduce: Reduce | None = None
-    weighted: bool = False
-    attention: Attention | None = None
-
-
-def block_inputs(edge_type: str) -> tuple[ConvInput, ...]:
-    """The padded block of a relation's neighbours, as `block.gather` takes it."""
-    sources = ConvInput("sources", edge_type, "source")
-    return sources, ConvInput("positions", edge_type), ConvInput("mask", edge_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +33,8 @@ class ConvCall:
         conv: the PyG module.
         name: its path in the model, for messages.
         edge_type: key of the relation that the call's edges come from.
-        source_dim, destination_dim: columns of the source and destination values; destination 0 where
-            the call gives none.
-        paired: the call passes (source, destination) rather than one value for both.
+        source_dim: columns of the source value.
+        has_destination: the call gives the nodes' own rows.
         same_type: source and destination are rows of one node type.
         has_edge_attr: the call passes attributes of edges.
         in_blocks: attention is computed over padded blocks, by the runtime: the model computes the
@@ -81,17 +46,11 @@ class ConvCall:
     name: str
     edge_type: str
     source_dim: int
-    destination_dim: int
-    paired: bool
+    has_destination: bool
     same_type: bool
     has_edge_attr: bool
     in_blocks: bool = False
     is_same_value: bool = False
-
-    @property
-    def has_destination(self) -> bool:
-        """True if the call gives the nodes' own rows."""
-        return self.destination_dim > 0
 
     def refusal(self, reason: str) -> NotSplittable:
         """The error for a conv that has no dense form."""
@@ -102,33 +61,17 @@ class DenseConv(nn.Module):
     """A conv over dense inputs; `forward` takes them in the order of `needs`.
 
     Attributes:
-        needs: what the engine must feed.
-        prepare_source: row-wise code that may run one level below, so that the state cache holds its
-            result; `lifted_source` says whether it does.
-        must_lift: the source code has to run below, because a reduction follows it.
-        prepare_query: row-wise code from the destination's value to the query row of an attention.
-        is_query_state: the state below holds the query row, because it is narrow.
-        is_query_source: the query row is the node's own row of the source value.
-        is_query_destination: the query row is the node's own row of the destination value.
+        needs: what the engine must feed, without names and columns, which the splitter decides.
+        prepare_source: row-wise code that runs one level below, so that the state cache holds its result.
+        query: row-wise code from the destination's value to the query row of an attention; or "source" or
+            "destination", the value whose row of the node it is. None for none.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs: tuple[ConvInput, ...] = ()
+        self.needs: tuple[StageInput, ...] = ()
         self.prepare_source: nn.Module | None = None
-        self.must_lift = False
-        self.lifted_source = False
-        self.prepare_query: nn.Module | None = None
-        self.is_query_state = False
-        self.is_query_source = False
-        self.is_query_destination = False
-
-
-Builder = Callable[[ConvCall], DenseConv]
-
-#: Aggregations that the engine computes, whatever their number of neighbours.
-REDUCTIONS: dict[type, Reduce] = {aggr.MeanAggregation: "mean", aggr.SumAggregation: "sum"}
-REDUCTIONS[aggr.MaxAggregation] = "max"
+        self.query: Any = None
 
 
 def linear(weight: Any, bias: Any = None) -> nn.Linear:

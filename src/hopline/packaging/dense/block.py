@@ -9,14 +9,7 @@ Padding selects row 0 of `sources`; its value (even NaN) is replaced before it i
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-
-def gather(sources: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-    """Neighbour rows float32 [n, K, d], 0 where masked; one ONNX Gather and one Where."""
-    rows = F.embedding(positions, sources)
-    return torch.where(mask.unsqueeze(-1), rows, torch.zeros((), dtype=rows.dtype))
 
 
 def total(rows: Tensor, mask: Tensor) -> Tensor:
@@ -74,11 +67,6 @@ def count(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return total(mask.unsqueeze(2).float(), mask).squeeze(1).to(dtype)
 
 
-def numbered(mask: Tensor, number: int) -> Tensor:
-    """A number for each edge of a block, int64 [n, K]."""
-    return torch.full_like(mask, number, dtype=torch.int64)
-
-
 def softmax_of_edges(logits: Tensor, mask: Tensor) -> Tensor:
     """PyG's softmax over the edges of each node, of rows [n K, …]."""
     keep = mask.unsqueeze(2)
@@ -96,11 +84,6 @@ def without(mask: Tensor, is_self: Tensor) -> Tensor:
 def with_own(mask: Tensor) -> Tensor:
     """The mask of a block [n, K + 1] in which each node is one more neighbour of itself."""
     return torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-
-
-def with_own_rows(rows: Tensor, own: Tensor) -> Tensor:
-    """A block [n, K + 1, d] of rows [n, K, d] and the nodes' own rows [n, d]."""
-    return torch.cat([rows, own.unsqueeze(1)], dim=1)
 
 
 def with_loops(rows: Tensor, mask: Tensor, fill: object, is_self: Tensor | None) -> Tensor:
