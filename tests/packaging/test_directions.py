@@ -344,6 +344,36 @@ def test_an_index_in_two_parts_is_refused_with_one_of_a_part(tmp_path):
         package(Net(), graph, tmp_path)
 
 
+class Shared(nn.Module):
+    """What a node gives to its out-neighbours, in shares that `share` computes over its out-edges."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share, self.logit, self.lin = share, nn.Linear(12, 1), nn.Linear(6, 3)
+
+    def forward(self, x, edge_index):
+        ends = torch.cat([x[edge_index[0]], x[edge_index[1]]], dim=1)
+        share = self.share(self.logit(ends), edge_index[0], x.size(0))
+        return scatter(share * self.lin(x)[edge_index[0]], edge_index[1], 0, x.size(0))
+
+
+def divided(logits, index, num_nodes):
+    e = logits.exp()
+    return e / scatter(e, index, 0, num_nodes)[index]
+
+
+def test_a_softmax_over_out_edges_in_a_sum_over_in_edges_is_refused_with_what_works(tmp_path):
+    data = one_way()[0]
+    graph = Graph.from_pyg(Data(x=data.x, edge_index=data.edge_index), both_directions=True)
+    way_out = (
+        r"write e = logits.exp\(\) and e / scatter\(e, edge_index\[0\], 0, x.size\(0\)\)\[edge_index\[0\]\]"
+    )
+    with pytest.raises(NotSplittable, match=way_out):
+        package(Shared(lambda logits, index, n: softmax(logits, index, num_nodes=n)), graph, tmp_path)
+    report = package(Shared(divided), graph, tmp_path, fanouts=[-1, -1])
+    assert report.spec.parity["max_abs_diff"] < 1e-4
+
+
 def test_without_reverse_lists_the_refusal_names_them(tmp_path):
     _, graph = one_way(both=False)
     with pytest.raises(NotSplittable, match=r"both_directions=True\) or `hopline graph build --both-dir"):

@@ -338,6 +338,15 @@ def test_a_refusal_of_a_readout_names_the_way_out(readout, width, message, tmp_p
         package(Net(readout, width), Graph.from_pyg(graphs()), tmp_path)
 
 
+def test_a_readout_that_has_no_form_runs_on_no_graph_before_it_is_refused(tmp_path, monkeypatch):
+    """Attention to all nodes of a graph takes minutes on the graphs that packages are checked on."""
+    monkeypatch.setattr(pyg.aggr.SetTransformerAggregation, "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(
+        NotSplittable, match=r"readout .SetTransformerAggregation. cannot be a stage: .*no form"
+    ):
+        package(Net(pyg.aggr.SetTransformerAggregation(HIDDEN)), Graph.from_pyg(graphs()), tmp_path)
+
+
 def test_a_readout_without_batch_is_refused_with_advice(tmp_path):
     model = Net(lambda h, batch: pyg.global_mean_pool(h, None))
     with pytest.raises(PackagingError, match=r"1 rows for .* graphs: give batch to its readout"):

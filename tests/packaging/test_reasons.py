@@ -62,6 +62,15 @@ def test_a_decision_over_all_nodes_is_named_by_its_line(middle, line, tmp_path):
         package(Two(middle), tmp_path)
 
 
+@pytest.mark.parametrize("condition", [lambda h: h.sum() > 0, lambda h: torch.tensor(len(h)) > 3])
+def test_a_branch_by_torch_cond_is_named(condition, tmp_path):
+    def middle(h):
+        return torch.cond(condition(h), lambda h: h * 2, lambda h: h * 3, (h,))
+
+    with pytest.raises(NotServable, match=r"calls torch\.cond \(test_reasons.*decide for each row"):
+        package(Two(middle), tmp_path)
+
+
 class OverEdges(nn.Module):
     """Divides a column of the edges by a number that is taken over all of them."""
 

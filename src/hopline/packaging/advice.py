@@ -40,6 +40,10 @@ SUMS = (
     "; count edges by torch_geometric.utils.degree(edge_index[{0}], x.size(0)), and sum rows by "
     "scatter(rows, edge_index[{0}], dim_size=x.size(0))"
 )
+SHARES = (
+    "; where a softmax over the edges that leave a node is read by the edges that enter one, write e = "
+    "logits.exp() and e / scatter(e, edge_index[0], 0, x.size(0))[edge_index[0]] in its place"
+)
 TWO_PARTS = "; take the column first: x[:, 0][edge_index[i]], not x[edge_index[i], 0]"
 BACK_TO_NODES = (
     "; a graph's row cannot go back to its nodes, as in x - global_mean_pool(x, batch)[batch]: compute "

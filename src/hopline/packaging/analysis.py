@@ -20,7 +20,7 @@ from torch_geometric.utils import softmax
 from hopline.errors import NotSplittable
 from hopline.graph.schema import GRAPH_TYPE, reverse_key
 from hopline.packaging import edges as lists
-from hopline.packaging.advice import BACK_TO_NODES, OUT_EDGES, SUMS, TWO_PARTS, hint, instead_of
+from hopline.packaging.advice import BACK_TO_NODES, OUT_EDGES, SHARES, SUMS, TWO_PARTS, hint, instead_of
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
@@ -161,6 +161,9 @@ class _Analysis(fx.Interpreter):
         if len(found) > 1:
             names = " and ".join(sorted(map(str, found)))
             way_out = BACK_TO_NODES if lists.Domain("node", GRAPH_TYPE) in found else self._way_out(n)
+            types = {each.type for each in found}
+            if any(reverse_key(key) in types for key in types if key.count("__") == 2):
+                way_out = SHARES
             raise self._refusal(n, f"combines rows of {names}{way_out}")
         return next(iter(found), None)
 

@@ -168,17 +168,16 @@ def _unwrapped(name: str, wrappers: Sequence[str] = _WRAPPERS) -> str:
 def _judged(key: str, prefix: str, names: Mapping[str, Any], wanted: Mapping[str, Any]) -> _Candidate:
     state = {name[len(prefix) :]: value for name, value in names.items() if name.startswith(prefix)}
     label = "/".join(part for part in (key, prefix.rstrip(".")) if part)
-    missing = [name for name in wanted if name not in state and _counter(name) is None]
-    unexpected = [name for name in state if name not in wanted and _counter(name) is None]
-    unused = [name for name in names if not name.startswith(prefix) and _counter(name) is None]
+    missing = [name for name in wanted if name not in state and not _is_counter(name)]
+    unexpected = [name for name in state if name not in wanted and not _is_counter(name)]
+    unused = [name for name in names if not name.startswith(prefix) and not _is_counter(name)]
     both = [name for name in state if name in wanted]
     misfits = [why for name in both if (why := _misfit(name, state[name], wanted[name]))]
     return _Candidate(label, state, missing, unexpected, misfits, unused)
 
 
-def _counter(name: str) -> str | None:
-    last = name.rpartition(".")[2]
-    return last if last in _COUNTERS else None
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] in _COUNTERS
 
 
 def _misfit(name: str, value: Any, own: Any) -> str:
@@ -194,7 +193,7 @@ def _misfit(name: str, value: Any, own: Any) -> str:
     if value.shape != own.shape:
         return f"{name} is {list(value.shape)}, the model has {list(own.shape)}"
     kinds = {(each.is_complex(), each.is_floating_point()) for each in (value, own)}
-    if len(kinds) > 1 and _counter(name) is None:
+    if len(kinds) > 1 and not _is_counter(name):
         types = [str(each.dtype).removeprefix("torch.") for each in (value, own)]
         return f"{name} is {types[0]}, the model has {types[1]}"
     return ""
@@ -247,7 +246,7 @@ def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:
         outcome = module.load_state_dict(state, strict=False)
     except Exception as error:  # hooks of layers raise errors of any type
         raise PackagingError(f"{path}: cannot be loaded into {type(module).__name__}: {error}") from error
-    left = [name for name in (*outcome.missing_keys, *outcome.unexpected_keys) if _counter(name) is None]
+    left = [name for name in (*outcome.missing_keys, *outcome.unexpected_keys) if not _is_counter(name)]
     if left:
         raise PackagingError(f"{path}: {type(module).__name__} did not load {_listed(left)}")
 

@@ -383,9 +383,11 @@ def map_ends(module: fx.GraphModule) -> None:
         most = {own_rows: math.inf, neighbour_rows: _WIDER}
         pairs = list(zip(parts, weights, strict=True))
         of_ends = [len(w) <= w.shape[1] * most.get(part.target, 0) for part, w in pairs]
+        if not any(of_ends):
+            continue
         terms: list[fx.Node] = []
         with graph.inserting_before(node):
-            for (part, weight), is_end in zip(pairs, of_ends, strict=True) if any(of_ends) else ():
+            for (part, weight), is_end in zip(pairs, of_ends, strict=True):
                 base = part.args[0] if is_end else part
                 if column:
                     base = graph.call_function(operator.getitem, (base, *column))
@@ -393,10 +395,8 @@ def map_ends(module: fx.GraphModule) -> None:
                 module.add_submodule(path, linear(weight, None if terms else whole.bias))
                 term = graph.call_module(path, (base,))
                 terms.append(graph.call_function(part.target, (term, part.args[1])) if is_end else term)
-            if terms:
-                node.replace_all_uses_with(
-                    reduce(lambda one, other: graph.call_function(operator.add, (one, other)), terms)
-                )
+            whole = reduce(lambda one, other: graph.call_function(operator.add, (one, other)), terms)
+            node.replace_all_uses_with(whole)
 
 
 def _relation(mask: Any) -> Any:

@@ -32,8 +32,9 @@ from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
 from hopline.packaging.proxy import BRANCH
 from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
+from hopline.packaging.regions import refuse_readouts
 from hopline.packaging.repeatable import check_repeatable
-from hopline.packaging.settings import CheckedFanouts, Device, num_hops, resolve_fanouts
+from hopline.packaging.settings import CheckedFanouts, Device, resolve_fanouts
 from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
@@ -106,6 +107,8 @@ class Job:
         self.progress(MODULE, 0.0)
         self.check = CheckGraph.of(self.graph, check_nodes)
         self.without = unlike_matrix(self.binding, self.graph)
+        if self.binding.members:  # some that have no form take minutes for a large graph
+            self.reference.states(self.check, refuse_readouts)
         try:
             self.reference.states_of_nodes(self.check)
         except PackagingError as error:
@@ -193,8 +196,9 @@ class Job:
         timed = frozenset(key for key, edges in schema.edge_types.items() if edges.has_time)
         signed = [key for key, edges in schema.edge_types.items() if edges.signed_weight]
         options = {"without": self.without, "signed": signed, **options}
-        hops, both = num_hops(self.fanouts), schema.both_directions
-        return Probe.of(self.check, timed, hops, both_directions=both, **options)
+        lists = self.fanouts.values() if isinstance(self.fanouts, dict) else [self.fanouts]
+        hops = max(map(len, lists), default=0)
+        return Probe.of(self.check, timed, hops, both_directions=schema.both_directions, **options)
 
     def _check_numbers(self) -> None:
         """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
@@ -261,8 +265,9 @@ class Job:
         self.progress(COMPARE, 0.0)
         own, before = spec.by_type[self.targets[0]], cast(dict[str, float], spec.parity.get("served", {}))
         sides = self.pairs or gate.sides_of(self.probe, self.targets, False)
-        whole = self.probe, sides, self.probe.check, self.pairs
-        answered = self._answered(*whole, self.rows, self.embedding)
+        answered = self._answered(
+            self.probe, sides, self.probe.check, self.pairs, self.rows, self.embedding
+        )
         found = gate.judge(folder, own, answered, self._unseen(own))
         self.notes += answered.imprecise()
         served = before | {name: max(value, before.get(name, 0.0)) for name, value in found.items()}
@@ -357,8 +362,7 @@ class Job:
         plans = splitter.stages()
         self.rules = {f"{plan.level}.{plan.node_type}": plan.rules for plan in plans}
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
-        signed = self.graph.schema.signed(edge_types) if spec.sampling == "weighted" else []
-        if signed:
+        if spec.sampling == "weighted" and (signed := self.graph.schema.signed(edge_types)):
             raise PackagingError(f"{'; '.join(signed)} (sampling 'uniform' accepts any)")
         count = splitter.num_layers
         members = {*self.binding.members.values()}

@@ -159,10 +159,10 @@ def _add(found: State, what: str, where: str, holder: Any, names: Any) -> None:
         value = holder[name] if isinstance(holder, Mapping) else vars(holder)[name]
         shown = f"{what} '{name}'" if place in ("", "self.") else f"{what} '{place}{name}'"
         shown += f" (self.{name})" if place == "self." else ""
-        found[shown] = Entry(_print(value, _DEPTH), holder, name)
+        found[shown] = Entry(printed(value), holder, name)
 
 
-def _print(value: Any, depth: int) -> Any:
+def printed(value: Any, depth: int = _DEPTH) -> Any:
     """A value that differs where the content differs."""
     if isinstance(value, Tensor):
         return _of_tensor(value)
@@ -178,14 +178,14 @@ def _print(value: Any, depth: int) -> Any:
     if depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
-        return (len(value), [(repr(k), _print(v, depth - 1)) for k, v in list(value.items())[-_ENTRIES:]])
+        return (len(value), [(repr(k), printed(v, depth - 1)) for k, v in list(value.items())[-_ENTRIES:]])
     if isinstance(value, set | frozenset):
         return (len(value), hash(frozenset(map(repr, value))))
     if isinstance(value, list | tuple | deque):
-        return (len(value), [_print(each, depth - 1) for each in list(value)[-_ENTRIES:]])
+        return (len(value), [printed(each, depth - 1) for each in list(value)[-_ENTRIES:]])
     if isinstance(value, FunctionType):
-        return (id(value.__code__), [_print(part, depth - 1) for part in _held(value)])
-    return (type(value).__name__, _print(vars(value), depth - 1))
+        return (id(value.__code__), [printed(part, depth - 1) for part in _held(value)])
+    return (type(value).__name__, printed(vars(value), depth - 1))
 
 
 def _of_tensor(value: Tensor) -> Any:

@@ -131,6 +131,20 @@ def _aggregation(traced: Traced, node: fx.Node) -> Aggregation:
         raise NotSplittable(f"{describe(traced.module, node)} reduces by {reduce!r}") from error
 
 
+def refuse_readouts(module: nn.Module) -> None:
+    """Make a module fail where it calls an aggregation, other than one of a conv, that has no form here."""
+    parts = ("aggr_module", "fused_aggr")  # of convs, and of several aggregations
+    names = {part: path for path, part in module.named_modules() if not path.endswith(parts)}
+
+    def check(part: Any, args: Any) -> None:
+        place = f"{names[part]} ({type(part).__name__})"
+        BlockAggregation(part, lambda why: NotSplittable(f"{place} cannot be a stage: {why}"))
+
+    for part in names:
+        if isinstance(part, Aggregation) and type(part) is not aggr.AttentionalAggregation:
+            part.register_forward_pre_hook(check)
+
+
 class Reduced(DenseConv):
     """An aggregation that the engine computes: a reduction of neighbours' rows.
 

@@ -22,7 +22,7 @@ from torch_geometric.nn import HGTConv
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
 from hopline.packaging.activation import with_other_weights
-from hopline.packaging.advice import DERIVATIVE
+from hopline.packaging.advice import DERIVATIVE, instead_of
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import HALF, TOLERANCE, Pairs, Reference, Rows, drop_caches
@@ -162,6 +162,8 @@ class _Check:
         before = self._state(kept)
         with suppress(PackagingError), seeded(1), watched() as self.seen:
             kept.answers(self._probe.check, self._pairs)
+        if self.seen.conditions:
+            raise NotServable(f"forward calls torch.cond ({self.seen.conditions[0]}): {instead_of('')}")
         for kind in ("the clock", "the environment"):
             self._read_outside(kind)
         if self.seen.gradients:

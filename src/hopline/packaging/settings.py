@@ -132,13 +132,6 @@ def resolve_fanouts(
     return found
 
 
-def num_hops(fanouts: CheckedFanouts) -> int:
-    """Hops that fanouts are given for: the longest list of them."""
-    if isinstance(fanouts, dict):
-        return max((len(values) for values in fanouts.values()), default=0)
-    return len(fanouts)
-
-
 def check_sampling(sampling: Sampling, schema: GraphSchema) -> None:
     """Check that the graph has the data that the sampling needs.
 

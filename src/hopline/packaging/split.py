@@ -7,8 +7,7 @@ level-0 values are computed again rather than carried).
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, fx
@@ -18,7 +17,7 @@ from hopline.errors import NotSplittable
 from hopline.packaging.edges import linear_of, slot_of
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region
-from hopline.packaging.stage_code import Place, StageCode
+from hopline.packaging.stage_code import Layout, Place, StageCode, State
 from hopline.packaging.trace import Traced, describe
 
 #: Operations that cost less than a wider state, which each neighbour's row would have.
@@ -51,15 +50,7 @@ class StagePlan:
     rules: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _State:
-    """Values of one state, in column order, and the node's own values that the stage reads from below."""
-
-    values: list[fx.Node] = field(default_factory=list)
-    own: list[fx.Node] = field(default_factory=list)
-
-
-class Splitter:
+class Splitter(Layout):
     """Cuts one traced and lowered model.
 
     Attributes:
@@ -74,10 +65,8 @@ class Splitter:
         Args:
             finals: node type -> the value that its last state holds.
         """
-        self.traced = traced
-        self.convs = convs
+        super().__init__(traced, convs)
         self.num_layers = max(traced.levels[node] for node in finals.values())
-        self._states: dict[Place, _State] = {}
         for node_type, node in finals.items():
             self._state(self.num_layers, node_type).values.append(node)
         for level in range(self.num_layers, 0, -1):
@@ -85,17 +74,17 @@ class Splitter:
 
     def stages(self) -> list[StagePlan]:
         """All stages, lowest level first."""
-        return [self._build(place) for place in sorted(self._states)]
+        return [self._build(place) for place in sorted(self.states)]
 
-    def _state(self, level: int, node_type: str) -> _State:
-        return self._states.setdefault((level, node_type), _State())
+    def _state(self, level: int, node_type: str) -> State:
+        return self.states.setdefault((level, node_type), State())
 
     def _collect(self, level: int) -> None:
         """Collect what the states one level below must hold for the stages of `level`."""
-        places = sorted(place for place in self._states if place[0] == level)
+        places = sorted(place for place in self.states if place[0] == level)
         counted: list[str] = []
         for place in places:
-            for conv in self._convs_of(place).values():
+            for conv in self.convs_of(place).values():
                 for source in conv.sources:
                     _add(self._state(level - 1, self.traced.domains[source].type).values, source)
                 if isinstance(conv, Region) and not conv.sources:
@@ -103,7 +92,7 @@ class Splitter:
                 if conv.query is not None and conv.is_query_state:
                     _add(self._state(level - 1, place[1]).values, conv.query)
         for place in places:
-            for value in self._states[place].values:
+            for value in self.states[place].values:
                 self._require(place, value, set())
         for node_type in counted:  # neighbours of which nothing is read have a state too
             state = self._state(level - 1, node_type)
@@ -115,23 +104,6 @@ class Splitter:
         found = next((node for node in nodes if slot_of(node) == f"features:{node_type}"), None)
         if found is None:
             raise NotSplittable(f"only the number of in-edges from node type {node_type!r} is read")
-        return found
-
-    def _convs_of(self, place: Place) -> dict[fx.Node, LoweredConv | Region]:
-        found: dict[fx.Node, LoweredConv | Region] = {}
-        seen: set[fx.Node] = set()
-
-        def visit(node: fx.Node) -> None:
-            if node in seen or self.traced.levels.get(node, 0) < place[0]:
-                return
-            seen.add(node)
-            if node in self.convs:
-                found[node] = self.convs[node]
-            for value in self.convs[node].own if node in self.convs else node.all_input_nodes:
-                visit(value)
-
-        for value in self._states[place].values:
-            visit(value)
         return found
 
     def _require(self, place: Place, node: fx.Node, seen: set[fx.Node]) -> None:
@@ -146,7 +118,7 @@ class Splitter:
         elif self._is_loaded(place, node):
             below = self._state(level - 1, node_type)
             _add(below.values, node)
-            _add(self._states[place].own, node)
+            _add(self.states[place].own, node)
         elif slot_of(node) is None:
             for arg in node.all_input_nodes:
                 self._require(place, arg, seen)
@@ -157,7 +129,7 @@ class Splitter:
         node_level = self.traced.levels[node]
         if level == 0 or node_level == level or not isinstance(self.traced.values[node], Tensor):
             return False
-        below = self._states.get((level - 1, node_type), _State()).values
+        below = self.states.get((level - 1, node_type), State()).values
         return node in below or (node_level > 0 and not self._is_cheap(node, below))
 
     def _is_cheap(self, node: fx.Node, values: list[fx.Node]) -> bool:
@@ -172,11 +144,11 @@ class Splitter:
         )
 
     def _build(self, place: Place) -> StagePlan:
-        state = self._states[place]
-        plan = StagePlan(*place, values=state.values, state_dim=sum(map(self._width, state.values)))
+        state = self.states[place]
+        plan = StagePlan(*place, values=state.values, state_dim=sum(map(self.width, state.values)))
         plan.rules = tuple(
             f"{conv.rule}: {describe(self.traced.module, node).partition(' at ')[0].replace('model.', '')}"
-            for node, conv in self._convs_of(place).items()
+            for node, conv in self.convs_of(place).items()
         )
         slots = [slot_of(value) for value in state.values]
         if place[0] == 0 < self.num_layers and slots == [f"features:{place[1]}"]:
@@ -184,47 +156,16 @@ class Splitter:
         queries = self.queries(place)
         if queries:
             plan.query, plan.query_inputs = _built(self, place, queries)
-            plan.query_dim = sum(map(self._width, queries))
+            plan.query_dim = sum(map(self.width, queries))
         plan.module, plan.inputs = _built(self, place, plan.values)
         return plan
-
-    def queries(self, place: Place) -> list[fx.Node]:
-        """Query rows that the stage at `place` computes, in column order."""
-        found: list[fx.Node] = []
-        for conv in self._convs_of(place).values():
-            if conv.query is not None and not conv.is_query_state:
-                _add(found, conv.query)
-        return found
-
-    def query_columns(self, place: Place, conv: LoweredConv) -> tuple[int, int] | None:
-        """Columns of a conv's query row, in the state below or in the stage's query rows."""
-        if conv.query is None:
-            return None
-        if conv.is_query_state:
-            return self.columns((place[0] - 1, place[1]), conv.query)
-        queries = self.queries(place)
-        start = sum(self._width(value) for value in queries[: queries.index(conv.query)])
-        return start, start + self._width(conv.query)
-
-    def _width(self, node: fx.Node) -> int:
-        return math.prod(self.traced.values[node].shape[1:])
-
-    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
-        """Columns of a value in the state at `place`."""
-        values = self._states[place].values
-        start = sum(self._width(value) for value in values[: values.index(node)])
-        return start, start + self._width(node)
-
-    def total(self, place: Place) -> int:
-        """Columns of the state at `place`."""
-        return sum(map(self._width, self._states[place].values))
 
 
 def _built(
     splitter: Splitter, place: Place, values: list[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[StageInput, ...]]:
     """The module that computes `values` at `place`, and its inputs."""
-    own = sorted(splitter._states[place].own, key=partial(splitter.columns, (place[0] - 1, place[1])))
+    own = sorted(splitter.states[place].own, key=partial(splitter.columns, (place[0] - 1, place[1])))
     first = StageCode(splitter, place, own)
     built = first.build(values)
     used = [node for node in own if first.env[node].users]

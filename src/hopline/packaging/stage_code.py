@@ -7,7 +7,9 @@ what groups edges by their destinations is a masked operation over its second di
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import torch
@@ -27,24 +29,68 @@ from hopline.packaging.trace import Traced, describe
 Place = tuple[int, str]
 
 
-class Layout(Protocol):
-    """The states below a stage.
+@dataclass(slots=True)
+class State:
+    """Values of one state, in column order, and the node's own values that the stage reads from below."""
 
-    Attributes:
-        convs: aggregations and convs -> how they are computed.
-    """
+    values: list[fx.Node] = field(default_factory=list)
+    own: list[fx.Node] = field(default_factory=list)
 
-    traced: Traced
-    convs: dict[fx.Node, LoweredConv | Region]
 
-    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
-        """Columns of a value in the state at `place`."""
+class Layout:
+    """The values of each state, and the forms of the aggregations of a traced model."""
 
-    def total(self, place: Place) -> int:
-        """Columns of the state at `place`."""
+    def __init__(self, traced: Traced, convs: dict[fx.Node, LoweredConv | Region]) -> None:
+        self.traced, self.convs = traced, convs
+        self.states: dict[Place, State] = {}
+
+    def convs_of(self, place: Place) -> dict[fx.Node, LoweredConv | Region]:
+        """The aggregations and convs that the stage at `place` computes."""
+        found: dict[fx.Node, LoweredConv | Region] = {}
+        seen: set[fx.Node] = set()
+
+        def visit(node: fx.Node) -> None:
+            if node in seen or self.traced.levels.get(node, 0) < place[0]:
+                return
+            seen.add(node)
+            if node in self.convs:
+                found[node] = self.convs[node]
+            for value in self.convs[node].own if node in self.convs else node.all_input_nodes:
+                visit(value)
+
+        for value in self.states[place].values:
+            visit(value)
+        return found
+
+    def queries(self, place: Place) -> list[fx.Node]:
+        """Query rows that the stage at `place` computes, in column order."""
+        convs = self.convs_of(place).values()
+        every = [conv.query for conv in convs if conv.query is not None and not conv.is_query_state]
+        return list(dict.fromkeys(every))
 
     def query_columns(self, place: Place, conv: LoweredConv) -> tuple[int, int] | None:
         """Columns of a conv's query row, in the state below or in the stage's query rows."""
+        if conv.query is None:
+            return None
+        if conv.is_query_state:
+            return self.columns((place[0] - 1, place[1]), conv.query)
+        queries = self.queries(place)
+        start = sum(self.width(value) for value in queries[: queries.index(conv.query)])
+        return start, start + self.width(conv.query)
+
+    def width(self, node: fx.Node) -> int:
+        """Columns of a value."""
+        return math.prod(self.traced.values[node].shape[1:])
+
+    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
+        """Columns of a value in the state at `place`."""
+        values = self.states[place].values
+        start = sum(self.width(value) for value in values[: values.index(node)])
+        return start, start + self.width(node)
+
+    def total(self, place: Place) -> int:
+        """Columns of the state at `place`."""
+        return sum(map(self.width, self.states[place].values))
 
 
 class StageCode:
@@ -263,10 +309,9 @@ class EdgeCode:
         elif kind == "edge_attr":
             rows = self._feed(kind, edges)
         elif slot == "edge_type:*":
-            keys = enumerate(self.traced.relations)
-            masks = [(self.stage.feed("mask", edge_type=key), number) for number, key in keys]
-            whole: Any = {"dtype": torch.int64}
-            numbers = [self.graph.call_function(torch.full_like, each, whole) for each in masks]
+            feed, whole = self.stage.feed, {"dtype": torch.int64}
+            masks = [(feed("mask", edge_type=key), at) for at, key in enumerate(self.traced.relations)]
+            numbers = [self.graph.call_function(torch.full_like, each, {**whole}) for each in masks]
             return self.graph.call_method("flatten", (self._side_by_side(numbers),))
         else:
             raise NotSplittable(

@@ -71,10 +71,9 @@ def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> U
         if part.src == node_type:
             src = np.where(linked | (src == of[ends]), copy[src], src)
         for i in range(len(of)):
+            is_new = part.src == node_type
             own = src[ends == i].tolist()
-            is_copy = [part.src == node_type and source >= first for source in own]
-            named = [f"copy {s - first}" if new else s for s, new in zip(own, is_copy, strict=True)]
-            neighbors[i][key] = named
+            neighbors[i][key] = [f"copy {s - first}" if is_new and s >= first else s for s in own]
             if part.attr is not None:
                 attrs[i][key] = part.attr[places[ends == i]]
             if part.weight is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import datetime
+import inspect
 import io
 import os
 import random
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hopline.packaging.kept_state import printed
 from hopline.packaging.user_source import LIBRARIES, is_users, user_line
 
 _DRAWS = (
@@ -59,6 +61,7 @@ SOURCES: dict[Any, Kind] = {
 }
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES, _CLOCK_WORDS = {"datetime64", "Timestamp"}, {"now", "today", "utcnow"}
+_COND = inspect.unwrap(torch.cond).__code__
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
@@ -78,7 +81,7 @@ class Seen:
     Attributes:
         draws, decisions: lines of the user's source that draw random numbers, and that branch on numbers of
             a tensor.
-        gradients: lines of it that compute gradients.
+        gradients, conditions: lines of it that compute gradients, and that call `torch.cond`.
         readings: what it read from outside, in words -> kind.
         consumed: generators of the process that it drew from.
         codes: the user's functions that ran -> their globals.
@@ -89,6 +92,7 @@ class Seen:
     draws: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
+    conditions: list[str] = field(default_factory=list)
     readings: dict[str, Kind] = field(default_factory=dict)
     consumed: list[str] = field(default_factory=list)
     codes: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
@@ -126,7 +130,9 @@ class _Watch(TorchFunctionMode):
         """Record calls of the user's functions, and calls that read the world outside."""
         if event == "call":
             code = frame.f_code
-            if code in _ENVIRON:
+            if code is _COND:
+                _add(self.seen.conditions, user_line())
+            elif code in _ENVIRON:
                 if (caller := _caller(frame)) is not None and is_users(caller.f_code.co_filename):
                     name = frame.f_locals.get("key")
                     what = f"environment variable {name!r}" if name else "os.environ"
@@ -191,7 +197,7 @@ def _add(found: list[str], line: str) -> None:
 def watched() -> Iterator[Seen]:
     """Record what the code inside does."""
     watch = _Watch()
-    before = {name: get() for name, (get, _, _) in GENERATORS.items()}
+    before = {name: printed(get()) for name, (get, _, _) in GENERATORS.items()}
     profiler = sys.getprofile()
     sys.setprofile(watch.profile)
     try:
@@ -199,9 +205,8 @@ def watched() -> Iterator[Seen]:
             yield watch.seen
     finally:
         _resume(profiler)
-        for name, (get, _, _) in GENERATORS.items():
-            if _states_differ(before[name], get()):
-                watch.seen.consumed.append(name)
+        after = {name: printed(get()) for name, (get, _, _) in GENERATORS.items()}
+        watch.seen.consumed += [name for name in after if after[name] != before[name]]
 
 
 def _resume(profiler: Any) -> None:
@@ -209,14 +214,6 @@ def _resume(profiler: Any) -> None:
     sys.setprofile(profiler if callable(profiler) else None)
     if isinstance(profiler, cProfile.Profile):
         profiler.enable()
-
-
-def _states_differ(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return not torch.equal(one, other)
-    if isinstance(one, tuple):
-        return any(_states_differ(a, b) for a, b in zip(one, other, strict=True))
-    return bool(np.any(one != other))
 
 
 @contextmanager

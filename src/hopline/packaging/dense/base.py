@@ -5,9 +5,8 @@ The engine feeds the inputs in the order of `needs`, which are the arguments of 
     needs = (StageInput("", "attend", edge_type, attention=...),   # attended rows of neighbours
              StageInput("", "self"))                               # the node's own row
 
-The rows of an attention (`attend.py`) are `prepare_source` (keys and values): row-wise code that `lower.py`
-appends to the stage below, where it runs once for each node. The node's `query` row is in the state below
-or in the stage's query file.
+The rows of an attention (`attend.py`) are `prepare_source` (keys and values): code that `lower.py` appends
+to the stage below. The node's `query` row is in the state below or in the stage's query file.
 
 A form uses the kinds `self`, `reduce`, `attend` and `count`. Code of the model over padded blocks uses
 `sources`, `positions`, `mask`, `is_self`, `edge_attr`, `edge_weight` (`stage_code.py`). Code around convs
