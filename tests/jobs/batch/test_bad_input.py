@@ -156,6 +156,24 @@ def test_nodes_come_from_text_or_an_array(tmp_path):
     np.save(tmp_path / "c.npy", np.ones(2))
     with pytest.raises(BadRequest, match="float64"):
         read_nodes(tmp_path / "c.npy", "int")
+    np.save(tmp_path / "d.npy", np.ones((2, 1), np.int64))
+    with pytest.raises(BadRequest, match=r"int64 \[2, 1\]; expected integers or strings of one dimension"):
+        read_nodes(tmp_path / "d.npy", "int")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.npy", b"not an array", "not an array of ids"),
+        ("a.txt", b"\xff\xfe1", "not UTF-8 text"),
+        ("a.npy", None, "No such file"),
+    ],
+)
+def test_a_file_of_nodes_in_another_format_is_named_with_its_option(name, content, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadRequest, match=f"--nodes .*{name}: {message}"):
+        read_nodes(tmp_path / name, "int")
 
 
 @pytest.fixture
