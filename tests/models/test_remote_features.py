@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import time
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 
 import numpy as np
 import pytest
@@ -293,6 +293,21 @@ async def test_prewarming_goes_on_after_a_row_that_the_store_lacks(places, store
     assert len(lacked) <= 0.2 * N
     assert len(asked) == N
     await stop(service)
+
+
+async def test_prewarming_is_of_each_node_type_that_has_a_head(places, monkeypatch):
+    computed = []
+
+    async def compute(computer, model, node_type, ids):
+        computed.append((model, node_type, ids.tolist()))
+        return {}
+
+    monkeypatch.setattr(prewarm, "_compute", compute)
+    monkeypatch.setattr(prewarm, "most_read", lambda model, count: np.arange(count) + 10 * model.place)
+    by_type = {name: SimpleNamespace(place=at, is_stored=False) for at, name in enumerate(("a", "b"))}
+    computer = SimpleNamespace(name="m", model=SimpleNamespace(by_type=by_type))
+    await prewarm.prewarm(computer, config(places, **{"features.prewarm_nodes": 2}))
+    assert computed == [(by_type["a"], "a", [0, 1]), (by_type["b"], "b", [10, 11])]
 
 
 async def test_a_store_that_is_down_does_not_keep_prewarming_from_ending(places, store):

@@ -44,36 +44,34 @@ async def prewarm(computer: GraphComputer, config: Config) -> None:
 
     Raises: ConfigError: `features.prewarm_file` cannot be read.
     """
-    model = computer.model
     settings = config.features
-    began = time.perf_counter()
-    node_type = model.spec.head.node_type
-    if settings.prewarm_file:
-        ids = await asyncio.to_thread(_listed, model, config)
-    elif model.is_stored:
-        raise ConfigError(
-            "features.prewarm_nodes: which nodes are read most is not known for a graph in a graph store; "
-            "list them in features.prewarm_file"
-        )
-    else:
-        ids = await asyncio.to_thread(most_read, model, settings.prewarm_nodes)
-    done = failures = 0
-    why: Counter[str] = Counter()
-    step = _AT_ONCE_OF_STORE if model.is_stored else _AT_ONCE
-    for at in range(0, ids.shape[0], step):
-        batch = ids[at : at + step]
-        lacking = await _compute(computer, model, node_type, batch)
-        why.update(lacking)
-        done += 0 if lacking else batch.shape[0]
-        failures = failures + 1 if lacking.keys() - _OF_THE_ROW else 0
-        if failures == _MAX_FAILURES:
-            log.warning("prewarming ended at %d of %d nodes: the store does not answer", at, len(ids))
-            break
-        await asyncio.sleep(0)
-    missing = f"; rows that could not be had: {dict(why)}" if why else ""
-    log.info(
-        "prewarmed %s with %d nodes in %.2f s%s", computer.name, done, time.perf_counter() - began, missing
-    )
+    for node_type, model in computer.model.by_type.items():
+        began = time.perf_counter()
+        if settings.prewarm_file:
+            ids = await asyncio.to_thread(_listed, model, config)
+        elif model.is_stored:
+            raise ConfigError(
+                "features.prewarm_nodes: which nodes are read most is not known for a graph in a graph "
+                "store; list them in features.prewarm_file"
+            )
+        else:
+            ids = await asyncio.to_thread(most_read, model, settings.prewarm_nodes)
+        done = failures = 0
+        why: Counter[str] = Counter()
+        step = _AT_ONCE_OF_STORE if model.is_stored else _AT_ONCE
+        for at in range(0, ids.shape[0], step):
+            batch = ids[at : at + step]
+            lacking = await _compute(computer, model, node_type, batch)
+            why.update(lacking)
+            done += 0 if lacking else batch.shape[0]
+            failures = failures + 1 if lacking.keys() - _OF_THE_ROW else 0
+            if failures == _MAX_FAILURES:
+                log.warning("prewarming ended at %d of %d nodes: the store does not answer", at, len(ids))
+                break
+            await asyncio.sleep(0)
+        missing = f"; rows that could not be had: {dict(why)}" if why else ""
+        took = time.perf_counter() - began
+        log.info("prewarmed %s with %d nodes in %.2f s%s", computer.name, done, took, missing)
 
 
 async def _compute(
