@@ -48,8 +48,7 @@ class Reference:
         is_link: the head scores pairs.
 
     Attributes:
-        fresh: makes the module or the head for one call: a copy, so that forward leaves no state to the
-            next one.
+        fresh: makes the module or the head for one call: a copy without the state of earlier ones.
         given: changes the tensors that the module gets.
         sparse: an `adj_t` is a sparse matrix; else the list of its edges.
         parts: columns of each of its outputs: what is far from another answer is so by its own size.
@@ -61,8 +60,7 @@ class Reference:
         self, module: nn.Module, binding: Binding, targets: Sequence[str],
         head: nn.Module | Literal["dot"] | None, is_link: bool,
     ) -> None:  # fmt: skip
-        self.module = eval_copy(module)
-        self.binding = binding
+        self.module, self.binding = eval_copy(module), binding
         self.targets = tuple(targets)
         self.head = eval_copy(head) if isinstance(head, nn.Module) else head
         self.is_link = is_link
