@@ -105,7 +105,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3488,
-    "answering": 5124,
+    "answering": 5122,
     "brokers": 361,
     "client": 1055,
     "commands": 3196,
