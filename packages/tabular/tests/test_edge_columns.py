@@ -296,7 +296,7 @@ def test_a_wrong_row_of_an_edge_is_named_by_place_column_and_value(world, rows, 
     assert ask(world.answerer(), inline=[good]).shape == (1, 2)
 
 
-def test_columns_of_a_file_are_read_by_their_names(tmp_path):
+def test_columns_of_a_file_are_read_by_their_names(tmp_path, caplog):
     frame = pd.DataFrame(
         {
             "a": ["x", "y", "x"], "m": ["p", "p", "q"], "at": [1, 2, 3], "amount": ["1,5", "", "2"],
@@ -315,7 +315,11 @@ def test_columns_of_a_file_are_read_by_their_names(tmp_path):
             {"a": NodeFile(tmp_path / "a.csv", "id"), "m": NodeFile(tmp_path / "m.csv", "id")}, {ends: file}
         )
 
+    build(exclude=["is_fraud"])
+    assert "payments.csv: left out: amount, code; columns= (--column) keeps them" in caplog.text
+    caplog.clear()
     found = build(columns=["*", "at"], exclude=["is_fraud"]).frame(ends)
+    assert caplog.text == ""
     assert found.to_dict("list")["code"][:2] == ["007", "008"]
     assert [*found.columns] == ["amount", "code", "at"]
     assert found["amount"].isna().tolist() == [False, True, False]

@@ -138,7 +138,11 @@ def read_tables(
                 "--num-nodes"
             )
     of_nodes = {name: read_nodes(file, progress) for name, file in node_files.items()}
-    of_edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
+    sources = [id(file.path) for file in node_files.values()]  # whose other columns are of nodes
+    of_edges = {
+        edge_type: read_edges(file, progress, report=id(file.path) not in sources)
+        for edge_type, file in edge_files.items()
+    }
     numbers = [name for each in (*of_nodes.values(), *of_edges.values()) for name in each[1]]
     _check_named([*node_files.values(), *edge_files.values()], numbers)
     nodes = {name: table for name, (table, _) in of_nodes.items()}
@@ -248,9 +252,13 @@ def _refuse_labels(table: FileTable, names: Iterable[str], otherwise: str) -> No
         )
 
 
-def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, list[str]]:
+def read_edges(
+    file: EdgeFile, progress: Progress = silent, *, report: bool = True
+) -> tuple[EdgeTable, list[str]]:
     """Read an edge table; and the names of its columns with numbers.
 
+    Args:
+        report: log the columns that are left out.
     Raises: GraphError: it cannot be read, or a column is missing.
     """
     optional = [name for name in (file.time, file.weight) if name]
@@ -263,6 +271,8 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
     used = [src, dst, *found, *_found(table, *file.exclude)]
     others = [name for name in table.names if name not in used and not _INDEX(name)]
     kept = _kept_columns(table, file.columns, others)
+    if report and (left_out := [name for name in others if name not in kept]):
+        _LOG.warning("%s: left out: %s; columns= (--column) keeps them", table.what, ", ".join(left_out))
     table.load([src, dst, *found, *kept])
     columns: dict[str, Any] = {
         name: cells.numbers(table, name, file.missing, named=True) for name in (*attr, weight) if name

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline.graph.extent import DEGREE, START
 from hopline.graph.live import lists, pool
@@ -55,7 +56,7 @@ class EdgeWriter(ColumnWriter):
     ) -> None:
         super().__init__(memory, columns)
         self._oldest = oldest
-        self._free_rows: IdArray = np.empty(0, np.int64)
+        self._free_rows = np.empty(0, np.int32)
         self.memory = memory
         self._room = room
         num_records = memory.records.shape[0]
@@ -164,12 +165,12 @@ class EdgeWriter(ColumnWriter):
         self.memory.cells[slots], self.memory.since[slots], rows.slots[places] = raw, version, slots
         return True
 
-    def _unused_rows(self, oldest: int) -> IdArray:
+    def _unused_rows(self, oldest: int) -> NDArray[np.int32]:
         """Slots of rows that no version from `oldest` on has."""
         memory, used = self.memory, np.zeros(self._room.rows, np.uint8)
         if self._room.rows:
             lists.mark_rows(memory.heads, memory.records, memory.attr, oldest, used)
-        return np.flatnonzero(used == 0)
+        return np.flatnonzero(used == 0).astype(np.int32)
 
     def release(self, oldest: int) -> None:
         """Reuse room that was replaced at or before the oldest version that is read."""
