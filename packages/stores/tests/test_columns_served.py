@@ -216,3 +216,27 @@ def test_a_prefetcher_fetches_and_encodes_for_the_workers(world, redis, tmp_path
         assert server.metric(DONE) > 0
         assert server.metric("hopline_prefetch_rows_total") == 340
         assert server.metric('hopline_feature_rows_total{tier="origin",result="found"}') == 0
+
+
+def test_a_live_graph_has_the_nodes_and_the_store_their_columns(world, redis, tmp_path):
+    live = {"live__enabled": True, "live__folder": tmp_path / "live"}
+    redis.call("HSET", "hopline:account:new", *(word for pair in STORED.items() for word in pair))
+    event = {"op": "add_node", "node_type": "account", "node": "new", "columns": ROW | {"country": "DE"}}
+    edges = [
+        {"op": "add_edge", "edge_type": "merchant__paid_by__account", "src": merchant, "dst": "new"}
+        for merchant in (3, 5)
+    ]
+    given = settings(world, f"{redis.url}?absent=null", **live)
+    with (
+        running("hopline.service:Service", **given) as server,
+        hopline.Client(server.url) as client,
+    ):
+        outcome = client.send_events([event, *edges])
+        assert not outcome.refused
+        found = logits(client, ["new", *world.ids[:20]], min_version=outcome.graph_version)
+        assert found.degraded == ()
+        expected = world.pyg(fitted_form(FRAME), [[3, 5]])[-1]
+        np.testing.assert_allclose(found.outputs["logits"][0], expected, atol=1e-4)
+        np.testing.assert_allclose(found.outputs["logits"][1:], world.pyg()[:20], atol=1e-4)
+        without = client.send_events([{**event, "node": "bare"}])  # the store has no row of it
+        assert "mean_features" in logits(client, ["bare"], min_version=without.graph_version).degraded

@@ -19,6 +19,8 @@ def cases(tmp_path_factory):
 class Near:
     """What `Neighborhood` needs of `L1Rows`: which rows are near."""
 
+    key = ""
+
     def __init__(self, num_nodes, dim):
         self.here = np.zeros(num_nodes, bool)
         self._dim = dim
