@@ -51,19 +51,39 @@ def play(check_docs: Any, page: str, folder: Path) -> None:
                     if words[:2] == ["hopline", "serve"]:
                         server.close()
                         real[HTTP], real[GRPC] = server.enter_context(_serving(words[2:]))
-                    elif words[:2] in (
-                        ["hopline", "batch"],
-                        ["hopline", "quantize"],
-                        ["hopline", "distill"],
-                        ["hopline", "generate"],
-                        ["hopline", "skew"],
-                    ) or words[:3] in (["hopline", "mesh", "evaluate"], ["hopline", "mesh", "simulate"]):
+                    elif (
+                        words[:2]
+                        in (
+                            ["hopline", "batch"],
+                            ["hopline", "quantize"],
+                            ["hopline", "distill"],
+                            ["hopline", "generate"],
+                            ["hopline", "skew"],
+                        )
+                        or words[:3] in (["hopline", "mesh", "evaluate"], ["hopline", "mesh", "simulate"])
+                        or words[:2] == ["hopline", "init"]
+                        or words[:3] == ["hopline", "graph", "describe"]
+                        or (words[:3] == ["hopline", "graph", "build"] and words[3].endswith(".toml"))
+                    ):
                         subprocess.run([sys.executable, "-m", "hopline.cli", *words[1:]], check=True)
+                    elif words[0] == "cd":
+                        os.chdir(words[1])
+                        running.enter_context(mock.patch.object(sys, "path", [os.getcwd(), *sys.path]))
+                        running.callback(_forget_modules, Path.cwd())
+                    elif words[0] == "python":
+                        subprocess.run([sys.executable, *words[1:]], check=True)
                     elif words[0] == "curl":
                         answer = _curl(words[1:])
             elif block.info == "json" and answer is not None:
                 assert _form(json.loads(text)) == _form(answer), f"{page}:{block.line}: {answer}"
                 answer = None
+
+
+def _forget_modules(folder: Path) -> None:
+    """Modules of a page's own files have names that other pages may have, too."""
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
+            del sys.modules[name]
 
 
 def _commands(text: str) -> list[list[str]]:
