@@ -303,7 +303,7 @@ async def test_groups_are_those_of_the_store_or_a_bad_request(stored, tmp_path, 
     before = await logits(service, "plain")
     for groups, text in (
         (("node=nothing",), "no feature group 'nothing'"),
-        (("node=wide",), "rows have 9 numbers"),
+        (("node=wide",), "dim is 9 in the store, but 6 is expected"),
         (("nodes=moved",), "'nodes' is unknown; did you mean"),
     ):
         with pytest.raises(BadRequest, match=text):

@@ -359,5 +359,5 @@ async def test_what_cannot_be_used_is_reported_at_start(places, store, settings,
 
 async def test_rows_of_another_schema_are_refused_at_start(places, store):
     await store._inner.create(FeatureGroup("node", 5))
-    with pytest.raises(FeatureSchemaMismatch, match="rows have 5 numbers, the graph's 6"):
+    with pytest.raises(FeatureSchemaMismatch, match="dim is 5 in the store, but 6 is expected"):
         await started(places)

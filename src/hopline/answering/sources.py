@@ -158,8 +158,8 @@ class Sources:
         arena = self._arena(graph, described, plans)
         found = {}
         for name, group in described.items():
-            schema = graph.schema.node_types[name]
-            expected = FeatureGroup(name, schema.feature_dim, group.dtype, schema.feature_names)
+            schema, dtype = graph.schema.node_types[name], "float32" if group.types else group.dtype
+            expected = FeatureGroup(name, schema.feature_dim, dtype, schema.feature_names)
             if lines := differences(expected, group):
                 raise FeatureSchemaMismatch(
                     f"features.store: group {group.name!r} does not fit node type {name!r}: "
