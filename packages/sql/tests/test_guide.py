@@ -66,7 +66,6 @@ def test_one_command_line_leads_from_tables_to_the_score_of_a_new_account(tmp_pa
         command = building.replace("postgres://reader@db/shop", database)
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
         subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True, env={**os.environ, "PATH": path})
-        monkeypatch.setenv("DATABASE", database)
         monkeypatch.chdir(tmp_path)
         graph = Graph.open("graph")
         expected = by_hand(graph)
