@@ -96,7 +96,7 @@ def test_events_of_a_graph_are_described_with_the_fields_that_each_takes():
         {"op", "id", "at", "node", "node_type"},
     )
     assert fields == {
-        "add_edge": edge | {"weight", "attr"},
+        "add_edge": edge | {"weight", "attr", "columns"},
         "remove_edge": edge,
         "add_node": node | {"features", "columns"},
         "set_features": node | {"features", "columns"},
