@@ -68,55 +68,58 @@ def run(quick: bool, only: str, folder: Path) -> list[dict[str, Any]]:
 
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for kind, table in (("conv", convs.TABLE), ("model", model_table.TABLE)):
-        for class_name, entries in table.items():
-            for entry in entries[:1] if quick else entries:
-                name = describe(class_name, entry)
-                if only not in name:
-                    continue
-                began = time.perf_counter()
-                place = zoo_graph(entry.graph, folder)
-                torch.manual_seed(len(rows))
-                module = draw_weights(entry.make(), len(rows))
-                arguments = place.arguments(module)
-                expected = ask_module(module, arguments)
-                if isinstance(expected, dict):
-                    expected = expected[entry.target]
+    tables = (("conv", convs.TABLE), ("model", model_table.TABLE))
+    every = [
+        (kind, describe(class_name, entry), entry)
+        for kind, table in tables
+        for class_name, entries in table.items()
+        for entry in (entries[:1] if quick else entries)
+    ]
+    wanted = [each for each in every if each[1] == only] or [each for each in every if only in each[1]]
+    for kind, name, entry in wanted:
+        began = time.perf_counter()
+        place = zoo_graph(entry.graph, folder)
+        torch.manual_seed(len(rows))
+        module = draw_weights(entry.make(), len(rows))
+        arguments = place.arguments(module)
+        expected = ask_module(module, arguments)
+        if isinstance(expected, dict):
+            expected = expected[entry.target]
 
-                def rounding(module: Any, arguments: Any, expected: Any) -> float:
-                    exact = ask_module(module, arguments, dtype=torch.float64)
-                    return float((exact - expected).abs().max())
+        def rounding(module: Any, arguments: Any, expected: Any) -> float:
+            exact = ask_module(module, arguments, dtype=torch.float64)
+            return float((exact - expected).abs().max())
 
-                seeds = place.seeds(entry.target, QUICK_SEEDS if quick else SEEDS).tolist()
-                served = ServedGraph(
-                    place.graph,
-                    expected,
-                    seeds,
-                    seeds[:ALONE],
-                    partial(rounding, module, arguments, expected),
-                )
-                found = judge(
-                    module,
-                    place.graph,
-                    folder / "models",
-                    [served],
-                    fanouts=entry.layers,
-                    task="multiclass",
-                    target=entry.target,
-                    **entry.options,
-                )
-                row = {
-                    "kind": kind,
-                    "name": name,
-                    "outcome": found.kind,
-                    "fanouts": found.fanouts,
-                    "max_diff": found.max_diff,
-                    "node_us": None if found.node_us is None else round(found.node_us, 1),
-                    "why": " ".join(found.why.split()),
-                    "seconds": round(time.perf_counter() - began, 1),
-                }
-                _show(row)
-                rows.append(row)
+        seeds = place.seeds(entry.target, QUICK_SEEDS if quick else SEEDS).tolist()
+        served = ServedGraph(
+            place.graph,
+            expected,
+            seeds,
+            seeds[:ALONE],
+            partial(rounding, module, arguments, expected),
+        )
+        found = judge(
+            module,
+            place.graph,
+            folder / "models",
+            [served],
+            fanouts=entry.layers,
+            task="multiclass",
+            target=entry.target,
+            **entry.options,
+        )
+        row = {
+            "kind": kind,
+            "name": name,
+            "outcome": found.kind,
+            "fanouts": found.fanouts,
+            "max_diff": found.max_diff,
+            "node_us": None if found.node_us is None else round(found.node_us, 1),
+            "why": " ".join(found.why.split()),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        _show(row)
+        rows.append(row)
     return rows
 
 
@@ -134,7 +137,9 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="the first entry of each class, fewer nodes")
-    parser.add_argument("--only", default="", help="entries whose name has this in it")
+    parser.add_argument(
+        "--only", default="", help="the entry of this name, or those that have it in theirs"
+    )
     args = parser.parse_args()
     at_start = machine()
     warnings.simplefilter("ignore")
