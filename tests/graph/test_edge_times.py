@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import EdgeTable, Graph, NodeTable
-from hopline.graph.edge_times import UNITS, iso, likely_unit, rough_range, time_cut
+from hopline.graph.edge_times import UNITS, iso, likely_unit, rough_range, time_cut, with_likely_unit
 from tests.graphs import hetero_graph
 
 NODES = {"user": NodeTable(num_nodes=2), "item": NodeTable(num_nodes=2)}
@@ -31,6 +32,14 @@ def test_the_range_is_known_in_memory_and_in_a_saved_graph(tmp_path):
         assert each.edges["user__buys__item"].time_range == (1_600_000_000, 1_700_000_000)
         assert each.schema.time_unit == "s"
         assert each.edges["user__buys__item"].stored_time_range is not None
+
+
+def test_a_graph_whose_unit_is_not_set_has_a_likely_one():
+    """Events are checked against it: milliseconds among seconds would be the newest edge for ever."""
+    assert with_likely_unit(graph([1_600_000_000, 1_700_000_000])).time_unit == "s"
+    assert with_likely_unit(graph([1_600_000_000_000, 1_700_000_000_000], buys_unit="ms")).time_unit == "ms"
+    for unknown in (graph([3, 700]), Graph.from_edges([[0], [1]])):
+        assert with_likely_unit(unknown) is unknown.schema
 
 
 def test_graphs_without_times_have_no_range_and_no_unit(tmp_path):
@@ -306,8 +315,8 @@ def test_the_range_is_stored_or_looked_up() -> None:
     )
     (key,) = built.edges
     exact = int(times.min()), int(times.max())
-    assert rough_range(built.edges, {key: 20_000}) == exact
-    unstored = {key: dataclasses.replace(built.edges[key], stored_time_range=None)}
-    low, high = rough_range(unstored, {key: 20_000}) or (0, 0)
+    assert rough_range(built, [key]) == exact
+    unstored = dataclasses.replace(built.edges[key], stored_time_range=None)
+    low, high = rough_range(SimpleNamespace(nodes=built.nodes, edges={key: unstored}), [key]) or (0, 0)
     assert exact[0] <= low <= 1.01 * exact[0]
     assert 0.99 * exact[1] <= high <= exact[1]

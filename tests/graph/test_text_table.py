@@ -407,6 +407,16 @@ def test_a_size_above_weighted_edges_is_refused(tmp_path):
         assert len(edges_of(built)) == 4
 
 
+def test_numbers_of_nodes_and_edges_above_edges_are_refused(tmp_path):
+    edges = "".join(f"{at} {at + 1}\n" for at in range(1, 10))
+    with pytest.raises(
+        GraphError, match=r"line 1, column '0': 10 9 is a size, not an edge: 9 lines follow"
+    ):
+        read(tmp_path, "10 9\n" + edges, "e.txt", text=NO_HEADER)
+    for first in ("10 8\n", "9 9\n"):  # another count, or ids beyond the size
+        assert len(edges_of(read(tmp_path, first + edges, "e.txt", text=NO_HEADER))) == 10
+
+
 @pytest.mark.parametrize("mark", ["%", "//", ";"])
 def test_comments_of_other_formats_are_named(tmp_path, mark):
     content = f"{mark} sym weighted\n{mark} 3 3 3\n1 2 1 9\n2 3 1 9\n"

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import time as now
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -38,6 +39,7 @@ START = time.time()
 COUNTS = [0]
 GENERATOR = np.random.default_rng(0)
 CLOCK = time.time
+DAY = "today"
 
 
 class Model(nn.Module):
@@ -76,10 +78,15 @@ def package(model, repository, **options):
         (lambda _, h: h * (2 if moment.now().hour < 12 else 1), "datetime.now"),
         (lambda _, h: h + datetime.datetime.now(tz=datetime.UTC).month, "datetime.now"),
         (lambda _, h: h + float(np.datetime64("now").astype(int) % 100), "datetime64"),
+        (lambda _, h: h + float(np.array([DAY], "M8[D]").astype(int)[0] % 100), "of now"),
+        (lambda _, h: h + pd.Timestamp(DAY).dayofyear, "of now"),
+        (lambda _, h: h + pd.Period.now("D").dayofyear, "of now"),
+        (lambda _, h: h + pd.date_range(end="today", periods=2)[-1].dayofyear, "of now"),
+        (lambda _, h: h + uuid.uuid1().time % 100, "generate_time"),
     ],
     ids=[
         "time", "imported", "global", "attribute", "counter", "localtime", "text", "date", "half a day",
-        "datetime", "numpy",
+        "datetime", "numpy", "array", "pandas", "period", "range", "uuid",
     ],
 )  # fmt: skip
 def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
@@ -410,6 +417,26 @@ def test_random_numbers_that_no_answer_reads_are_noted(middle, tmp_path):
     model.dropout = nn.Dropout(0.5)
     report = package(model, tmp_path)
     assert any("draws from torch's random numbers" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    "day",
+    [
+        lambda: pd.date_range("2020-01-01", periods=2)[-1].dayofyear,
+        lambda: pd.to_datetime("2020-01-02").dayofyear,
+        lambda: (pd.Timestamp("2020-03-01") - pd.Timestamp("2020-01-01")).days,
+    ],
+)
+def test_a_fixed_date_is_a_constant(day, tmp_path):
+    report = package(Model(lambda _, h: h + 0.01 * day()), tmp_path)
+    assert len(report.notes) == 1
+
+
+def test_a_tensor_that_forward_reads_from_a_file_is_noted(tmp_path):
+    path = tmp_path / "mean.pt"
+    torch.save(torch.zeros(8), path)
+    report = package(Model(lambda _, h: h - torch.load(path)), tmp_path / "models")
+    assert any("reads a file (torch.load at test_repeatable" in note for note in report.notes)
 
 
 def test_hashes_of_text_are_those_of_one_process(tmp_path):

@@ -29,7 +29,6 @@ from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.features.prefetcher import Wanted
 from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.live.view import LiveView
-from hopline.graph.snapshot import Graph
 from hopline.graph.store_columns import FetchedEdges
 from hopline.observe.metrics import ModelMetrics
 from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
@@ -238,13 +237,9 @@ class GraphComputer(Computer):
 
     def _find_times(self) -> tuple[int, int] | None:
         if self._live is None:
-            return self._times_of(self.model.graph)
+            return rough_range(self.model.graph, self.model.spec.fanouts)
         with self._live.beside("times") as graph:
-            return self._times_of(graph)
-
-    def _times_of(self, graph: Graph | LiveView) -> tuple[int, int] | None:
-        edges = {key: graph.edges[key] for key in self.model.spec.fanouts}
-        return rough_range(edges, {key: graph.nodes[part.dst].num_nodes for key, part in edges.items()})
+            return rough_range(graph, self.model.spec.fanouts)
 
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""

@@ -15,17 +15,19 @@ in another unit, and not in this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph.columns import read_only, vector
+from hopline.graph.schema import GraphSchema
 from hopline.types import AnyArray, IdArray
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -36,29 +38,44 @@ _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nan
 _SAMPLE = 4096
 
 
-def rough_range(edges: Mapping[str, Any], num_nodes: Mapping[str, int]) -> tuple[int, int] | None:
+def rough_range(graph: Any, keys: Iterable[str]) -> tuple[int, int] | None:
     """The first and the last edge time: the stored range, or an estimate from some lists of the graph.
 
     Args:
-        edges: edge type key -> `Adjacency` or `LiveAdjacency`.
-        num_nodes: the same key -> number of destinations.
+        graph: `Graph` or `LiveView`.
+        keys: of its edge types.
     Returns: None where there are no times.
     """
     found: list[int] = []
-    for key, part in edges.items():
+    for key in keys:
+        part = graph.edges[key]
         if part.time is None:
             continue
         stored = getattr(part, "stored_time_range", None)
         if stored is not None:
             found += stored
             continue
-        nodes = np.unique(np.linspace(0, num_nodes[key] - 1, _SAMPLE).astype(np.int64))
+        nodes = np.unique(np.linspace(0, graph.nodes[part.dst].num_nodes - 1, _SAMPLE).astype(np.int64))
         starts, degrees = part.starts(nodes), part.degree(nodes)
         starts, degrees = starts[degrees > 0], degrees[degrees > 0]
         if len(starts):  # lists are sorted by time
             ends: NDArray[np.int64] = part.time[starts + degrees - 1]
             found += [int(part.time[starts].min()), int(ends.max())]
     return (min(found), max(found)) if found else None
+
+
+def with_likely_unit(graph: Any) -> GraphSchema:
+    """The schema of a graph, with the unit that its edge times seem to have if none is set."""
+    schema: GraphSchema = graph.schema
+    times = None if schema.time_unit else rough_range(graph, graph.edges)
+    unit = "" if times is None else likely_unit(np.array(times))
+    if not unit:
+        return schema
+    edges = {
+        key: msgspec.structs.replace(each, time_unit=unit if each.has_time else "")
+        for key, each in schema.edge_types.items()
+    }
+    return msgspec.structs.replace(schema, edge_types=edges)
 
 
 def time_cut(as_of: int | datetime, unit: str, times: tuple[int, int] | None) -> int:

@@ -228,19 +228,19 @@ class TextTable:
         return f"the record of {last}"
 
     def _check_size(self) -> None:
-        """Refuse a first line that is a size: rows, columns and number of entries of a matrix."""
-        first = self._columns[self.names[0]]
-        if self.has_header or len(self.names) != 3 or not all(map(_INTEGER.fullmatch, self._first)):
+        """Refuse a first line that is a size: rows, columns and number of entries, or nodes and edges."""
+        first, size = self._columns[self.names[0]], self._first
+        if self.has_header or len(size) not in (2, 3) or not all(map(_INTEGER.fullmatch, size)):
             return
-        rows, columns, entries = map(int, self._first)
-        if entries != len(first) - 1 or entries < 2:
+        rows, columns, entries = int(size[0]), int(size[-2]), int(size[-1])
+        if entries != len(first) - 1 or entries < (2 if len(size) == 3 else 8):
             return
         for _, text in islice(self._rows(), 1, None):
             ends = fields(text, self._delimiter)[:2]
             if not all(map(_INTEGER.fullmatch, ends)) or int(ends[0]) > rows or int(ends[1]) > columns:
                 return
         raise GraphError(
-            f"{self.place(0, self.names[0])}: {' '.join(self._first)} is a size, not an edge: {entries} "
+            f"{self.place(0, self.names[0])}: {' '.join(size)} is a size, not an edge: {entries} "
             f"lines follow, with numbers up to {rows} and {columns}, as in a Matrix Market file; delete "
             "this line (if it is an edge, move it to the end)"
         )

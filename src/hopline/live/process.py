@@ -31,6 +31,7 @@ import msgspec
 
 from hopline.errors import Conflict, GraphError, HoplineError
 from hopline.graph import Graph
+from hopline.graph.edge_times import with_likely_unit
 from hopline.graph.live.home import LOCK, LiveHome
 from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.lock import Owner, read_owner, this_process
@@ -253,7 +254,7 @@ async def _live(orders: WriterOrders, watch_stdin: bool) -> int:
         server = WriterServer(
             keeper,
             base.version,
-            base.schema,
+            with_likely_unit(base),
             snapshot_bytes=orders.snapshot_bytes,
             snapshot_s=orders.snapshot_s,
             clock=time.monotonic,

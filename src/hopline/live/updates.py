@@ -33,6 +33,7 @@ from hopline.errors import (
 from hopline.events import arrow_rows
 from hopline.events.decode import Decoder
 from hopline.events.payloads import together
+from hopline.graph.edge_times import with_likely_unit
 from hopline.graph.live.changes import Applied
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.version import StreamOffset, offset_at, version_name
@@ -195,7 +196,7 @@ class LiveUpdates:
         self._graph = graph
         self._stream = _StreamSender(config.stream) if config.stream else None
         self._patience_until = time.monotonic() + config.catch_up_s
-        self._decoder = Decoder(graph.schema, features_elsewhere=bool(settings.features.store))
+        self._decoder = Decoder(with_likely_unit(graph), features_elsewhere=bool(settings.features.store))
         self._link = WriterLink(socket, f"worker {worker}")
         count = metrics.counter(
             "hopline_graph_events_total", "Events that clients sent to the live graph.", ("outcome",)

@@ -146,6 +146,8 @@ def instead_of(lines: str) -> str:
             "(values < x[:, None]).sum(1): torch.unique numbers the values of all nodes, and a server "
             "computes few nodes at a time"
         )
+    if re.search(r"\bto_?undirected\b", lines, re.IGNORECASE):
+        return "build the graph with undirected=True, and remove the call"
     if re.search(r"\b(while|break)\b", lines):
         return (
             "write a fixed number of steps, for _ in range(4), with a fanout for each hop that they read: "

@@ -31,6 +31,8 @@ from hopline.packaging.trace import Closed, Traced, conv_arguments, describe
 EDGES = ("edge_index:", "adj_t:")
 #: Methods that make rows of one number, as many as an argument says; the tensor only has their type.
 _FILLED = frozenset({"new_ones", "new_zeros", "new_full"})
+_NOT_FIRST = "its rows are not the first dimension: transpose, or read outputs, not the state, of an LSTM"
+_OTHER_ROWS = "it mixes rows, or leaves some out: compute all rows, and choose with torch.where"
 
 
 def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
@@ -280,9 +282,9 @@ class _Analysis(fx.Interpreter):
         rows = self._num_rows(domain)
         if value.dim() == 0 or value.shape[0] != rows:
             made = describe(self.traced.module, n)
+            why = _NOT_FIRST if rows in value.shape[1:] else _OTHER_ROWS
             raise NotSplittable(
-                f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: it mixes "
-                "rows, so that one node's answer would depend on the others"
+                f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: {why}"
                 + (f"; {instead_of(made)}" if "unique" in made else "")
             )
 

@@ -8,9 +8,11 @@ import inspect
 import io
 import os
 import random
+import re
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -53,15 +55,20 @@ SOURCES: dict[Any, Kind] = {
     datetime.datetime.today: "the clock",
     datetime.date.today: "the clock",
     os.urandom: "random bytes",
+    **({uuid._generate_time_safe: "the clock"} if hasattr(uuid, "_generate_time_safe") else {}),
     torch.get_num_threads: "the environment",
     **{getattr(os, name): "the environment" for name in _PROCESS if hasattr(os, name)},
     socket.gethostname: "the environment",
     hash: "the environment",  # of text, in each process another
     io.open: "a file",
+    os.stat: "a file",
 }
-#: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
-_CLOCK_TYPES, _CLOCK_WORDS = {"datetime64", "Timestamp"}, {"now", "today", "utcnow"}
 _COND = inspect.unwrap(torch.cond).__code__
+#: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
+_CLOCK_TYPES = re.compile("datetime64|M8|Timestamp|Period|DatetimeIndex|to_datetime|date_range")
+_CLOCK_WORDS = {"now", "today", "utcnow"}
+#: Functions of Python that read or write a file with code that no profile shows.
+_FILES = {torch.load.__code__: "torch.load", torch.save.__code__: "torch.save"}
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
@@ -139,11 +146,15 @@ class _Watch(TorchFunctionMode):
                     self._read(what, "the environment")
             elif code not in self.seen.codes and is_users(code.co_filename):
                 self.seen.codes[code] = frame.f_globals
-                if _CLOCK_TYPES & set(code.co_names) and _CLOCK_WORDS & {*code.co_names, *code.co_consts}:
+                if _reads_clock(frame):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
+            elif code in _FILES and (caller := _caller(frame)) and is_users(caller.f_code.co_filename):
+                self._read(_FILES[code], "a file")
         elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
             file = frame.f_code.co_filename
-            if _is_for_message(frame) or (arg is hash and file[:1] == "<"):  # a dataclass as a key
+            # A dataclass as a key; a library that asks if a value is hashable.
+            by_library = not is_users(file) or "site-packages" in file
+            if _is_for_message(frame) or (arg is hash and by_library):
                 return
             caller = frame if file[:1] != "<" else _caller(frame)
             # Clocks that torch, PyG and this package read decide nothing.
@@ -153,6 +164,15 @@ class _Watch(TorchFunctionMode):
 
     def _read(self, what: str, kind: Kind) -> None:
         self.seen.readings[f"{what} at {user_line()}"] = kind
+
+
+def _reads_clock(frame: FrameType) -> bool:
+    """True if a function names a type that reads the clock, and one of the words, also as a setting."""
+    code, space = frame.f_code, frame.f_globals
+    values = [*code.co_consts, *map(space.get, code.co_names), *frame.f_locals.values()]
+    texts = {*code.co_names, *(each for each in values if isinstance(each, str))}
+    is_library = str(space.get("__name__")).startswith(("numpy", "pandas"))
+    return not is_library and bool(_CLOCK_WORDS & texts) and any(map(_CLOCK_TYPES.match, texts))
 
 
 def is_draw(name: str, args: Any, kwargs: Any) -> bool:
