@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "engine": 7733,
     "events": 2428,
     "features": 3769,
-    "graph": 13227,
+    "graph": 13226,
     "graph_store": 395,
     "ingress": 1015,
     "isolated": 1727,

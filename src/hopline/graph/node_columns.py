@@ -163,11 +163,13 @@ class NodeColumns:
     @classmethod
     def of(cls, table: Any) -> NodeColumns:
         """Store a `pyarrow.Table` with the types that `cells.typed` returns."""
-        pa = arrow("pyarrow")
-        columns = {
-            name: column.dictionary_encode() if pa.types.is_string(column.type) else column
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        }
+        pa, columns = arrow("pyarrow"), {}
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if pa.types.is_string(column.type):
+                columns[name] = column.dictionary_encode()
+            else:  # the bytes of missing cells are not content: equal tables have equal versions
+                known = column.fill_null(pa.scalar(0).cast(column.type))
+                columns[name] = arrow("pyarrow.compute").if_else(column.is_valid(), known, None)
         encoded = pa.table(columns).unify_dictionaries().combine_chunks()
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, encoded.schema) as file:

@@ -322,10 +322,7 @@ class Graph:
         return columns.frame()
 
     def labels(self, node_type: str | None = None) -> Any:
-        """The labels and times of a node type for training, as `frame`; no model reads them.
-
-        Raises: GraphError: the type does not exist, or has none.
-        """
+        """Labels and times of a node type for training, as `frame`. Raises: GraphError: it has none."""
         if (labels := self.node(node_type).labels) is None:
             raise GraphError(f"node type {node_type!r} has no labels; its description names them (role)")
         return labels.frame()
