@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow as pa
 import pytest
 
@@ -40,7 +41,7 @@ def test_a_table_is_kept_with_its_types_and_missing_cells(tmp_path, form):
     if form == "arrow":
         frame = pa.Table.from_pandas(FRAME)
     elif form == "polars":
-        frame = pytest.importorskip("polars").from_pandas(FRAME)
+        frame = polars.from_pandas(FRAME)
     graph = built(frame, mcc="text")
     assert types_of(graph) == {
         "amount": "float", "country": "text", "mcc": "text", "active": "boolean", "opened": "timestamp",

@@ -7,6 +7,7 @@ import re
 import duckdb
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -271,7 +272,7 @@ def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):
 def as_frame(library, table):
     """The same table as each library has it."""
     if library == "polars":
-        return pytest.importorskip("polars").from_pandas(table)
+        return polars.from_pandas(table)
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     return {"pandas": table, "arrow": arrow, "duckdb": duckdb.from_arrow(arrow)}[library]
 
