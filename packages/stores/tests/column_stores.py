@@ -8,7 +8,7 @@ import pytest
 
 from hopline.errors import FeatureGroupNotFound
 from hopline.features.base import FeatureGroup
-from hopline.graph.node_columns import cell_of
+from hopline.graph.stored_columns import cell_of
 
 TYPES = {
     "amount": "float", "visits": "integer", "active": "boolean", "country": "text", "opened": "timestamp",

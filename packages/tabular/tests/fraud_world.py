@@ -84,7 +84,7 @@ def _sent(value):
 
 
 def fitted_form(frame):
-    """A frame as `NodeColumns.frame` has it, made by other means: NaN, seconds since 1970, 0 and 1."""
+    """A frame as `StoredColumns.frame` has it, made by other means: NaN, seconds since 1970, 0 and 1."""
     found = frame.copy()
     found["active"] = [math.nan if value is None else float(value) for value in frame["active"]]
     epoch = pd.Timestamp(0, tz="UTC")

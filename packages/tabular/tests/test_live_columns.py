@@ -20,7 +20,7 @@ from hopline.graph.live.plan import make_plan
 from hopline.graph.live.preflight import preflight
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
-from hopline.graph.node_columns import cell_of
+from hopline.graph.stored_columns import cell_of
 from hopline.jobs.batch.goal import BatchOptions
 from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.run import BatchRun

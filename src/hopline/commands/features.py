@@ -19,7 +19,7 @@ from hopline.features.base import DTYPES, ColumnRow, FeatureGroup, FeatureStore
 from hopline.features.registry import DOOR, opened_store, write_rows
 from hopline.features.skew import column_differences, differences, listed_ids, row_differences
 from hopline.graph import Graph
-from hopline.graph.node_columns import cell_of
+from hopline.graph.stored_columns import cell_of
 from hopline.types import ExternalIds
 
 app = typer.Typer(help="Copy features into a store, and compare the two.", no_args_is_help=True)

@@ -40,8 +40,8 @@ from hopline.graph import Adjacency, EdgeTypeSchema, Graph, GraphSchema, Nodes, 
 from hopline.graph.live.columns import LiveColumns
 from hopline.graph.live.rows import find_late, set_ready
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveRows, LiveView
-from hopline.graph.node_columns import values_of
 from hopline.graph.store_columns import is_in_store
+from hopline.graph.stored_columns import values_of
 from hopline.memory.arena import Arena, array_bytes
 from hopline.runtimes.ort import ort
 from hopline.types import FloatArray, IdArray, Progress, TensorInfo
@@ -75,7 +75,7 @@ class RowEncoder(Protocol):
         """Features of rows, float32 [n, width].
 
         Args:
-            columns: of a graph, in the form of `NodeColumns.values`.
+            columns: of a graph, in the form of `StoredColumns.values`.
 
         Raises: BadRequest: a value that the preprocessing does not accept; names the column, row and value.
         """
@@ -97,7 +97,7 @@ class RowEncoder(Protocol):
     def read(
         self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """Rows of a request in the form of `NodeColumns.values`, by column."""
+        """Rows of a request in the form of `StoredColumns.values`, by column."""
 
 
 def encoder_of(folder: Path, spec: ModelSpec, name: str) -> RowEncoder:

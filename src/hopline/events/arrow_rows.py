@@ -23,8 +23,8 @@ from hopline.events.arrow_fields import refuse_vectors
 from hopline.events.json_rows import described
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import ALL_FIELDS, OPS
-from hopline.graph.node_columns import cells_of
 from hopline.graph.schema import ColumnSchema, ColumnType, EdgeTypeSchema, GraphSchema, NodeTypeSchema
+from hopline.graph.stored_columns import cells_of
 from hopline.types import AnyArray, IdArray
 
 #: The first bytes of every Arrow IPC stream, and of no JSON.

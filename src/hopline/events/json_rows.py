@@ -11,8 +11,8 @@ import numpy as np
 from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import AddEdge, AddNode, RemoveEdge, Vector, _Node
-from hopline.graph.node_columns import cells_of
 from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, NodeTypeSchema
+from hopline.graph.stored_columns import cells_of
 from hopline.types import AnyArray, IdArray
 
 _INT64 = np.iinfo(np.int64)

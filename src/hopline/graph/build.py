@@ -16,7 +16,6 @@ from hopline.graph.columns import check_whole, column_names, matrix, positions, 
 from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
-from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import (
     EdgeTypeSchema,
@@ -27,6 +26,7 @@ from hopline.graph.schema import (
     edge_key,
     reverse_key,
 )
+from hopline.graph.stored_columns import StoredColumns
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array, check_by_type
 from hopline.graph.typed_columns import typed_table
 from hopline.types import AnyArray, IdArray, Progress, silent
@@ -260,7 +260,7 @@ def _nodes(
                 f"{where} has columns, whose features are float32; leave out feature_dtype "
                 "(--feature-dtype)"
             )
-        columns = NodeColumns.of(typed_table(where, table))
+        columns = StoredColumns.of(typed_table(where, table))
         counts["rows of columns"] = len(columns.table)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -409,7 +409,7 @@ def _adjacency(
         max_degree=int(np.diff(indptr).max(initial=0)),
         stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
         signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),
-        columns=None if columns is None else NodeColumns.of(columns.take(order)),
+        columns=None if columns is None else StoredColumns.of(columns.take(order)),
     )
     progress(stage, 1.0)
     return part, rounded, rounded_weight

@@ -16,8 +16,8 @@ from hopline.graph import cells, file_ids
 from hopline.graph.arrow import arrow
 from hopline.graph.cells import FileTable, Missing
 from hopline.graph.columns import matrix
-from hopline.graph.node_columns import is_label
 from hopline.graph.schema import ColumnType
+from hopline.graph.stored_columns import is_label
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, check_by_type
 from hopline.graph.text_stream import PACKED
 from hopline.graph.text_table import TextFormat, TextTable

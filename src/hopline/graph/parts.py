@@ -11,8 +11,8 @@ from hopline.graph import csc
 from hopline.graph.extent import NO_RECORDS, STILL, Clock
 from hopline.graph.ids import IdIndex
 from hopline.graph.narrow import Features
-from hopline.graph.node_columns import NodeColumns
 from hopline.graph.schema import edge_key
+from hopline.graph.stored_columns import StoredColumns
 from hopline.types import AnyArray, FloatArray, IdArray
 
 
@@ -30,8 +30,8 @@ class Nodes:
 
     features: Features
     ids: IdIndex
-    columns: NodeColumns | None = None
-    labels: NodeColumns | None = None
+    columns: StoredColumns | None = None
+    labels: StoredColumns | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -84,7 +84,7 @@ class Adjacency:
     has_repeated_edges: bool | None = None
     stored_time_range: tuple[int, int] | None = None
     signed_weight: bool = False
-    columns: NodeColumns | None = None
+    columns: StoredColumns | None = None
 
     @property
     def key(self) -> str:

@@ -306,7 +306,7 @@ class Graph:
         return self.nodes[self._only(node_type, self.nodes, "node type")]
 
     def frame(self, of: str | EdgeType | None = None) -> Any:
-        """The columns of a type as a `pandas.DataFrame`, to fit preprocessing on; see `NodeColumns`.
+        """The columns of a type as a `pandas.DataFrame`, to fit preprocessing on; see `StoredColumns`.
 
         Args:
             of: a node type, None for the only one; or an edge type, as in `edge`.

@@ -3,7 +3,7 @@
     graph.json
     nodes/<type>/features.npy         [N, d]; uint16 where they are bfloat16
     nodes/<type>/scale.npy, offset.npy  float32 [d], where features are int8
-    nodes/<type>/columns.npy          uint8: an Arrow IPC file (`node_columns.py`)
+    nodes/<type>/columns.npy          uint8: an Arrow IPC file (`stored_columns.py`)
     nodes/<type>/labels.arrow         the same for training only: graph.json does not list it
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
@@ -33,9 +33,9 @@ from hopline.files import check_regular, draft_of, publish_folder, sync
 from hopline.graph import codec, digest, integrity, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
-from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, check_name, quoted
+from hopline.graph.stored_columns import StoredColumns
 from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
@@ -281,9 +281,9 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
             raise GraphError(
                 f"{path} is damaged: node type {name!r}: {error}; build the graph again"
             ) from None
-        columns = NodeColumns(own["columns"]) if schema.columns else None
+        columns = StoredColumns(own["columns"]) if schema.columns else None
         there = path.parent / _LABELS.format(quoted(name))
-        labels = NodeColumns(np.fromfile(there, np.uint8)) if there.is_file() else None
+        labels = StoredColumns(np.fromfile(there, np.uint8)) if there.is_file() else None
         nodes[name] = Nodes(features, index, columns, labels)
     return nodes
 
@@ -318,7 +318,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             max_degree=known.max_degree,
             stored_time_range=known.time_range,
             signed_weight=schema.signed_weight,
-            columns=NodeColumns(own["columns"]) if schema.columns else None,
+            columns=StoredColumns(own["columns"]) if schema.columns else None,
         )
     return edges
 

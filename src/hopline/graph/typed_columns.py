@@ -16,8 +16,8 @@ from hopline.graph.cells import (
     parsed_text,
     trimmed,
 )
-from hopline.graph.node_columns import is_label, type_of
 from hopline.graph.schema import ColumnType
+from hopline.graph.stored_columns import is_label, type_of
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.graph.typed_table import TypedTable
 

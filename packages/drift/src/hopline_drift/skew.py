@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from hopline.graph.node_columns import cells_of, shown
 from hopline.graph.schema import ColumnType
+from hopline.graph.stored_columns import cells_of, shown
 from hopline.observe.psi import CHANCE, Sketch, category_bins, compare, number_bins
 from hopline.types import AnyArray
 

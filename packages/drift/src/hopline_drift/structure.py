@@ -18,7 +18,7 @@ from hopline.engine.encoders import RowEncoder
 from hopline.errors import NodeNotFound
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
-from hopline.graph.node_columns import values_of
+from hopline.graph.stored_columns import values_of
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
 from hopline_drift.answers import chosen_rows
 from hopline_drift.observed import DEGREE, Kind, Observed, Quantity

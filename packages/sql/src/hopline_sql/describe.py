@@ -20,7 +20,7 @@ from hopline.errors import GraphError
 from hopline.graph.cells import Missing
 from hopline.graph.edge_times import likely_unit
 from hopline.graph.files import open_table
-from hopline.graph.node_columns import is_label, type_of
+from hopline.graph.stored_columns import is_label, type_of
 from hopline.graph.text_table import TextFormat
 from hopline.graph.typed_columns import typed
 from hopline.types import silent

@@ -43,8 +43,8 @@ from hopline.errors import GraphError
 from hopline.graph import EdgeFile, Graph, NodeFile
 from hopline.graph.cells import FileTable, Missing, absent_cells, trimmed
 from hopline.graph.files import open_table
-from hopline.graph.node_columns import NodeColumns
 from hopline.graph.schema import ColumnType
+from hopline.graph.stored_columns import StoredColumns
 from hopline.graph.tables import EdgeType
 from hopline.graph.text_table import TextFormat
 from hopline.graph.typed_columns import typed
@@ -187,7 +187,7 @@ class Description:
             progress=progress,
         )
         labelled = {
-            name: dataclasses.replace(graph.nodes[name], labels=NodeColumns.of(labels))
+            name: dataclasses.replace(graph.nodes[name], labels=StoredColumns.of(labels))
             for name, file in nodes.items()
             if (labels := self._labels(name, file)) is not None
         }

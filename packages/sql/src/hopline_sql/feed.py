@@ -24,8 +24,8 @@ from hopline.brokers.base import Gap, Health, Message, Position, Source
 from hopline.brokers.registry import Broker, open_source
 from hopline.errors import BadRequest, ConfigError, GraphError
 from hopline.graph.edge_times import UNITS
-from hopline.graph.node_columns import cell_of
 from hopline.graph.schema import edge_key
+from hopline.graph.stored_columns import cell_of
 from hopline_sql.description import Description, Table
 
 Row = Mapping[str, Any]

@@ -32,7 +32,7 @@ from hopline.features.base import COLUMNS, ColumnRow, FeatureGroup, FeatureStore
 from hopline.features.ids import IdRows, index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found, refuse_changed
 from hopline.files import draft_of, publish_file, temporary_root
-from hopline.graph.node_columns import type_of
+from hopline.graph.stored_columns import type_of
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.

@@ -11,7 +11,7 @@ import numpy as np
 
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
-from hopline.graph.node_columns import WORDS, cell_of, shown
+from hopline.graph.stored_columns import WORDS, cell_of, shown
 from hopline.types import FloatArray, TensorInfo
 from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel

@@ -12,7 +12,7 @@ from hopline.errors import FeatureSchemaMismatch
 from hopline.features.base import MAX_PROBLEMS, ColumnRow, FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.skew import column_differences
-from hopline.graph.node_columns import cells_of
+from hopline.graph.stored_columns import cells_of
 from hopline.types import ExternalIds, FloatArray
 from hopline_tabular.encoder import ColumnEncoder
 

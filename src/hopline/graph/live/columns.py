@@ -12,8 +12,8 @@ import numpy as np
 
 from hopline.graph.live.ids import texts_of
 from hopline.graph.live.memory import ColumnMemory
-from hopline.graph.node_columns import NodeColumns, numbers_of, type_of
 from hopline.graph.schema import ColumnSchema
+from hopline.graph.stored_columns import StoredColumns, numbers_of, type_of
 from hopline.types import AnyArray, IdArray
 
 
@@ -54,7 +54,7 @@ class ColumnWriter:
         self._text_columns = [at for at, column in enumerate(columns) if column.type == "text"]
         self._texts = texts_of(memory) if self._text_columns else None
 
-    def load(self, columns: NodeColumns | None) -> None:
+    def load(self, columns: StoredColumns | None) -> None:
         """Write the rows of a snapshot into the first slots."""
         for at, column in enumerate(columns.table.columns if columns is not None else ()):
             cells = self._columns.cells[: len(column), at]

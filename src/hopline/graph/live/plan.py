@@ -10,8 +10,8 @@ from hopline.errors import GraphError
 from hopline.graph import hash_table
 
 if TYPE_CHECKING:
-    from hopline.graph.node_columns import NodeColumns
     from hopline.graph.snapshot import Graph
+    from hopline.graph.stored_columns import StoredColumns
 
 
 #: Limit of nodes of a type, and of positions in the arrays of an edge type: both are int32.
@@ -168,7 +168,7 @@ def make_plan(
     return LivePlan(lineage, sequence, num_levels, reads_degrees, nodes, edges)
 
 
-def _column_room(columns: NodeColumns | None, count: int, spare: int) -> dict[str, int]:
+def _column_room(columns: StoredColumns | None, count: int, spare: int) -> dict[str, int]:
     """Room for `count` rows, of which `spare` come later."""
     schemas = () if columns is None else columns.schemas
     num_texts, text_bytes = (0, 0) if columns is None else columns.size_of_texts()

@@ -17,9 +17,9 @@ from hopline.graph.live.plan import make_plan
 from hopline.graph.live.seen import SeenWindow, hashed
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
-from hopline.graph.node_columns import NodeColumns
 from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from hopline.graph.snapshot import Graph
+from hopline.graph.stored_columns import StoredColumns
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -75,7 +75,7 @@ def _node_table(node: NodeTypeSchema) -> NodeTable:
 def _table(columns: Sequence[ColumnSchema]) -> dict[str, Any]:
     if not columns:
         return {}
-    table = NodeColumns.of_cells(columns, *_cells(columns)).table
+    table = StoredColumns.of_cells(columns, *_cells(columns)).table
     return {"columns": table, "column_types": dict.fromkeys(table.column_names, "")}
 
 

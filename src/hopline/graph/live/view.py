@@ -23,10 +23,10 @@ from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, VERSION, EdgeMemory, LiveMemory, NodeMemory, offset_of
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.live.version import StreamOffset, version_name
-from hopline.graph.node_columns import NodeColumns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, edge_key
 from hopline.graph.snapshot import Graph
+from hopline.graph.stored_columns import StoredColumns
 from hopline.types import FloatArray, IdArray
 
 
@@ -326,7 +326,7 @@ class LiveView:
                 everyone = np.arange(part.num_nodes)
                 columns = None
                 if part.column_schemas:
-                    columns = NodeColumns.of_cells(part.column_schemas, *part.cells(part.slots(everyone)))
+                    columns = StoredColumns.of_cells(part.column_schemas, *part.cells(part.slots(everyone)))
                 features = part.features[everyone]
                 nodes[name] = Nodes(features, part.ids.frozen(part.num_nodes), columns)
             edges = {}
@@ -351,7 +351,7 @@ def _frozen(edge: LiveAdjacency) -> Adjacency:
     places, counts = edge.places(), edge.degrees()
     columns = None
     if edge.column_schemas:
-        columns = NodeColumns.of_cells(edge.column_schemas, *edge.cells(edge.slots(places)))
+        columns = StoredColumns.of_cells(edge.column_schemas, *edge.cells(edge.slots(places)))
     indptr, indices = np.concatenate([[0], np.cumsum(counts)]), edge.indices[places]
     loops = edge.src == edge.dst and bool((indices == np.repeat(np.arange(len(counts)), counts)).any())
     given = {"time": edge.time, "attr": edge.attr, "weight": edge.weight, "cumweight": edge.cumweight}

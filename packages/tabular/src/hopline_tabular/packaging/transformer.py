@@ -90,7 +90,7 @@ def convert_transformer(
     Args:
         transformer: fitted on a DataFrame with these columns.
         types: column -> its type in the graph.
-        rows: column -> values of some rows, as `NodeColumns.values` has them.
+        rows: column -> values of some rows, as `StoredColumns.values` has them.
         folder, file: where the ONNX file is written.
 
     Raises:

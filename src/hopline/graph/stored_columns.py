@@ -134,7 +134,7 @@ def shown(value: Any) -> str:
 
 
 def values_of(columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray) -> dict[str, Any]:
-    """Rows in the form of `NodeColumns.values`.
+    """Rows in the form of `StoredColumns.values`.
 
     Args:
         cells: float64 [n, columns] as of `cells_of`, with any number for a text.
@@ -150,7 +150,7 @@ def values_of(columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray)
     return found
 
 
-class NodeColumns:
+class StoredColumns:
     """The columns of one node type or edge type.
 
     Args:
@@ -161,7 +161,7 @@ class NodeColumns:
         self.stored = stored
 
     @classmethod
-    def of(cls, table: Any) -> NodeColumns:
+    def of(cls, table: Any) -> StoredColumns:
         """Store a `pyarrow.Table` with the types that `cells.typed` returns."""
         pa, columns = arrow("pyarrow"), {}
         for name, column in zip(table.column_names, table.columns, strict=True):
@@ -177,7 +177,7 @@ class NodeColumns:
         return cls(read_only(np.frombuffer(out.getvalue(), np.uint8)))
 
     @classmethod
-    def of_cells(cls, columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray) -> NodeColumns:
+    def of_cells(cls, columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray) -> StoredColumns:
         """Store rows; the arguments are those of `values_of`."""
         pa, table, others = arrow("pyarrow"), {}, iter(texts.T)
         for column, numbers in zip(columns, cells.T, strict=True):
