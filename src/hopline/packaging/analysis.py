@@ -130,8 +130,9 @@ class _Analysis(fx.Interpreter):
             level += 1
             if not isinstance(value, Tensor):
                 raise self._closed(n, "returns more than the nodes' new rows")
-        if isinstance(value, int) and _is_width(n):
-            domain, level = None, 0
+        of, dim = lists.size_of(n) or (None, None)
+        if isinstance(value, int) and of is not None and dim and dim > 0 and lists.edges_of(of) is None:
+            domain, level = None, 0  # the width of rows, which is the same for every graph
         traced.levels[n] = level
         traced.values[n] = value
         if domain is not None:
@@ -292,9 +293,3 @@ class _Analysis(fx.Interpreter):
 def _domain_of(slot: str) -> lists.Domain:
     role, _, name = slot.partition(":")
     return lists.Domain("node" if role in ("features", "batch") else "edge", name)
-
-
-def _is_width(n: fx.Node) -> bool:
-    """True if a number is a size of a tensor's rows, which is the same for every graph."""
-    of, dim = lists.size_of(n) or (None, None)
-    return of is not None and dim is not None and dim > 0 and lists.edges_of(of) is None

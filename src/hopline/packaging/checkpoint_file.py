@@ -47,7 +47,8 @@ def read_checkpoint(path: Path, *, unsafe_pickle: bool = False, model: Any = Non
     Raises: PackagingError: no such file, damaged, or another format; the message says which.
     """
     head = _head(path)
-    if path.suffix == ".safetensors" or _is_safetensors(head):
+    is_sized = len(head) > 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 100 << 20
+    if path.suffix == ".safetensors" or is_sized:
         return _read_safetensors(path)
     try:
         if unsafe_pickle:
@@ -105,10 +106,6 @@ def _why(error: Exception, head: bytes) -> str:
 
 def _first_line(text: str) -> str:
     return text.splitlines()[0][:300] if text else "no message"
-
-
-def _is_safetensors(head: bytes) -> bool:
-    return len(head) > 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 100 << 20
 
 
 def _read_safetensors(path: Path) -> Mapping[str, torch.Tensor]:

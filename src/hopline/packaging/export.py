@@ -104,7 +104,12 @@ def export(
             program.save(str(path), external_data=False)
             return packed
     except torch.onnx.errors.OnnxExporterError as error:
-        raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        why = f"{type(cause).__name__}: {' '.join(lines[:3])}"
+        raise NotSplittable(f"{path.name} cannot be written as ONNX: {why}") from error
 
 
 @cache
@@ -128,11 +133,10 @@ def _keep_tables() -> None:
         made.functions = {target: list(each) for target, each in made.functions.items()}
         return made
 
-    @wraps(decompose)
-    def decompose_once(program: Any, registry: Any) -> Any:
-        return program if _has_forms(program, registry) else decompose(program, registry)
-
-    registry.from_torchlib, passes.decompose_with_registry = staticmethod(from_torchlib), decompose_once
+    registry.from_torchlib = staticmethod(from_torchlib)
+    passes.decompose_with_registry = wraps(decompose)(
+        lambda program, known: program if _has_forms(program, known) else decompose(program, known)
+    )
 
 
 def _has_forms(program: Any, registry: Any) -> bool:
@@ -160,13 +164,6 @@ def _anonymous(model: Any) -> None:
     outputs = [each for node in graph for each in node.outputs]
     for noted in (model, graph, *graph, *graph.inputs, *graph.initializers.values(), *outputs):
         noted.metadata_props.clear()
-
-
-def _first_lines(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:3])}"
 
 
 @contextmanager

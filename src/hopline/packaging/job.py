@@ -135,7 +135,11 @@ class Job:
         shapes = [self.reference.outputs(*each).shape for each in runs]
         heads.check_shape(self._task or "regression", *shapes)
         self._find_outputs(classes)
-        self._check_numbers()
+        sides = self.pairs or (np.arange(len(self.rows)),)
+        real = np.logical_and.reduce(
+            [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
+        )
+        self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
         self.draws = (seen.draws or seen.consumed) if seen.consumed else []
@@ -199,14 +203,6 @@ class Job:
         lists = self.fanouts.values() if isinstance(self.fanouts, dict) else [self.fanouts]
         hops = max(map(len, lists), default=0)
         return Probe.of(self.check, timed, hops, both_directions=schema.both_directions, **options)
-
-    def _check_numbers(self) -> None:
-        """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
-        sides = self.pairs or (np.arange(len(self.rows)),)
-        real = np.logical_and.reduce(
-            [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
-        )
-        self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
 
     def _answered(
         self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,

@@ -25,8 +25,6 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"_parameters", "_buffers", "_modules
 #: Levels of containers and objects that are compared, and entries of one.
 _DEPTH, _ENTRIES = 4, 1000
 _PARTS = (Mapping, set, frozenset, list, tuple, deque, FunctionType)
-#: Flag of types whose attributes can be set: not those written in C.
-_HEAP_TYPE = 1 << 9
 _NUMBERS = (0, 1, 10, 100, 1000, 1_000_000)
 
 
@@ -150,9 +148,8 @@ def others(value: Any) -> Iterator[Any]:
 def _add_class(found: State, of: type) -> None:
     """Add the attributes of a class and of its bases, of those that the user wrote."""
     for base in of.__mro__:
-        if base.__flags__ & _HEAP_TYPE and is_users(
-            getattr(sys.modules.get(base.__module__), "__file__", None) or "<"
-        ):
+        file = getattr(sys.modules.get(base.__module__), "__file__", None) or "<"
+        if base.__flags__ & 1 << 9 and is_users(file):  # attributes of types written in C cannot be set
             names = [name for name in vars(base) if not name.startswith("__")]
             _add(found, "class attribute", base.__name__, base, names)
 

@@ -102,7 +102,11 @@ def group_by_members(
             reads.add(node)
         is_grouped = node.target is softmax or lists.is_aggregation(module, node)
         if not is_grouped:
-            _without_batch(module, node)
+            part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(part, MLP) and not part.supports_norm_batch:  # its norms do not read `batch`
+                node.kwargs = {
+                    key: each for key, each in node.kwargs.items() if not key.startswith("batch")
+                }
             owners = {placed[each] for each in node.all_input_nodes if each in placed}
             if len(owners) == 1:
                 placed[node] = owners.pop()
@@ -129,10 +133,3 @@ def group_by_members(
         node.args, node.kwargs = (), given
         if node.target is softmax:
             placed[node] = keys[slot]
-
-
-def _without_batch(module: fx.GraphModule, node: fx.Node) -> None:
-    """Leave `batch` out of a call of an MLP whose norms do not read it."""
-    part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if isinstance(part, MLP) and not part.supports_norm_batch:
-        node.kwargs = {name: each for name, each in node.kwargs.items() if not name.startswith("batch")}

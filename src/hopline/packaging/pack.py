@@ -59,8 +59,10 @@ def _merge(graph: ir.Graph, inputs: list[ir.Value]) -> bool:
     biases = [bias for _, bias in found if bias is not None]
     terms = {node.outputs[0] for node in old}
     while len(terms) > 1:
-        users = [user for term in terms for user, _ in term.uses()]
-        add = next((user for user in users if _adds(user, terms)), None)
+        # A node that adds two terms which nothing else reads.
+        once = {term for term in terms if len(term.uses()) == 1}
+        adds = [user for term in once for user, _ in term.uses() if user.op_type == "Add"]
+        add = next((each for each in adds if once.issuperset(each.inputs) and len(each.inputs) == 2), None)
         if add is None:
             return False
         old.append(add)
@@ -89,12 +91,6 @@ def _linear(node: ir.Node, data: ir.Value) -> tuple[_Matrix, _Matrix | None] | N
     if not rest:
         return weight, None
     return None if rest[0] is None or rest[0].shape != (weight.shape[1],) else (weight, rest[0])
-
-
-def _adds(node: ir.Node, terms: set[ir.Value]) -> bool:
-    """True if a node adds two terms that nothing else reads."""
-    inputs = [value for value in node.inputs if value in terms and len(value.uses()) == 1]
-    return node.op_type == "Add" and len(inputs) == 2
 
 
 def _replace(graph: ir.Graph, old: list[ir.Node], weight: _Matrix, bias: _Matrix | None) -> None:
