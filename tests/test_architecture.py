@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 2353,
     "observe": 1056,
-    "packaging": 10809,
+    "packaging": 10784,
     "process": 1815,
     "records": 2264,
     "rollout": 4019,

@@ -190,7 +190,8 @@ def test_a_training_table_of_other_types_or_without_a_column_is_skew(run, traini
     )
 
 
-def test_the_table_names_each_difference(run, world, training, entries, tmp_path):  # noqa: F811
+def test_the_table_names_each_difference(run, world, training, entries, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("COLUMNS", "160")
     run(planted("country", "XX"))
     words = ("--artifact", str(world.report.path), "--table", str(training / "train.csv"))
     done = typed("skew", str(tmp_path / "log"), *words)
