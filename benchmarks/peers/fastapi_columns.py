@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 from benchmarks.columns_table import draw, transformer
-from benchmarks.peers.fastapi_pyg import Answer, build
+from benchmarks.peers.fastapi_pyg import Answer, build, serve
 from benchmarks.peers.pyg_model import Scorer, adjacency
 from benchmarks.peers.served import arguments
 from benchmarks.workload import FANOUTS
@@ -69,15 +68,7 @@ def main() -> None:
     async def unseen(node: NewNode) -> Answer:
         return Answer(output=scorer.score_new(node).tolist())
 
-    uvicorn.run(
-        app,
-        host="127.0.0.1",
-        port=args.port,
-        loop="uvloop",
-        http="httptools",
-        log_level="warning",
-        access_log=False,
-    )
+    serve(app, args.port)
 
 
 if __name__ == "__main__":
