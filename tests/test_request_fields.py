@@ -39,6 +39,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
     "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
     "node_type": ("shop", "shop", "shop"),
+    "keep": (True, True, True),
     "context": (
         [{"type": "shop", "features": [1.5], "id": "s", "neighbors": {"a__b__shop": [1, "t"]}}],
         '[{"type":"shop","features":[1.5],"id":"s","neighbors":{"a__b__shop":[1,"t"]}}]',
@@ -54,6 +55,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
     "min_version": (7, ""),
     "node_type": (5, ""),
+    "keep": ("true", 1, {}),
     "context": ([{"kind": "shop"}], [{"features": ["a"]}], [{"neighbors": [1]}], 5),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)

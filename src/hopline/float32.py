@@ -30,28 +30,19 @@ def changed(
         rounded: columns that may be rounded.
         whole: columns of whole numbers.
     """
-    lost = _changed(values, stored, rounded)
-    if not whole:
-        return lost
-    at = list(whole)
-    fractions = np.zeros(stored.shape, np.bool_) if lost is None else lost
-    fractions[:, at] |= stored[:, at] != np.rint(stored[:, at])
-    return fractions if fractions.any() else None
-
-
-def _changed(values: AnyArray, stored: FloatArray, rounded: Collection[int]) -> NDArray[np.bool_] | None:
-    if values.dtype.kind == "f" and values.dtype.itemsize <= 4:
-        return None
-    size = np.abs(stored)
-    if not size.size or size.max() < EXACT:  # NaN is not below
-        return None
-    if values.dtype.kind in "iu":
-        lost = inexact_integers(values)
-    else:
-        # Codes have at most 64 bits; beyond, every float is an integer, which proves nothing.
-        lost = (size >= EXACT) & (size < _CODES) & (values != stored) & (np.floor(values) == values)
-    lost[:, list(rounded)] = False
-    return lost if lost.any() else None
+    lost: NDArray[np.bool_] | None = None
+    is_float32, at = values.dtype.kind == "f" and values.dtype.itemsize <= 4, list(whole)
+    if not is_float32 and stored.size and not (size := np.abs(stored)).max() < EXACT:  # NaN is not below
+        if values.dtype.kind in "iu":
+            lost = inexact_integers(values)
+        else:
+            # Codes have at most 64 bits; beyond, every float is an integer, which proves nothing.
+            lost = (size >= EXACT) & (size < _CODES) & (values != stored) & (np.floor(values) == values)
+        lost[:, list(rounded)] = False
+    if at:
+        lost = np.zeros(stored.shape, np.bool_) if lost is None else lost
+        lost[:, at] |= stored[:, at] != np.rint(stored[:, at])
+    return lost if lost is not None and lost.any() else None
 
 
 def loss(value: Any) -> str:

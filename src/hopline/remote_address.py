@@ -96,18 +96,15 @@ class RemoteFiles:
 
     def entries(self, path: str) -> list[dict[str, Any]]:
         """Return what lies in a folder, in the form of fsspec's `ls`."""
-        found: list[dict[str, Any]] = limited(lambda: self.driver.ls(path, detail=True))
-        return found
+        return limited(lambda: self.driver.ls(path, detail=True))
 
     def below(self, path: str) -> dict[str, dict[str, Any]]:
         """Return all files below a folder: path -> entry."""
-        found: dict[str, dict[str, Any]] = limited(lambda: self.driver.find(path, detail=True))
-        return found
+        return limited(lambda: self.driver.find(path, detail=True))
 
     def matching(self, pattern: str) -> list[str]:
         """Return the paths that match a pattern."""
-        found: list[str] = limited(lambda: self.driver.glob(pattern))
-        return found
+        return limited(lambda: self.driver.glob(pattern))
 
     def size(self, path: str) -> int | None:
         """Return the size of a file; None without one."""

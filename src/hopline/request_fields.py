@@ -68,6 +68,8 @@ FIELDS = (
     RequestField("min_version", _Text, str, True, False),
     RequestField("node_type", _Text, str, True, True),
     RequestField("context", tuple[ContextNode, ...], tuple[ContextNode, ...], True, True),
+    # Models get the request by ids: a replay must add nothing.
+    RequestField("keep", bool, bool, False, False),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

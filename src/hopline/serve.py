@@ -185,10 +185,7 @@ def worker_main() -> None:
     def on_ready(server: Server) -> None:
         say_ready(orders["ready"], server.serving(), beat_s=beat_s(config.server.worker_hang_s))
 
-    def on_loop(server: Server) -> None:
-        on_parent_end(server.stop)
-
     try:
-        sys.exit(run_process(config, orders["service"], on_ready, on_loop))
+        sys.exit(run_process(config, orders["service"], on_ready, lambda own: on_parent_end(own.stop)))
     except HoplineError as error:
         sys.exit(main_error(error))

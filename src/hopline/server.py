@@ -337,7 +337,8 @@ class Server:
         end = time.monotonic() + settings.drain_timeout_s
         drained = bool(await self._unless_cut(self._service.drain(settings.drain_timeout_s)))
         # Until the last byte of the last answer is sent: closed connections leave the set only then.
-        while self._are_connected() and time.monotonic() < end and not self._cut.is_set():
+        ways: list[Any] = [each for each in (self._endpoint, self._grpc_endpoint) if each is not None]
+        while any(each.connections for each in ways) and time.monotonic() < end and not self._cut.is_set():
             self._endpoint.close_idle()
             if self._grpc_endpoint is not None:  # closes clients that do not
                 self._grpc_endpoint.tick(asyncio.get_running_loop().time())
@@ -367,10 +368,6 @@ class Server:
             if grpc is not None:
                 grpc.tick(loop.time())
                 num_coming += grpc.num_unaware + grpc.num_unheard
-
-    def _are_connected(self) -> bool:
-        assert self._endpoint is not None
-        return bool(self._endpoint.connections or (self._grpc_endpoint and self._grpc_endpoint.connections))
 
     async def _unless_cut(self, work: Any) -> Any:
         """The result of `work`, or None when a second signal comes first."""

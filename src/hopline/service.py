@@ -26,11 +26,13 @@ from hopline.errors import (
     HoplineError,
     ModelNotFound,
     ModelNotReady,
+    PermissionDenied,
     SnapshotError,
     Unavailable,
 )
 from hopline.features.prefetcher import Prefetcher, open_prefetcher
 from hopline.graph import Graph
+from hopline.graph.live.version import read_version
 from hopline.graph.live.view import LiveView
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
@@ -184,13 +186,18 @@ class Service:
         Raises: HoplineError: it was refused immediately; nothing is delivered.
         """
         work = Work(request, deliver)
-        if request.min_version:
-            return self._submit_at(work)
-        self._accept(work)
+        if request.keep:
+            self._submit_kept(work)
+        elif request.min_version:
+            self._submit_at(work)
+        else:
+            self._accept(work)
         return work
 
     def stream(self, request: ScoreRequest, deliver: Deliver, on_part: OnPart) -> Ticket:
         """As `submit`; `on_part` gets parts of the outcome before, such as text as it is generated."""
+        if request.keep:
+            return self.submit(request, deliver)  # refused: parts are of texts
         work = Work(request, deliver, on_part=on_part)
         self._accept(work)
         return work
@@ -206,17 +213,30 @@ class Service:
             raise Unavailable("the server is shutting down")
         self._resolve(request.model, request.version).accept(work)
 
-    def _submit_at(self, work: Work) -> Ticket:
-        """Hand in a request that needs a version of the graph, or a later one."""
-        from hopline.live.version_wait import checked, read_min_version
+    def _submit_kept(self, work: Work) -> None:
+        """Hand in a request whose inline nodes become nodes of the live graph."""
+        request = work.request
+        if self.graph_updates is None:
+            raise BadRequest("keep: this server's graph is read-only; serve it with live.enabled (--live)")
+        if self.config.authenticates and not request.client:
+            raise PermissionDenied("keep changes the graph, and this request has no client that may do so")
+        if self._draining:
+            raise Unavailable("the server is shutting down")
+        self.check_version(request)
+        served = self._resolve(request.model, request.version)
+        served.reject_early()
+        self.graph_updates.keep(work, served.info(()), self._accept)
 
-        wanted = read_min_version(work.request.min_version)
+    def _submit_at(self, work: Work) -> None:
+        """Hand in a request that needs a version of the graph, or a later one."""
+        from hopline.live.version_wait import checked
+
+        wanted = read_version(work.request.min_version, "min_version")
         work.deliver = checked(work.deliver, wanted)
         if self._version_wait is not None and not self._draining:
             self._version_wait.submit(work, wanted)
         else:
             self._accept(work)
-        return work
 
     def reject_early(self, model: str) -> None:
         """Refuse a request that names no version unread, where nothing it says could change that.
@@ -259,9 +279,7 @@ class Service:
         Raises: GraphBehind: not yet. BadRequest: `min_version` is no version.
         """
         if request.min_version and self._version_wait is not None:
-            from hopline.live.version_wait import read_min_version
-
-            self._version_wait.check(read_min_version(request.min_version))
+            self._version_wait.check(read_version(request.min_version, "min_version"))
 
     # What there is
 

@@ -110,6 +110,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         min_version: a `graph_version`: the answer must be of that version of the graph or of a later one.
         traceparent: W3C trace context that the request belongs to; "" without one.
         is_copy: a copy of a real request, to compare versions; no caller gets the answer.
+        keep: add inline and context nodes to the live graph, and score them there by their ids.
     """
 
     model: str
@@ -134,6 +135,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     min_version: str = ""
     context: tuple[ContextNode, ...] = ()
     node_type: str = ""
+    keep: bool = False
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):

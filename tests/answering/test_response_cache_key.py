@@ -137,6 +137,7 @@ NOT_CONTENT = {
     "client": "who asks; what one may not ask was refused before",
     "traceparent": "names the request in traces",
     "is_copy": "nobody gets the answer",
+    "keep": "a model gets the request with ids in place of inline nodes",
 }
 #: Of each other field, a value that asks for something else than `PLAIN` does.
 PLAIN = ScoreRequest("m", [1, 2], deadline=5.0)

@@ -32,7 +32,7 @@ REQUESTS = [
         ],
         context=(ContextNode(type="shop", features=[1.0], id="s", neighbors={"a__b__shop": [4, "n"]}),),
     ),
-    ScoreRequest("m", nodes=[1], node_type="shop"),
+    ScoreRequest("m", nodes=[1], node_type="shop", keep=True),
 ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hopline.config.schema import Config
-from hopline.errors import WriterUnavailable
+from hopline.errors import BadRequest, RequestTooLarge, WriterUnavailable
 from hopline.graph import Graph, IdIndex
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -15,6 +15,8 @@ from hopline.graph.live.writer import LiveWriter
 from hopline.live import wire
 from hopline.live.updates import LiveUpdates, WriterWatch
 from hopline.observe.metrics import Metrics
+from hopline.scheduling.work import Work
+from hopline.types import InlineNode, ModelInfo, ScoreRequest
 from tests.live.test_link import talking, until
 
 
@@ -83,3 +85,30 @@ async def test_a_worker_is_ready_when_the_writer_has_answered_once(tmp_path: Pat
         assert updates.is_current  # a writer that ends does not stop scoring
     finally:
         await updates.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"live__stream": "redis://127.0.0.1:1/0?stream=edges"}, "the graph follows a stream"),
+        ({"features__store": "redis://127.0.0.1:1"}, "features are in a feature store"),
+    ],
+)
+async def test_nodes_are_not_kept_where_events_alone_do_not_make_them(
+    tmp_path: Path, settings: dict[str, str], words: str
+) -> None:
+    graph = Graph.from_edges(np.array([[0], [1]]), np.ones((2, 3), np.float32))
+    config = Config().replace(**settings)
+    updates = LiveUpdates(_view(graph)[0], tmp_path / "writer", 1, Metrics(), config)
+    request = ScoreRequest("m", inline=[InlineNode([1.0, 2.0, 3.0], id=5)], keep=True)
+    info = ModelInfo("m", ("1",), "1", "READY", "", "node", "int", (), (), (), graph.version)
+    with pytest.raises(BadRequest, match=f"keep: {words}.*send events to /v1/graph/events"):
+        updates.keep(Work(request, [].append), info, [].append)
+
+
+async def test_a_request_with_too_many_edges_is_refused_before_they_are_read(tmp_path: Path) -> None:
+    graph = Graph.from_edges(np.array([[0], [1]]), np.ones((2, 3), np.float32))
+    updates = LiveUpdates(_view(graph)[0], tmp_path / "writer", 1, Metrics(), Config())
+    node = InlineNode([1.0, 2.0, 3.0], {"": range(100_000)}, id=5)
+    with pytest.raises(RequestTooLarge, match="1 nodes with 100000 edges; more than 100000 events"):
+        await updates._add_nodes(ScoreRequest("m", inline=[node], keep=True), "node")

@@ -12,8 +12,9 @@ import pytest
 
 from hopline.errors import BadRequest, GraphBehind, HoplineError
 from hopline.graph import Graph
+from hopline.graph.live.version import read_version
 from hopline.live import version_wait
-from hopline.live.version_wait import VersionWait, checked, read_min_version
+from hopline.live.version_wait import VersionWait, checked
 from hopline.observe.metrics import Metrics
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
@@ -35,7 +36,7 @@ class Rig:
     def submit(self, version: str, deadline: float | None = None) -> Work:
         request = ScoreRequest("m", min_version=version, deadline=deadline)
         work = Work(request, self.outcomes.append)
-        self.wait.submit(work, read_min_version(version))
+        self.wait.submit(work, read_version(version, "min_version"))
         return work
 
 
@@ -63,10 +64,10 @@ async def test_a_version_that_is_there_is_not_waited_for(rig: Rig) -> None:
 
 async def test_a_version_is_looked_for_without_waiting(rig: Rig) -> None:
     rig.kept.apply(of_stream(0, 2))
-    rig.wait.check(read_min_version(f"{rig.lineage}+2"))
+    rig.wait.check(read_version(f"{rig.lineage}+2", "min_version"))
     for version in (f"{rig.lineage}+3", "0" * 16 + "+1"):
         with pytest.raises(GraphBehind):
-            rig.wait.check(read_min_version(version))
+            rig.wait.check(read_version(version, "min_version"))
 
 
 async def test_a_request_waits_until_its_version_is_there(rig: Rig) -> None:
@@ -159,7 +160,7 @@ def test_an_answer_is_of_the_wanted_version_or_a_later_one(
     answered: str, wanted: str, error: type[HoplineError] | None
 ) -> None:
     outcomes: list[Any] = []
-    deliver = checked(outcomes.append, read_min_version(wanted))
+    deliver = checked(outcomes.append, read_version(wanted, "min_version"))
     result = ScoreResult("m", "1", answered, {"label": np.zeros(1)})
     deliver(result)
     if error is None:

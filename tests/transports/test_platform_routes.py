@@ -99,12 +99,13 @@ PARAMETERS = {
     "tags": ["nightly"],
     "min_version": "9c1f0b7e52d4a386+7",
     "node_type": "node",
+    "keep": False,
     "context": [{"type": "shop", "features": [1.0]}],
 }
 #: Those that the fake service answers; every other one has to be refused.
 ANSWERED = {
     *("timeout_ms", "version", "outputs", "as_of", "on_missing", "degraded", "attributes", "key"),
-    *("priority", "tags", "min_version", "context", "node_type"),
+    *("priority", "tags", "min_version", "context", "node_type", "keep"),
 }
 
 

@@ -219,3 +219,42 @@ def test_rows_of_events_survive_a_server_that_is_killed(worlds, turns, tmp_path)
             for each in everyone(found.process.pid) if number == 0 else ():
                 os.kill(each, signal.SIGKILL)
         np.testing.assert_array_equal(logits, wanted)
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["two types", "one type"])
+def test_an_account_that_pays_a_new_merchant_is_kept_with_its_payments(worlds, turns, tmp_path):
+    """The oracle is the same by events, on another server."""
+    world, paid_by = worlds[turns], "merchant__paid_by__account"
+    settings = {
+        **paths(world), "live__enabled": True, "live__spare_nodes": 500, "live__spare_edges": 5_000,
+    }  # fmt: skip
+    account = {"id": "new", "features": [1.0] * 3, "neighbors": [900, 5], "edge_attr": [ROW, NULLS]}
+    merchant = {"type": "merchant", "id": 900, "features": [0.5] * 3}
+    payments = {"neighbors": {KEY: ["new", "a3"]}, "edge_attr": {KEY: [ROW, NULLS]}}
+    asked = {"inline": [account], "context": [merchant | payments], "keep": True, "outputs": ["logits"]}
+    events = [
+        {"op": "add_node", "node_type": "account", "node": "new", "features": [1.0] * 3},
+        {"op": "add_node", "node_type": "merchant", "node": 900, "features": [0.5] * 3},
+    ]
+    edges = [(paid_by, 900, "new"), (paid_by, 5, "new"), (KEY, "new", 900), (KEY, "a3", 900)]
+    for (key, src, dst), row in zip(edges, (ROW, NULLS, ROW, NULLS), strict=True):
+        if turns and key == paid_by:
+            key, src, dst = KEY, dst, src
+        events.append({"op": "add_edge", "edge_type": key, "src": src, "dst": dst, "columns": row})
+    answers = []
+    for name in ("events", "kept"):
+        with running(SERVICE, **settings, live__folder=tmp_path / name) as found:
+            if name == "events":
+                assert httpx.post(f"{found.url}/v1/graph/events", json=events).json()["applied"] == 6
+            else:
+                score = f"{found.url}/v1/models/risk/score"
+                lacking = account | {"edge_attr": [ROW, {"amount": 1.0}]}
+                refused = httpx.post(score, json=asked | {"inline": [lacking]})
+                assert refused.status_code == 400
+                assert "inline[0].neighbors[1]" in refused.json()["error"]["message"]
+                kept = httpx.post(score, json=asked).json()["outputs"]["logits"]
+            with hopline.Client(found.url) as client:
+                ids = ["new", "a3", *world.ids[:20]]
+                answers.append(client.score("risk", ids, outputs=["logits"]).outputs["logits"])
+    np.testing.assert_array_equal(*answers)
+    np.testing.assert_array_equal(np.array(kept, np.float32), answers[0][:1])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hopline.engine.answer import Answerer
 from hopline.engine.model import StateCachePlan, load_model
 from hopline.errors import NodeNotFound, SchemaMismatch
-from hopline.events.decode import Decoder
+from hopline.events.decode import Decoder, events_of
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -163,6 +163,34 @@ def test_answers_after_events_are_pygs_on_the_transformed_frame(world):
     ]
     assert live.send(*edges) == []
     found = live.answers([f"n{row}" for row in range(20)])
+    expected = world.pyg(fitted_form(frame), [[row] for row in range(20)])[fraud.ACCOUNTS :]
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_inline_nodes_that_are_kept_answer_as_pyg_does_on_the_transformed_frame(world):
+    live = Live(world)
+    frame = fraud.accounts(20, 78, countries=[*fraud.COUNTRIES, "XX"])
+
+    def kept(**more):
+        inline = [
+            InlineNode(
+                id=f"k{row}",
+                columns=as_sent(frame.iloc[row]) | more,
+                neighbors={"merchant__paid_by__account": [row]},
+            )
+            for row in range(20)
+        ]
+        request = ScoreRequest("risk", inline=inline, keep=True)
+        events, places = events_of(request, "account", live.decoder.schema, None)
+        return places, live.decoder.check(events)
+
+    places, decoded = kept(amount="much")
+    assert [places[each.index] for each in decoded.refused] == [f"inline[{at}]" for at in range(20)]
+    assert "column 'amount': 'much' instead of a number" in decoded.refused[0].reason
+    _, decoded = kept()
+    applied = live.writer.apply(decode_changes(encode_changes(decoded.changes)))
+    assert (decoded.refused, applied.rejected, applied.num_applied) == ([], [], 40)
+    found = live.answers([f"k{row}" for row in range(20)])
     expected = world.pyg(fitted_form(frame), [[row] for row in range(20)])[fraud.ACCOUNTS :]
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 

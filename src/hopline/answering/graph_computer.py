@@ -426,7 +426,7 @@ class GraphComputer(Computer):
         spec = self.model.spec
         head = spec.head
         named = [each for one in (head, *spec.heads) for each in one.outputs]
-        ids = {name: self.model.graph.nodes[name].ids.kind for name in self._types}
+        ids = {name: self.model.graph.nodes[name].ids.kind for name in self.model.by_type}
         index = self.model.graph.nodes[head.node_type].ids
         id_type = "BYTES" if index.kind == "string" else "INT64"
         if head.kind == "link":

@@ -116,7 +116,8 @@ class AsyncClient:
 
     async def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
         timeout, path = options.get("timeout"), wire.score_path(model)
-        return wire.read_result(await self.send("POST", path, body, timeout, self._retries))
+        retries = 0 if options.get("keep") and not options.get("key") else self._retries
+        return wire.read_result(await self.send("POST", path, body, timeout, retries))
 
     async def send(
         self,

@@ -144,7 +144,8 @@ class Client:
 
     def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
         timeout, path = options.get("timeout"), wire.score_path(model)
-        return wire.read_result(self.send("POST", path, body, timeout, self._retries))
+        retries = 0 if options.get("keep") and not options.get("key") else self._retries
+        return wire.read_result(self.send("POST", path, body, timeout, retries))
 
     def send(
         self,

@@ -50,6 +50,8 @@ class ScoreOptions(TypedDict, total=False):
             in time.
         context: nodes of any type that are not in the graph, and that inline nodes refer to.
         node_type: of the nodes, for a model that answers for several node types.
+        keep: add the inline nodes, and those of `context`, to the live graph. Give a `key` too: without
+            one, a call whose answer is lost is not repeated.
     """
 
     version: str | None
@@ -65,6 +67,7 @@ class ScoreOptions(TypedDict, total=False):
     min_version: str
     context: Iterable[ContextNode | Mapping[str, Any]]
     node_type: str | None
+    keep: bool
 
 
 class _Answer(msgspec.Struct):
@@ -203,14 +206,9 @@ def inline_body(
     inline: Iterable[InlineNode | Mapping[str, Any]], nodes: ExternalIds, **options: Unpack[ScoreOptions]
 ) -> dict[str, Any]:
     """Build the body for nodes that are not in the graph, after `nodes` that are."""
-    body: dict[str, Any] = {
-        "inline": list(map(_inline, listed(inline, "inline", "nodes"))),
-        **_options(options),
-    }
+    body = {"inline": list(map(_inline, listed(inline, "inline", "nodes"))), **_options(options)}
     ids = _ids(nodes)
-    if ids:
-        body["nodes"] = ids
-    return body
+    return body | {"nodes": ids} if ids else body
 
 
 def pairs_body(

@@ -108,7 +108,12 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
         else:
             raise ValueError(f"a message of kind {kind}")
         if rows > max_rows:
-            raise TooMuch(_too_many_rows(rows, max_rows, len(payload)))
+            if max_rows == MAX_ROWS:
+                raise TooMuch(f"{rows} events in one payload; at most {MAX_ROWS} are allowed")
+            raise TooMuch(
+                f"{rows} rows in {len(payload)} bytes; at most one row for {_BYTES_A_ROW} bytes is read "
+                f"({max_rows} here); send fewer events in one request, or uncompressed"
+            )
         if total > limit:
             raise TooMuch(
                 f"its columns would take more than {limit} bytes of memory, the most for a stream of "
@@ -118,15 +123,6 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
     if payload[at:].strip(b"\0"):  # padding is zeros; a reader would stop here silently
         num_left = len(payload) - at
         raise Malformed(f"{num_left} bytes follow the end of the stream; send one stream in a body")
-
-
-def _too_many_rows(rows: int, max_rows: int, num_bytes: int) -> str:
-    if max_rows == MAX_ROWS:
-        return f"{rows} events in one payload; at most {MAX_ROWS} are allowed"
-    return (
-        f"{rows} rows in {num_bytes} bytes; at most one row for {_BYTES_A_ROW} bytes is read ({max_rows} "
-        "here); send fewer events in one request, or uncompressed"
-    )
 
 
 def _check_fields(schema: _FlatTable, max_columns: int) -> None:

@@ -19,11 +19,7 @@ from hopline.types import IdArray
 
 
 class Columns(Protocol):
-    """The columns of a table of events.
-
-    Attributes:
-        ops: int32 [n], positions in `wire.OPS`; -1 for unknown ones.
-    """
+    """The columns of a table of events; `ops` has positions in `wire.OPS`, -1 for unknown ones."""
 
     ops: NDArray[np.int32]
 
@@ -56,17 +52,9 @@ def refuse_fields(table: Columns, first: int, graph: GraphSchema, refusals: Refu
     for at, op in enumerate(wire.OPS):
         fields = wire.FIELDS[op]
         taken = {"op", *fields}.union(*(names[vector] for vector in names if vector in fields))
-        _refuse(
-            table,
-            np.flatnonzero(table.ops == at),
-            first,
-            {
-                name: ("malformed", wire.foreign_field(op, name))
-                for name in table.names
-                if name not in taken
-            },
-            refusals,
-        )
+        others = [name for name in table.names if name not in taken]
+        wrong = {name: ("malformed", wire.foreign_field(op, name)) for name in others}
+        _refuse(table, np.flatnonzero(table.ops == at), first, wrong, refusals)
 
 
 def refuse_vectors(
@@ -87,13 +75,8 @@ def refuse_vectors(
         rows: that take the vector. vector: `attr` or `features`.
     """
     others = {name: in_order({name: 0.0}, dim, names, what) for name in named if name not in names}
-    _refuse(
-        table,
-        rows,
-        first,
-        {name: reason for name, reason in others.items() if isinstance(reason, tuple)},
-        refusals,
-    )
+    wrong = {name: reason for name, reason in others.items() if isinstance(reason, tuple)}
+    _refuse(table, rows, first, wrong, refusals)
     lists = table.given(vector)
     if lists is not None and lists[rows].any():  # lists are read, so columns by name would be ignored
         twice = "bad_shape", f"{what} as a list and by name; send all events of a message in one form"

@@ -16,16 +16,17 @@ model reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.errors import BadRequest, RequestTooLarge
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
 from hopline.events.arrow_fields import refuse_fields
 from hopline.events.payloads import JsonEvents, read_json
@@ -33,7 +34,7 @@ from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
 from hopline.json_faults import may_repeat, repeated_name
-from hopline.types import IdArray
+from hopline.types import IdArray, InlineNode, ScoreRequest
 
 
 def _without_features(schema: GraphSchema) -> GraphSchema:
@@ -66,6 +67,8 @@ _SECONDS = (10**8, 10**10)
 _SLICE = 4_096
 _NO_ID = "id is empty; leave it out or send one"
 _BAD_AT = "is not a time in ms since 1970"
+#: Fields of an inline node by edge type.
+_OF_EDGES = ("neighbors", "edge_attr", "edge_weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +110,14 @@ class Decoder:
     Args:
         schema: the graph's.
         features_elsewhere: features are in a feature store; see the module.
+
+    Attributes:
+        schema: of events.
     """
 
     def __init__(self, schema: GraphSchema, *, features_elsewhere: bool = False) -> None:
         self._whole = schema if features_elsewhere else None
-        self._schema = schema = _without_features(schema) if features_elsewhere else schema
+        self.schema = schema = _without_features(schema) if features_elsewhere else schema
         self._edge_types = tuple(schema.own_edge_types)
         self._node_types = tuple(schema.node_types)
 
@@ -137,6 +143,13 @@ class Decoder:
             return decoded
         return replace(decoded, changes=_with_zeros(decoded.changes, self._whole))
 
+    def check(self, events: list[Any]) -> Decoded:
+        """As `decode`, of events that are read already; without a feature store."""
+        refusals, count = Refusals(), len(events)
+        read = JsonEvents(events, [0] * count, list(range(count)))
+        segments = self._segments(read, np.arange(count, dtype=np.int64), refusals)
+        return _joined(segments, count, refusals, [], ())
+
     def _json(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
     ) -> list[_Segment]:
@@ -149,6 +162,9 @@ class Decoder:
         text = payloads[0][1] if len(payloads) == 1 else b"".join(payload for _, payload in payloads)
         if may_repeat(text, wire.num_names(read.events)):
             _refuse_repeated(dict(payloads), read.origin, read.index, numbers, refusals)
+        return self._segments(read, numbers, refusals)
+
+    def _segments(self, read: JsonEvents, numbers: IdArray, refusals: Refusals) -> list[_Segment]:
         return [
             self._segment(read, slice(begin, begin + _SLICE), numbers, refusals)
             for begin in range(0, len(numbers), _SLICE)
@@ -161,7 +177,7 @@ class Decoder:
             refusals.add_all(numbers[[each == "" for each in ids]], "malformed", _NO_ID)
         edges, nodes = self._json_changes(events, numbers, refusals)
         return _Segment(
-            _texts(ids),
+            ids if set(map(type, ids)) == {str} else ["" if each is None else str(each) for each in ids],
             _times([event.at for event in events], numbers, refusals),
             np.array(read.origin[part], np.int64),
             np.array(read.index[part], np.int64),
@@ -172,32 +188,21 @@ class Decoder:
     def _json_changes(
         self, events: list[Any], numbers: IdArray, refusals: Refusals
     ) -> tuple[dict[str, EdgeChanges], dict[str, NodeChanges]]:
-        schema = self._schema
-        edges: dict[str, EdgeChanges] = {}
-        nodes: dict[str, NodeChanges] = {}
-        kinds = set(map(type, events))
-        of_edges, of_nodes = (
-            kinds & {wire.AddEdge, wire.RemoveEdge},
-            kinds & {wire.AddNode, wire.SetFeatures},
-        )
-        if of_edges:
-            some, their = (events, numbers) if not of_nodes else _of(events, numbers, of_edges)
-            for name, group, places in _grouped([event.edge_type for event in some], some, their):
-                key = _type_of(name, self._edge_types, "edge type", places, refusals)
-                if key is not None:
-                    kind = schema.edge_types[key]
-                    rows = json_rows.edge_rows(group, places, kind, refusals)
-                    part = checks.edge_changes(rows, kind, schema, refusals)
-                    edges[key] = parts.merge([edges[key], part]) if key in edges else part
-        if of_nodes:
-            some, their = (events, numbers) if not of_edges else _of(events, numbers, of_nodes)
-            for name, group, places in _grouped([event.node_type for event in some], some, their):
-                key = _type_of(name, self._node_types, "node type", places, refusals)
-                if key is not None:
-                    node = schema.node_types[key]
-                    row = json_rows.node_rows(group, places, key, node, refusals)
-                    added = checks.node_changes(row, key, node, refusals)
-                    nodes[key] = parts.merge([nodes[key], added]) if key in nodes else added
+        schema, edges, nodes = self.schema, dict[str, EdgeChanges](), dict[str, NodeChanges]()
+        groups: dict[tuple[bool, str | None], list[int]] = {}
+        for row, event in enumerate(events):
+            is_edge = isinstance(event, wire.Edge)
+            groups.setdefault((is_edge, event.edge_type if is_edge else event.node_type), []).append(row)
+        for (is_edge, name), rows in groups.items():
+            group, places = [events[row] for row in rows], numbers[rows]
+            if is_edge and (key := _type_of(name, self._edge_types, "edge type", places, refusals)):
+                kind = schema.edge_types[key]
+                of_edges = json_rows.edge_rows(group, places, kind, refusals)
+                edges = _merged([edges, {key: checks.edge_changes(of_edges, kind, schema, refusals)}])
+            elif not is_edge and (key := _type_of(name, self._node_types, "node type", places, refusals)):
+                node = schema.node_types[key]
+                of_nodes = json_rows.node_rows(group, places, key, node, refusals)
+                nodes = _merged([nodes, {key: checks.node_changes(of_nodes, key, node, refusals)}])
         return edges, nodes
 
     def _arrow(
@@ -214,7 +219,7 @@ class Decoder:
                 alike.clear()
 
         for at, payload in payloads:
-            table = arrow_rows.read_table(payload, self._schema)
+            table = arrow_rows.read_table(payload, self.schema)
             if isinstance(table, tuple):
                 refused.append(Refused(at, -1, *table))
                 continue
@@ -225,7 +230,7 @@ class Decoder:
         return segments
 
     def _table(self, alike: list[tuple[int, Any]], first: int, refusals: Refusals) -> _Segment:
-        schema = self._schema
+        schema = self.schema
         table = arrow_rows.Table([each for _, each in alike])
         lengths = [each.num_rows for _, each in alike]
         numbers = np.arange(first, first + len(table), dtype=np.int64)
@@ -266,22 +271,66 @@ class Decoder:
         )
 
 
-def _of(events: list[Any], numbers: IdArray, kinds: set[Any]) -> tuple[list[Any], IdArray]:
-    wanted = [type(event) in kinds for event in events]
-    return [event for event, yes in zip(events, wanted, strict=True) if yes], numbers[np.array(wanted)]
+def events_of(
+    request: ScoreRequest, node_type: str, schema: GraphSchema, time: int | None
+) -> tuple[list[Any], list[str]]:
+    """Events that add the inline and context nodes of a request, then their edges; and the place of each.
+
+    Args:
+        node_type: of nodes that name none.
+        time: of edges whose type has times; None if the request names none.
+    Raises: BadRequest: a node without an id; edges that do not fit their type. RequestTooLarge.
+    """
+    nodes = [(f"inline[{at}]", node, node_type) for at, node in enumerate(request.inline)]
+    nodes += [(f"context[{at}]", node, node.type or node_type) for at, node in enumerate(request.context)]
+    num_edges = sum(len(ids) for _, node, _ in nodes for ids in node.neighbors.values())
+    if len(nodes) + num_edges > wire.MAX_EVENTS:
+        raise RequestTooLarge(f"keep: {len(nodes)} nodes with {num_edges} edges; {wire.TooMany()}")
+    events, edges = dict[str, Any](), dict[str, Any]()
+    for place, node, kind in nodes:
+        if node.id is None:
+            raise BadRequest(f"{place}.id is missing: with keep, all nodes of the request join the graph")
+        row = {"columns": node.columns} if node.columns is not None else {"features": _list(node.features)}
+        events[place] = wire.AddNode(node=node.id, node_type=kind, **row)
+        into = {key: edge for key, edge in schema.edge_types.items() if edge.dst == kind}
+        given = [_by_edge_type(node, what, place, into) for what in _OF_EDGES]
+        for key in dict.fromkeys(chain(*given)):
+            edge, ids = into[key], given[0].get(key, [])
+            attrs = given[1].get(key) or [None] * len(ids)
+            weights = given[2].get(key) or [1.0 if edge.has_weight else None] * len(ids)
+            if not len(ids) == len(attrs) == len(weights):
+                raise BadRequest(f"{place}: {key!r} has {len(ids)} neighbors, and other numbers of rows")
+            if edge.has_time and time is None and ids:
+                raise BadRequest(f"{place}: {key!r} has times; with keep, as_of is the time of new edges")
+            for at, (src, attr, weight) in enumerate(zip(ids, attrs, weights, strict=True)):
+                row = {"columns": attr} if isinstance(attr, Mapping) else {"attr": attr}
+                row |= {"time": time if edge.has_time else None, "weight": weight}
+                ends = (node.id, src) if edge.reverse_of else (src, node.id)
+                name, own = f"{place}.neighbors[{at}] of {key!r}", edge.reverse_of or key
+                edges[name] = wire.AddEdge(src=ends[0], dst=ends[1], edge_type=own, **row)
+    events |= edges
+    return list(events.values()), list(events)
 
 
-def _grouped(
-    names: list[str | None], events: list[Any], numbers: IdArray
-) -> list[tuple[str | None, list[Any], IdArray]]:
-    """Group events by the type that they name."""
-    distinct = set(names)
-    if len(distinct) == 1:
-        return [(names[0], events, numbers)]
-    groups: dict[str | None, list[int]] = {}
-    for row, name in enumerate(names):
-        groups.setdefault(name, []).append(row)
-    return [(name, [events[row] for row in rows], numbers[rows]) for name, rows in groups.items()]
+def _by_edge_type(node: InlineNode, what: str, place: str, into: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """A field of an inline node by edge type; the name "" means the only type."""
+    given: Mapping[str, Any] = getattr(node, what)
+    found = {next(iter(into)) if not key and len(into) == 1 else key: _list(given[key]) for key in given}
+    if found.keys() - into.keys() or len(found) < len(given):
+        named, known = ", ".join(map(repr, given)), ", ".join(into) or "none"
+        raise BadRequest(f"{place}.{what}: {named}; edge types that lead there: {known}")
+    return found
+
+
+def _list(values: Any) -> list[Any]:
+    """The values, arrays and NumPy's numbers as Python's."""
+    return [each.tolist() if isinstance(each, np.ndarray | np.generic) else each for each in values]
+
+
+def _merged(groups: Sequence[dict[str, parts.PartT]]) -> dict[str, parts.PartT]:
+    """The changes of groups by type."""
+    names = dict.fromkeys(name for each in groups for name in each)
+    return {name: parts.merge([each[name] for each in groups if name in each]) for name in names}
 
 
 def _type_of(
@@ -332,22 +381,9 @@ def _refuse_repeated(
             refusals.add(number, "malformed", f"field {name!r} is repeated")
 
 
-def _texts(ids: list[Any]) -> list[str]:
-    return ids if set(map(type, ids)) == {str} else ["" if each is None else str(each) for each in ids]
-
-
 def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
     """ms since 1970, -1 for missing ones."""
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        try:
-            times = np.array(values, np.int64)
-        except OverflowError:
-            pass
-        else:
-            if not _bad_times(times).any():
-                return times
-    elif kinds == {type(None)}:
+    if set(map(type, values)) == {type(None)}:
         return np.full(len(values), -1, np.int64)
     kept = []
     for number, value in zip(numbers.tolist(), values, strict=True):
@@ -358,8 +394,10 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
         if is_moment:
             aware = value if value.tzinfo else value.replace(tzinfo=UTC)
             value = (aware - _EPOCH) // _MS
-        if not 0 <= value <= _LATEST_MS or (not is_moment and _SECONDS[0] <= value < _SECONDS[1]):
-            refusals.add(number, "malformed", f"at {str(value)[:40]} {_BAD_AT}{_hint(value)}")
+        is_seconds = not is_moment and _SECONDS[0] <= value < _SECONDS[1]
+        if is_seconds or not 0 <= value <= _LATEST_MS:
+            hint = f"; if it is in seconds, send {int(value * 1000)}" if is_seconds else ""
+            refusals.add(number, "malformed", f"at {str(value)[:40]} {_BAD_AT}{hint}")
             value = 0
         kept.append(int(value))
     return np.array(kept, np.int64)
@@ -369,11 +407,6 @@ def _bad_times(ms: IdArray) -> NDArray[np.bool_]:
     """Mask of times that are invalid as ms since 1970: bool [n]."""
     bad: NDArray[np.bool_] = (ms < 0) | (ms > _LATEST_MS) | ((ms >= _SECONDS[0]) & (ms < _SECONDS[1]))
     return bad
-
-
-def _hint(value: float) -> str:
-    is_seconds = _SECONDS[0] <= value < _SECONDS[1]
-    return f"; if it is in seconds, send {int(value * 1000)}" if is_seconds else ""
 
 
 def _joined(
@@ -394,14 +427,7 @@ def _joined(
         sent = [each if 0 <= each <= _LATEST_MS else 0 for each in sent_ms]
         times = np.where(times < 0, np.array(sent, np.int64)[payload], times)
     times = np.maximum(times, 0)
-    edges = {
-        key: parts.merge([each.edges[key] for each in segments if key in each.edges])
-        for key in dict.fromkeys(key for each in segments for key in each.edges)
-    }
-    nodes = {
-        key: parts.merge([each.nodes[key] for each in segments if key in each.nodes])
-        for key in dict.fromkeys(key for each in segments for key in each.nodes)
-    }
+    edges, nodes = _merged([each.edges for each in segments]), _merged([each.nodes for each in segments])
     if refusals.by_number:
         for number, (code, reason) in sorted(refusals.by_number.items()):
             refused.append(Refused(int(payload[number]), int(index[number]), code, reason, ids[number]))

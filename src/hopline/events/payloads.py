@@ -61,11 +61,6 @@ class JsonEvents:
         self.origin += [at] * len(events)
         self.index += places
 
-    def cut(self, length: int) -> None:
-        """Drop all but the first events."""
-        for column in (self.events, self.origin, self.index):
-            del column[length:]
-
 
 def read_json(at: int, payload: bytes, read: JsonEvents, refused: list[Refused]) -> Refused | None:
     """Read the events of a JSON payload; those that cannot be read are refused.
@@ -105,7 +100,8 @@ def read_json(at: int, payload: bytes, read: JsonEvents, refused: list[Refused])
                 continue
             bad.append(Refused(at, place if len(texts) > 1 else -1, "malformed", event))
             if len(bad) == MAX_UNREADABLE:
-                read.cut(begin)
+                for column in (read.events, read.origin, read.index):
+                    del column[begin:]
                 return Refused(
                     at,
                     -1,

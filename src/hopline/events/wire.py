@@ -30,7 +30,9 @@ class _Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True)
 # vector and columns are last, see `num_names`.
 
 
-class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
+class Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """An event of an edge."""
+
     src: int | str
     dst: int | str
     edge_type: str | None = None
@@ -40,7 +42,7 @@ class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     features: None = None
 
 
-class AddEdge(_Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
+class AddEdge(Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
     """Adds an edge from `src` to `dst`. Parallel edges are kept.
 
     Attributes:
@@ -60,7 +62,7 @@ class AddEdge(_Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, for
 
 
 class RemoveEdge(
-    _Edge, kw_only=True, tag_field="op", tag="remove_edge", gc=False, forbid_unknown_fields=True
+    Edge, kw_only=True, tag_field="op", tag="remove_edge", gc=False, forbid_unknown_fields=True
 ):
     """Removes all edges from `src` to `dst`, or with `time` those of that time.
 
@@ -119,23 +121,18 @@ class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_un
 
 
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures
+_KINDS = (AddEdge, RemoveEdge, AddNode, SetFeatures)
 #: Kinds of JSON bodies. Any list is one, because a bad event of a list is refused alone.
 BODY = (
-    *(AddEdge, RemoveEdge, AddNode, SetFeatures),
+    *_KINDS,
     Annotated[list[Any], msgspec.Meta(description="A list of events.")],
 )
-
-
-def _fields(kind: type[_Event]) -> tuple[str, ...]:
-    return tuple(each.name for each in msgspec.structs.fields(kind) if each.type is not NoneType)
-
-
 #: The fields that each operation takes, without `op`.
 FIELDS = {
-    "add_edge": _fields(AddEdge),
-    "remove_edge": _fields(RemoveEdge),
-    "add_node": _fields(AddNode),
-    "set_features": _fields(SetFeatures),
+    str(kind.__struct_config__.tag): tuple(
+        each.name for each in msgspec.structs.fields(kind) if each.type is not NoneType
+    )
+    for kind in _KINDS
 }
 OPS = tuple(FIELDS)
 #: Of all operations.

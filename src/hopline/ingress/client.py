@@ -95,7 +95,11 @@ class Client:
 
         The request is new and not shared yet. A changed copy of a frozen struct would cost ten times as
         much.
+
+        Raises: PermissionDenied: it changes the graph, and the client may not.
         """
+        if request.keep:
+            self.check("admin", SERVER)
         force_setattr(request, "client", self.name)
         if _RANK[request.priority] > self._rank:
             force_setattr(request, "priority", self.priority)

@@ -123,7 +123,7 @@ def _without(text: str, sha256: str) -> str:
 
 def _grant_text(grant: Grant) -> str:
     allowed = {name: getattr(grant, name) for name in ("score", "read", "admin")}
-    lines = [f"{name} = {_globs_text(globs)}" for name, globs in allowed.items() if globs != ()]
+    lines = [f"{name} = {_text(globs)}" for name, globs in allowed.items() if globs != ()]
     for name in ("rate_per_s", "burst", "tokens_per_minute"):
         if getattr(grant, name) is not None:
             lines.append(f"{name} = {getattr(grant, name)!r}")
@@ -133,6 +133,7 @@ def _grant_text(grant: Grant) -> str:
 
 
 def _key_text(key: KeyEntry) -> str:
+    """Return the lines of a key's table."""
     lines = [f"id = {_text(key.id)}", f"sha256 = {_text(key.sha256)}"]
     for name, moment in (("created", key.created), ("expires", key.expires)):
         if moment is not None:
@@ -140,16 +141,10 @@ def _key_text(key: KeyEntry) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _globs_text(globs: Globs) -> str:
-    if isinstance(globs, bool):
-        return "true" if globs else "false"
-    return f"[{', '.join(map(_text, globs))}]"
-
-
 def _name(client: str) -> str:
     return client if _BARE.fullmatch(client) else _text(client)
 
 
-def _text(value: str) -> str:
-    """Encode a TOML basic string, which has the same escapes as JSON."""
+def _text(value: str | Globs) -> str:
+    """Encode a string, truth value or list of strings as TOML, which has the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False)

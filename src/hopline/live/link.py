@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _SNAPSHOT_S = 3600.0
 #: Sizes of batches that are encoded, and of outcomes that are decoded, within a millisecond.
 _FEW_EVENTS, _FEW_BYTES = 1_000, 64 * 1024
+_UNKNOWN = "the change may or may not have been applied: send it again with the same event ids or key"
 
 
 class WriterLink:
@@ -171,10 +172,8 @@ class WriterLink:
         except (TimeoutError, OSError) as error:
             if isinstance(error, WriterUnavailable):
                 raise
-            raise WriterUnavailable(
-                f"the live graph's writer did not answer ({str(error) or f'within {timeout_s:g} s'}); the "
-                "change may or may not have been applied: send it again with the same event ids"
-            ) from None
+            why = str(error) or f"within {timeout_s:g} s"
+            raise WriterUnavailable(f"the live graph's writer did not answer ({why}); {_UNKNOWN}") from None
         finally:
             self._sent.pop(number, None)
             if answer.done() and not answer.cancelled():
@@ -205,12 +204,8 @@ class WriterLink:
         sent, self._sent = self._sent, {}
         for answer in sent.values():
             if not answer.done():
-                answer.set_exception(
-                    WriterUnavailable(
-                        "the live graph's writer ended before it answered; the change may or may not "
-                        "have been applied: send it again with the same event ids"
-                    )
-                )
+                why = f"the live graph's writer ended before it answered; {_UNKNOWN}"
+                answer.set_exception(WriterUnavailable(why))
 
 
 def _apply(number: int, batches: Sequence[Changes]) -> bytes:

@@ -16,6 +16,8 @@ from hopline.errors import HoplineError
 
 #: Levels of changed_at if no model is known in advance: enough for three layers.
 _LEVELS = 4
+#: Orders that are settings of the same name.
+_SAME = ("stand_by_s", "snapshots", "spare_nodes", "spare_edges", "snapshot_bytes", "snapshot_s", "nice")
 
 
 def writer_orders(
@@ -35,20 +37,14 @@ def writer_orders(
         "socket": str(live_socket(config)),
         "run_by": f"{run_by} (process {os.getpid()})",
         "yields": yields,
-        "stand_by_s": live.stand_by_s,
         "memory_fd": memory_fd,
         "follows": bool(live.stream),
-        "snapshots": live.snapshots,
-        "spare_nodes": live.spare_nodes,
-        "spare_edges": live.spare_edges,
         "num_levels": live.levels or levels_of(config.models.repository),
         "reads_degrees": live.degrees,
         "seen_events": live.remembered_events,
-        "snapshot_bytes": live.snapshot_bytes,
-        "snapshot_s": live.snapshot_s,
         "log_level": config.log.level.upper(),
         "drain_s": config.server.drain_timeout_s,
-        "nice": live.nice,
+        **{name: getattr(live, name) for name in _SAME},
     }
 
 

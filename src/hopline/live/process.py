@@ -22,10 +22,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -62,31 +62,28 @@ class _Relieved(Exception):
     """Another process writes the folder, and continues to."""
 
 
-async def _take_over(
-    attempt: Callable[[], Awaitable[LiveHome]],
-    folder: Path,
-    stopping: asyncio.Event,
-    *,
-    yields: bool,
-    stand_by_s: float,
-    clock: Callable[[], float],
-) -> LiveHome | None:
+async def _taken_over(orders: WriterOrders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
     """The live folder, once no other process writes there; None if stopped before.
 
-    Args:
-        attempt: opens the folder; Conflict if another process has it.
-        yields: True if this writer gives up the folder on request.
-        stand_by_s: seconds to wait for an owner that does not yield; 0 means for ever.
-        clock: monotonic seconds.
     Raises:
         Relieved: this one yields, and the owner writes.
         Conflict: the owner did not end in time; the message names it.
-        HoplineError: as `attempt`.
+        HoplineError: as `LiveHome.open`.
     """
-    began, next_at, logged, answer = clock(), clock(), "", ""
+    folder, yields, stand_by_s = Path(orders.folder), orders.yields, orders.stand_by_s
+    attempt = partial(
+        LiveHome.open,
+        folder,
+        base,
+        segment_bytes=orders.segment_bytes,
+        verify=orders.verify,
+        owner=this_process(orders.run_by, orders.socket, yields),
+    )
+    began = next_at = time.monotonic()
+    logged = answer = ""
     while not stopping.is_set():
         try:
-            return await attempt()
+            return await _started(stopping, attempt)
         except Conflict as error:
             conflict = str(error)
         owner = read_owner(folder / LOCK)
@@ -94,19 +91,19 @@ async def _take_over(
             logged = conflict
             log.info("standing by: %s", logged)
         if yields:
-            if not owner.yields or await _answers(owner):
+            if not owner.yields or not await _failure(owner, "another writer", WriterLink.welcome):
                 raise _Relieved(f"{conflict}; changes are sent to it")
             answer = "it is starting or stopping"
         elif not owner.yields:
             answer = "it does not yield; waiting for it"
-        elif clock() >= next_at:
-            answer = await _request_to_yield(owner)
-            next_at = clock() + _REQUEST_EVERY_S
+        elif time.monotonic() >= next_at:
+            answer = await _failure(owner, "the next writer", WriterLink.step_aside) or "it yields"
+            next_at = time.monotonic() + _REQUEST_EVERY_S
         if f"{owner}: {answer}" != logged:
             logged = f"{owner}: {answer}"
             log.info("standing by for %s", logged)
         patience_s = max(stand_by_s, _YIELDING_S) if owner.yields else stand_by_s
-        if stand_by_s and not yields and clock() - began >= patience_s:
+        if stand_by_s and not yields and time.monotonic() - began >= patience_s:
             raise Conflict(
                 f"{conflict}. It did not end within {patience_s:g} s ({answer}): stop it, use another "
                 "live.folder, or wait for as long as it runs (live.stand_by_s = 0)"
@@ -116,32 +113,19 @@ async def _take_over(
     return None
 
 
-async def _request_to_yield(owner: Owner) -> str:
-    """Request an owner to give up the folder; return its answer."""
-    link = WriterLink(
-        Path(owner.socket), "the next writer", patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True
-    )
+async def _failure(
+    owner: Owner, name: str, call: Callable[[WriterLink], Coroutine[Any, Any, object]]
+) -> str:
+    """Send a request to an owner; return why it failed, "" if it did not."""
+    link = WriterLink(Path(owner.socket), name, patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True)
     link.start()
     try:
-        await link.step_aside()
+        await call(link)
     except HoplineError as error:
         return str(error)
     finally:
         await link.close()
-    return "it yields"
-
-
-async def _answers(owner: Owner) -> bool:
-    """True if an owner accepts changes."""
-    link = WriterLink(Path(owner.socket), "another writer", patience_s=_CONNECT_S, quiet=True)
-    link.start()
-    try:
-        await link.welcome()
-    except HoplineError:
-        return False
-    finally:
-        await link.close()
-    return True
+    return ""
 
 
 ENTRY = "hopline.live.process:main"
@@ -206,36 +190,28 @@ class WriterOrders(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """Entry point of the process."""
+    import uvloop
+
     orders = msgspec.json.decode(read_orders(), type=WriterOrders)
     lower_priority(orders.nice)
     logging.basicConfig(
         level=orders.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        sys.exit(run(orders, watch_stdin=True))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(_live(orders))
     except HoplineError as error:
         log.error("%s", error)
-        sys.exit(1)
+        code = 1
+    sys.exit(code)
 
 
-def run(orders: WriterOrders, *, watch_stdin: bool = False) -> int:
-    """Write a live graph until SIGTERM, SIGINT or (if watched) the end of stdin; returns the exit code.
-
-    Raises: HoplineError: the process could not start.
-    """
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_live(orders, watch_stdin))
-
-
-async def _live(orders: WriterOrders, watch_stdin: bool) -> int:
+async def _live(orders: WriterOrders) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    if watch_stdin:
-        on_parent_end(stopping.set)
+    on_parent_end(stopping.set)
     base = await _started(stopping, Graph.open, orders.graph)
     shared = SharedSnapshots(orders.snapshots, base.version) if orders.snapshots else None
     if shared is not None:
@@ -275,30 +251,6 @@ async def _live(orders: WriterOrders, watch_stdin: bool) -> int:
         if server is not None:
             await server.drain(orders.drain_s)
         home.close()
-
-
-async def _taken_over(orders: WriterOrders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
-    """The live folder, once no other process writes there; None if stopped before."""
-
-    async def attempt() -> LiveHome:
-        return await _started(
-            stopping,
-            LiveHome.open,
-            Path(orders.folder),
-            base,
-            segment_bytes=orders.segment_bytes,
-            verify=orders.verify,
-            owner=this_process(orders.run_by, orders.socket, orders.yields),
-        )
-
-    return await _take_over(
-        attempt,
-        Path(orders.folder),
-        stopping,
-        yields=orders.yields,
-        stand_by_s=orders.stand_by_s,
-        clock=time.monotonic,
-    )
 
 
 async def _started(

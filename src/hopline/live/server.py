@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +29,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.graph.live import codec
-from hopline.graph.live.changes import Applied, Changes
+from hopline.graph.live.changes import Changes
 from hopline.graph.schema import GraphSchema
 from hopline.live import wire
 from hopline.process.listeners import listen_at
@@ -353,31 +354,22 @@ class WriterServer:
             self._fail(taken, Unavailable(f"the writer failed: {type(error).__name__}: {error}"))
             self.broken.set()
         else:
-            took = self._clock() - began
-            self._count(taken, took)
-            self._send_outcomes(taken, outcomes)
-
-    def _send_outcomes(self, taken: list[_Waiting], outcomes: list[Applied]) -> None:
-        begin = 0
-        for each in taken:
-            own = outcomes[begin : begin + len(each.batches)]
-            begin += len(own)
-            answer = wire.Outcomes(each.number, [codec.encode_applied(outcome) for outcome in own])
-            if not each.writer.is_closing():
-                each.writer.write(wire.frame(answer))
+            took, encoded = self._clock() - began, map(codec.encode_applied, outcomes)
+            for counts in (self.counts, self.totals):
+                counts.steps += 1
+                counts.batches += sum(len(each.batches) for each in taken)
+                counts.events += sum(each.num_events for each in taken)
+                counts.seconds += took
+                counts.longest_s = max(counts.longest_s, took)
+            for each in taken:
+                answer = wire.Outcomes(each.number, list(islice(encoded, len(each.batches))))
+                if not each.writer.is_closing():
+                    each.writer.write(wire.frame(answer))
 
     def _fail(self, taken: list[_Waiting], error: HoplineError) -> None:
         for each in taken:
             if not each.writer.is_closing():
                 each.writer.write(wire.frame(wire.Failed(each.number, pack_error(error))))
-
-    def _count(self, taken: list[_Waiting], took: float) -> None:
-        for counts in (self.counts, self.totals):
-            counts.steps += 1
-            counts.batches += sum(len(each.batches) for each in taken)
-            counts.events += sum(each.num_events for each in taken)
-            counts.seconds += took
-            counts.longest_s = max(counts.longest_s, took)
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

@@ -96,8 +96,11 @@ class SharedSnapshots:
                 self._called(lambda old=old: self._place.remove(old))  # type: ignore[misc]
 
     def _newest_first(self, file: str = _COMPLETE) -> list[str]:
-        names = {name for name in self._called(lambda: self._place.names(file)) if _is_name(name)}
-        return sorted(names, key=_offset, reverse=True)
+        found = set[tuple[StreamOffset, str]]()
+        for name in self._called(lambda: self._place.names(file)):
+            with contextlib.suppress(HoplineError):  # a folder of something else
+                found.add((_offset(name), name))
+        return [name for _, name in sorted(found, reverse=True)]
 
     def _fetch(self, name: str, folder: Path) -> None:
         snapshots = folder / "snapshots"
@@ -179,14 +182,6 @@ class _Remote:
             self._files.driver.rm_file(f"{self._root}/{name}/{_COMPLETE}")
         with contextlib.suppress(FileNotFoundError):
             self._files.driver.rm(f"{self._root}/{name}", recursive=True)
-
-
-def _is_name(name: str) -> bool:
-    try:
-        _offset(name)
-    except HoplineError:
-        return False
-    return True
 
 
 def _offset(name: str) -> StreamOffset:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import stat
 from pathlib import Path
 
 from hopline.errors import GraphError, WriterUnavailable
@@ -41,7 +40,7 @@ def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
     Raises: GraphError: it cannot be opened, or this is not a live folder.
     """
     socket = folder / "writer.sock"
-    if fresh and _is_socket(socket):
+    if fresh and socket.is_socket():
         try:
             asyncio.run(_snapshot_now(socket))
         except WriterUnavailable as error:
@@ -71,10 +70,3 @@ async def _snapshot_now(socket: Path) -> None:
         await link.snapshot()
     finally:
         await link.close()
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    except OSError:
-        return False

@@ -1,21 +1,24 @@
 """Changes to the live graph that a worker receives over HTTP: read, checked, passed on.
 
 They go to the writer of this host; if the graph follows a stream, they are sent to that stream, so that all
-servers of the fleet apply them at the same place. The answer names the version that has them. The first
-worker also exports the writer's status as metrics.
+servers of the fleet apply them at the same place. The answer names the version that has them. Inline nodes
+that a score request keeps take the same way. The first worker also exports the writer's status as metrics.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
 import heapq
+import logging
 import time
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hopline.brokers.base import Outgoing, Sink
@@ -25,22 +28,33 @@ from hopline.errors import (
     BadRequest,
     BrokerError,
     BrokerUnavailable,
+    Conflict,
     DeadlineExceeded,
     HoplineError,
+    NodeNotFound,
+    Overloaded,
     RequestTooLarge,
+    RuntimeFailure,
     WriterUnavailable,
 )
 from hopline.events import arrow_rows
-from hopline.events.decode import Decoder
+from hopline.events.decode import Decoded, Decoder, events_of
 from hopline.events.payloads import together
-from hopline.graph.edge_times import with_likely_unit
-from hopline.graph.live.changes import Applied
+from hopline.events.rows import Refused
+from hopline.graph.edge_times import time_cut, with_likely_unit
+from hopline.graph.live.changes import Applied, Changes
+from hopline.graph.live.codec import encode_changes
 from hopline.graph.live.memory import LiveMemory
-from hopline.graph.live.version import StreamOffset, offset_at, version_name
+from hopline.graph.live.version import StreamOffset, lineage_of, offset_at, version_name
 from hopline.graph.live.view import LiveView
 from hopline.live import wire
 from hopline.live.link import WriterLink
 from hopline.observe.metrics import Metrics
+from hopline.process.wire import pack_error, unpack_error
+from hopline.scheduling.work import Work
+from hopline.types import ModelInfo, ScoreRequest
+
+log = logging.getLogger(__name__)
 
 #: Seconds between status requests.
 _LOOK_S = 2.0
@@ -58,21 +72,15 @@ class WriterWatch:
 
     def __init__(self, link: WriterLink, metrics: Metrics) -> None:
         self._link = link
-        self._task: asyncio.Task[None] | None = None
         self._last: wire.Status | None = None
-        self._up = metrics.gauge(
-            "hopline_graph_writer_up", "Whether the writer of the live graph answers.", merge="max"
+        gauge = partial(metrics.gauge, merge="max")
+        self._up = gauge("hopline_graph_writer_up", "Whether the writer of the live graph answers.")()
+        self._filled = gauge(
+            "hopline_graph_memory_filled", "Share of the live graph's memory that is in use, 0 to 1."
         )()
-        self._filled = metrics.gauge(
-            "hopline_graph_memory_filled",
-            "Share of the live graph's memory that is in use, 0 to 1.",
-            merge="max",
-        )()
-        self._log_bytes = metrics.gauge(
-            "hopline_graph_log_bytes", "Changes that a start would have to read again.", merge="max"
-        )()
-        self._failing = metrics.gauge(
-            "hopline_graph_snapshot_failing", "Whether the last snapshot could not be written.", merge="max"
+        self._log_bytes = gauge("hopline_graph_log_bytes", "Changes that a start has to read again.")()
+        self._failing = gauge(
+            "hopline_graph_snapshot_failing", "Whether the last snapshot could not be written."
         )()
         self._steps = metrics.counter(
             "hopline_graph_writer_steps_total", "Groups of batches that the writer made durable together."
@@ -83,18 +91,6 @@ class WriterWatch:
         self._seconds = metrics.counter(
             "hopline_graph_writer_seconds_total", "Seconds that the writer worked."
         )()
-
-    def start(self) -> None:
-        """Start polling."""
-        self._task = asyncio.ensure_future(self._look())
-
-    async def close(self) -> None:
-        """Stop polling."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
 
     async def poll(self) -> None:
         """Read the status once."""
@@ -119,7 +115,8 @@ class WriterWatch:
             self._seconds.inc(max(0.0, status.seconds - before.seconds))
         self._last = status
 
-    async def _look(self) -> None:
+    async def run(self) -> None:
+        """Poll until it is cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(_LOOK_S)
@@ -172,8 +169,9 @@ class _StreamSender:
             await self._sink.close()
 
 
-#: Refused events that an answer lists.
-_MAX_LISTED = 1_000
+#: Refused events that an answer lists, and requests of a worker whose nodes are being added.
+_MAX_LISTED, _MAX_KEPT = 1_000, 1_000
+_BY_EVENTS = "send events to /v1/graph/events, and then ask for the nodes by their ids, with min_version"
 #: JSON of this size takes less than two milliseconds to read, whatever its content.
 _SMALL_BYTES = 8 * 1024
 
@@ -196,7 +194,8 @@ class LiveUpdates:
         self._graph = graph
         self._stream = _StreamSender(config.stream) if config.stream else None
         self._patience_until = time.monotonic() + config.catch_up_s
-        self._decoder = Decoder(with_likely_unit(graph), features_elsewhere=bool(settings.features.store))
+        self._features_elsewhere = bool(settings.features.store)
+        self._decoder = Decoder(with_likely_unit(graph), features_elsewhere=self._features_elsewhere)
         self._link = WriterLink(socket, f"worker {worker}")
         count = metrics.counter(
             "hopline_graph_events_total", "Events that clients sent to the live graph.", ("outcome",)
@@ -212,18 +211,20 @@ class LiveUpdates:
         age().set_function(lambda: (self._age_ms() or 0) / 1e3)
 
         self._watch = WriterWatch(self._link, metrics) if worker == 0 else None
+        self._polling: asyncio.Task[None] | None = None
+        self._keeping = set[asyncio.Task[None]]()
 
     def start(self) -> None:
         """Connect to the writer, now and whenever the connection is lost."""
         arrow_rows.load()
         self._link.start()
         if self._watch is not None:
-            self._watch.start()
+            self._polling = asyncio.ensure_future(self._watch.run())
 
     async def close(self) -> None:
         """Close the connection to the writer, and the memory."""
-        if self._watch is not None:
-            await self._watch.close()
+        if self._polling is not None:
+            self._polling.cancel()
         await self._link.close()
         if self._stream is not None:
             await self._stream.close()
@@ -263,53 +264,124 @@ class LiveUpdates:
             decoded = self._decoder.decode([payload])
         else:  # in a thread, so that score requests do not wait
             decoded = await asyncio.to_thread(self._decoder.decode, [payload])
-        num_refused = len(decoded.refused)
-        refused = [
-            {"index": each.index, "id": each.event_id, "code": each.code, "reason": each.reason}
-            for each in heapq.nsmallest(_MAX_LISTED, decoded.refused, key=lambda each: each.index)
-        ]
-        count = decoded.changes.num_events
-        if count == 0:
-            if num_refused == 1 and decoded.refused[0].index < 0:
-                whole = decoded.refused[0]
-                if whole.code == "too_large":
-                    raise RequestTooLarge(whole.reason)
-                raise BadRequest(f"the events cannot be read: {whole.reason}")
+        changes, refused = decoded.changes, list(decoded.refused)
+        if changes.num_events == 0:
+            if len(refused) == 1 and refused[0].index < 0:
+                if refused[0].code == "too_large":
+                    raise RequestTooLarge(refused[0].reason)
+                raise BadRequest(f"the events cannot be read: {refused[0].reason}")
             if not refused:
                 raise BadRequest("the body holds no event")
-            nothing = Applied(self._graph.memory.version, 0)
-            return self._outcome(nothing, self.graph_version, [], refused, num_refused)
+            with self._graph as graph:
+                return self._outcome(Applied(graph.memory.version, 0), graph.version, [], refused)
         if self._stream is not None:
-            if num_refused:
+            if refused:
                 payload = together(payload, decoded.index.tolist())
             offset = await self._stream.send(payload, deadline)
             version = version_name(self._graph.memory.plan.lineage, 0, offset)
-            return self._outcome(Applied(0, 0), version, [], refused, num_refused, accepted=count)
+            return self._outcome(Applied(0, 0), version, [], refused, accepted=changes.num_events)
+        applied, version = await self._applied(changes, deadline)
+        places, ids = decoded.index, changes.event_ids or [""] * changes.num_events
+        refused += [
+            Refused(0, int(places[each.order]), each.code, each.reason, ids[each.order])
+            for each in applied.rejected[:_MAX_LISTED]
+        ]
+        duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
+        return self._outcome(applied, version, duplicates, refused, len(applied.rejected[_MAX_LISTED:]))
+
+    def keep(self, work: Work, info: ModelInfo, accept: Callable[[Work], object]) -> None:
+        """Add the inline and context nodes of a request to the graph, then pass it on with their ids.
+
+        In this order an answer is that of a later request by id. One about the inline form may differ:
+        lists longer than a fanout are sampled by place, and known nodes do not read the new ones.
+
+        Args:
+            info: of the model. accept: takes the request by ids. Raises: HoplineError.
+        Raises: BadRequest: it has no nodes that the model could score in the live graph. Overloaded.
+        """
+        request, types, why = work.request, info.properties.get("node_types", {}), ""
+        node_type = request.node_type or (next(iter(types)) if len(types) == 1 else "")
+        if not request.inline:
+            why = "the request has no inline nodes"
+        elif self._stream is not None:
+            why = f"the graph follows a stream, whose order decides which changes apply; {_BY_EVENTS}"
+        elif self._features_elsewhere:
+            why = f"features are in a feature store, where their rows come first; {_BY_EVENTS}"
+        elif info.kind != "node":
+            why = f"model {info.name!r} is of kind {info.kind!r}; only models of nodes score inline nodes"
+        elif node_type not in types:
+            why = f"node_type {request.node_type or 'is missing'}: the model has {', '.join(types)}"
+        elif lineage_of(info.graph_version) != self._graph.memory.plan.lineage:
+            why = f"model {info.name!r} answers about graph {info.graph_version}, not about the live graph"
+        if why:
+            raise BadRequest(f"keep: {why}")
+        if len(self._keeping) >= _MAX_KEPT:
+            raise Overloaded(f"{_MAX_KEPT} requests wait until their nodes are in the graph")
+        work.holder = self
+        task = asyncio.ensure_future(self._keep(work, node_type, accept))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`; nodes that were sent to the writer are added."""
+        work.end()
+
+    async def _keep(self, work: Work, node_type: str, accept: Callable[[Work], object]) -> None:
+        request = work.request
+        try:
+            version = await self._add_nodes(request, node_type)
+            if work.ended:
+                return
+            ids = [*np.asarray(request.nodes, object).tolist(), *(node.id for node in request.inline)]
+            work.request = msgspec.structs.replace(request, nodes=ids, inline=(), context=(), keep=False)
+            work.deliver, work.holder = partial(_deliver, work.deliver, version), None
+            accept(work)
+        except Exception as error:  # task boundary: the caller waits
+            if not isinstance(error, HoplineError):
+                log.exception("the nodes of a request could not be added")
+                error = RuntimeFailure(f"{type(error).__name__}: {error}")
+            if work.request is not request or not work.ended:  # not withdrawn while it waited here
+                work.ended = True
+                work.report(error)
+
+    async def _add_nodes(self, request: ScoreRequest, node_type: str) -> str:
+        """Add the nodes of a request with their edges, all of them or nothing; a version that has them.
+
+        Raises:
+            BadRequest, NodeNotFound, Conflict, RequestTooLarge: they cannot be added.
+            DeadlineExceeded, WriterUnavailable, LogFull, LogFailed: as `apply`.
+        """
+        events, places, decoded = await asyncio.to_thread(self._events_of, request, node_type)
+        faults = [(each.index, each.code, each.reason) for each in decoded.refused]
+        if not faults:
+            applied, version = await self._applied(_whole(decoded.changes, request.key), request.deadline)
+            faults = [(each.order, each.code, each.reason) for each in applied.rejected]
+        if not faults:
+            self._outcome(applied, version, applied.duplicates, [])
+            return version
+        at, code, reason = min(faults)
+        self._count["refused"].inc(len(events))
+        text = f"{places[at]}: {reason}. Nothing was added to the graph"
+        if code == "unknown_node":
+            raise NodeNotFound(text, [events[at].dst if reason.startswith("dest") else events[at].src])
+        if code == "node_exists":
+            raise Conflict(f"{text}: keep adds new nodes; ask for this one by its id")
+        raise Conflict(text) if code == "full" else BadRequest(text)
+
+    def _events_of(self, request: ScoreRequest, node_type: str) -> tuple[list[Any], list[str], Decoded]:
+        """Events that add the nodes of a request, the place of each, and what they change."""
+        schema = self._decoder.schema
+        time = None if request.as_of is None else time_cut(request.as_of, schema.time_unit, None)
+        events, places = events_of(request, node_type, schema, time)
+        return events, places, self._decoder.check(events)
+
+    async def _applied(self, changes: Changes, deadline: float | None) -> tuple[Applied, str]:
+        """Have the writer apply changes: the outcome, and the version that has it."""
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the events were sent to the writer")
-        (applied,) = await self._link.apply([decoded.changes], timeout_s=left_s)
-        places = decoded.index
-        rejected = applied.rejected
-        num_refused += len(rejected)
-        refused += [
-            {
-                "index": int(places[each.order]),
-                "id": decoded.changes.event_ids[each.order] if decoded.changes.event_ids else "",
-                "code": each.code,
-                "reason": each.reason,
-            }
-            for each in heapq.nsmallest(_MAX_LISTED, rejected, key=lambda each: each.order)
-        ]
-        duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
-        version = version_name(self._graph.memory.plan.lineage, applied.sequence)
-        return self._outcome(applied, version, duplicates, refused, num_refused)
-
-    @property
-    def graph_version(self) -> str:
-        """The newest version."""
-        with self._graph as graph:
-            return graph.version
+        (applied,) = await self._link.apply([changes], timeout_s=left_s)
+        return applied, version_name(self._graph.memory.plan.lineage, applied.sequence)
 
     def describe(self) -> dict[str, Any]:
         """The present state: version, counts, age."""
@@ -328,27 +400,23 @@ class LiveUpdates:
         applied: Applied,
         version: str,
         duplicates: Sequence[int],
-        refused: list[dict[str, Any]],
-        num_refused: int,
+        refused: Sequence[Refused],
+        num_more: int = 0,
         accepted: int = 0,
     ) -> dict[str, Any]:
+        num_refused = len(refused) + num_more
         self._count["applied"].inc(applied.num_applied)
         self._count["duplicate"].inc(len(duplicates))
         self._count["refused"].inc(num_refused)
         self._count["accepted"].inc(accepted)
-        answer: dict[str, Any] = {
-            "sequence": applied.sequence,
-            "graph_version": version,
-            "applied": applied.num_applied,
-            "duplicates": duplicates,
-            "refused": sorted(refused, key=itemgetter("index"))[:_MAX_LISTED],
-        }
+        listed = [
+            {"index": each.index, "id": each.event_id, "code": each.code, "reason": each.reason}
+            for each in heapq.nsmallest(_MAX_LISTED, refused, key=lambda each: each.index)
+        ]
+        answer: dict[str, Any] = {"sequence": applied.sequence, "graph_version": version}
+        answer |= {"applied": applied.num_applied, "duplicates": duplicates, "refused": listed}
         if self._stream is not None:  # what was applied is known when the stream is read
-            answer = {
-                "graph_version": version,
-                "accepted": accepted,
-                "refused": answer["refused"],
-            }
+            answer = {"graph_version": version, "accepted": accepted, "refused": listed}
         if num_refused > _MAX_LISTED:
             answer["num_refused"] = num_refused
         return answer
@@ -357,3 +425,24 @@ class LiveUpdates:
         """Time since the graph contained all events; None until the writer has answered once."""
         with self._graph as graph:
             return max(0, int(time.time() * 1e3) - graph.through_ms) if graph.through_ms else None
+
+
+def _whole(changes: Changes, key: str) -> Changes:
+    """The changes as a batch of which all is applied, or nothing; events have ids where there is a key.
+
+    The ids depend on the content too: callers may have one key for all of their requests.
+    """
+    ids: list[str] = []
+    if key:
+        content = hashlib.blake2b(encode_changes(changes), key=hashlib.sha256(key.encode()).digest())
+        ids = [f"keep-{content.hexdigest()[:32]}-{at}" for at in range(changes.num_events)]
+    return replace(changes, event_ids=ids, is_whole=True)
+
+
+def _deliver(deliver: Callable[[Any], object], version: str, outcome: object) -> None:
+    """Deliver an outcome; an error says that the nodes are in the graph."""
+    if isinstance(outcome, HoplineError):
+        name, text, attributes = pack_error(outcome)
+        text += f". The inline nodes are in the graph since version {version}: ask for them by their ids"
+        outcome = unpack_error((name, text, attributes))
+    deliver(outcome)

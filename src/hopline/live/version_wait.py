@@ -32,11 +32,6 @@ _LOOK_S = 0.001
 _MAX_WAITING = 10_000
 
 
-def read_min_version(text: str) -> GraphVersion:
-    """The version that a request needs. Raises: BadRequest."""
-    return read_version(text, "min_version")
-
-
 def checked(deliver: Callable[[Any], object], wanted: GraphVersion) -> Callable[[Any], object]:
     """A receiver that gets `GraphBehind` in place of an answer from an earlier version."""
     return partial(_deliver, deliver, wanted)

@@ -27,7 +27,7 @@ from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
 from hopline.process.wire import PackedError, Refusal, Wire, WireError
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Hello(msgspec.Struct, tag="hello"):

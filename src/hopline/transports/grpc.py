@@ -264,12 +264,13 @@ class GrpcApp:
     async def _infer_large(self, call: Call, data: bytes) -> None:
         try:
             request, scoring = await self._read_large(data, call, call.deadline)
+            scoring = self._signed(scoring, call)
         except Exception as error:
             self.fail(call, error)
             return
         call.on_gone = None
         if call.is_open:
-            self._submit(call, request.id, self._signed(scoring, call))
+            self._submit(call, request.id, scoring)
 
     def _submit(self, call: Call, request_id: str, scoring: ScoreRequest) -> None:
         def deliver(outcome: ScoreResult | HoplineError) -> None:

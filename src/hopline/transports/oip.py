@@ -13,7 +13,7 @@ HTTP and gRPC translate to and from these tensors. Inputs:
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
 `binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags`, `context` and
-`inline` (JSON in a string), `as_of`, `node_type`, `min_version`; over gRPC
+`inline` (JSON in a string), `as_of`, `node_type`, `min_version`, `keep` (a bool); over gRPC
 `triton_enable_empty_final_response`, see `grpc_stream.py`. Outputs are those of the model, and `missing`
 BOOL [n] if `on_missing` is "null" and an id is unknown: its floats are NaN and its integers -1.
 """
@@ -64,7 +64,7 @@ _OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
 #: Unseen nodes as in the JSON of /v1: with missing values, and neighbours along several edge types.
 _INLINE = RequestField("inline", tuple[InlineBody, ...], tuple[InlineNode, ...], True, True)
 _KNOWN = {*[field.name for field in _OPTIONS], "inline", "timeout", "timeout_ms"}
-_SWITCHES = {"binary_data", "binary_data_output"}
+_SWITCHES = {"binary_data", "binary_data_output", "keep"}
 _TYPES = {"BYTES": "TYPE_STRING"}
 #: Unit of an input's first dimension, for messages.
 _COUNTED = dict.fromkeys(("node_ids", "features", "neighbor_counts"), "nodes")
@@ -220,19 +220,8 @@ def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
         "backend": PLATFORM,
         "version_policy": {"all": {}},
         "max_batch_size": max_nodes,
-        "input": [
-            {
-                "name": tensor.name,
-                "data_type": _config_type(tensor.datatype),
-                "dims": _dims(tensor),
-                "optional": tensor.optional,
-            }
-            for tensor in info.inputs
-        ],
-        "output": [
-            {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": _dims(tensor)}
-            for tensor in info.outputs
-        ],
+        "input": [_config(tensor) | {"optional": tensor.optional} for tensor in info.inputs],
+        "output": [_config(tensor) for tensor in info.outputs],
         "dynamic_batching": {},
         "parameters": {
             "graph_version": {"string_value": info.graph_version},
@@ -352,10 +341,7 @@ def _blanked(array: AnyArray, missing: AnyArray) -> AnyArray:
     return array
 
 
-def _dims(tensor: TensorInfo) -> list[int]:
-    """Return the dimensions of one item; [1] if it has none, as in Triton: [n, 1] is read like [n]."""
-    return list(tensor.shape[1:]) or [1]
-
-
-def _config_type(datatype: str) -> str:
-    return _TYPES.get(datatype, f"TYPE_{datatype}")
+def _config(tensor: TensorInfo) -> dict[str, Any]:
+    """Return a tensor with the shape of one item: [1] if it has none, since [n, 1] is read like [n]."""
+    kind = _TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
+    return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:]) or [1]}

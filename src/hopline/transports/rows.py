@@ -136,6 +136,8 @@ def option_of(field: RequestField, value: object) -> Any:
     if field.name == "priority":  # Triton has numbers for priorities
         return priority_of(value)
     kind = get_origin(field.sent_as)
+    if field.sent_as is bool:  # see `check_parameters`
+        return value
     if kind is Annotated:
         inner = get_args(field.sent_as)[0]
         kind = get_origin(inner)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopline.events.parts import take
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
+from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import LivePlan, make_plan
 from hopline.graph.live.view import LiveView
@@ -275,6 +279,24 @@ def test_one_bad_event_takes_no_other_with_it() -> None:
     row = np.ones(2, np.float32)
     oracle.users["new"] = USER_ROW[0]
     oracle.knows += [("u0", "u1", row), ("new", "u2", row)]
+    assert_same(view.snapshot(), oracle.graph())
+
+
+def test_a_batch_that_is_whole_is_applied_or_leaves_nothing() -> None:
+    oracle = Oracle(np.random.default_rng(9))
+    writer, view = live(oracle.graph())
+    nodes = NodeChanges(["new", "u0"], np.array([True, True]), np.repeat(USER_ROW, 2, 0), np.arange(2))
+    edges = EdgeChanges(["new"], ["u1"], np.array([False]), np.array([2]), attr=np.ones((1, 2), np.float32))
+    whole = Changes({KNOWS: edges}, {USER: nodes}, 3, is_whole=True)
+    applied = writer.apply(decode_changes(encode_changes(whole)))
+    assert (applied.sequence, applied.num_applied) == (0, 0)
+    assert [(one.order, one.code) for one in applied.rejected] == [(1, "node_exists")]
+    assert_same(view.snapshot(), oracle.graph())
+    good = replace(whole, nodes={USER: take(nodes, np.array([True, False]))})
+    applied = writer.apply(decode_changes(encode_changes(good)))
+    assert (applied.sequence, applied.rejected) == (1, [])
+    oracle.users["new"] = USER_ROW[0]
+    oracle.knows.append(("new", "u1", np.ones(2, np.float32)))
     assert_same(view.snapshot(), oracle.graph())
 
 

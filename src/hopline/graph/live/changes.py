@@ -86,6 +86,7 @@ class Changes:
         event_time_ms: int64 [num_events] or None, when each happened, ms since 1970.
         positions: source such as "kafka/edges/0" -> the offset that follows its last event in this batch.
             Stored with the batch, so that a consumer continues where the graph is.
+        is_whole: True if nothing is applied where one event is rejected.
     """
 
     edges: Mapping[str, EdgeChanges] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class Changes:
     event_ids: Sequence[str] = ()
     event_time_ms: IdArray | None = None
     positions: Mapping[str, Any] = field(default_factory=dict)
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class _Head(msgspec.Struct, array_like=True):
     event_id_bytes: int
     event_time: bool
     positions: dict[str, Any]
+    is_whole: bool = False
 
 
 class _Applied(msgspec.Struct, array_like=True):
@@ -164,6 +165,7 @@ def encode_changes(changes: Changes) -> bytes:
         event_id_bytes,
         changes.event_time_ms is not None,
         dict(changes.positions),
+        changes.is_whole,
     )
     try:
         packed = _encoder.encode(head)
@@ -313,7 +315,7 @@ def _decode(data: memoryview) -> Changes:
     event_time_ms = cursor.take(_INT, head.num_events) if head.event_time else None
     if cursor.at != len(data):
         raise BadRequest(f"changes of {cursor.at} bytes are followed by {len(data) - cursor.at} more bytes")
-    return Changes(edges, nodes, head.num_events, event_ids, event_time_ms, head.positions)
+    return Changes(edges, nodes, head.num_events, event_ids, event_time_ms, head.positions, head.is_whole)
 
 
 class _Cursor:

@@ -103,7 +103,7 @@ def offset_at(position: int | str, digest: int = -1) -> StreamOffset:
     found = _STORED.fullmatch(text)
     if found is None or found["digest"]:
         raise BadRequest(f"position {quoted(position)} is neither a number nor two with a dash")
-    return _offset(text, digest)
+    return _offset(text)._replace(digest=digest)
 
 
 def read_offset(text: str) -> StreamOffset:
@@ -111,7 +111,7 @@ def read_offset(text: str) -> StreamOffset:
     found = _STORED.fullmatch(text)
     if found is None:
         raise BadRequest(f"offset {quoted(text)} is malformed")
-    return _offset(found["offset"], _digest(found["digest"]))
+    return _offset(found["offset"], found["digest"])
 
 
 def read_version(text: str, what: str) -> GraphVersion:
@@ -128,7 +128,7 @@ def read_version(text: str, what: str) -> GraphVersion:
         )
     if found["offset"] is None:
         return GraphVersion(found["lineage"])
-    return GraphVersion(found["lineage"], _offset(found["offset"], _digest(found["digest"])))
+    return GraphVersion(found["lineage"], _offset(found["offset"], found["digest"]))
 
 
 def lineage_of(text: str) -> str:
@@ -174,10 +174,7 @@ def advanced(lineage: str, offset: StreamOffset, messages: Sequence[Any], outcom
     return offset
 
 
-def _digest(text: str | None) -> int:
-    return -1 if text is None else int(text, 16)
-
-
-def _offset(text: str, digest: int) -> StreamOffset:
+def _offset(text: str, digest: str | None = None) -> StreamOffset:
     major, dash, minor = text.partition("-")
-    return StreamOffset(int(major), int(minor), digest) if dash else StreamOffset(PLAIN, int(major), digest)
+    known = -1 if digest is None else int(digest, 16)
+    return StreamOffset(int(major), int(minor), known) if dash else StreamOffset(PLAIN, int(major), known)

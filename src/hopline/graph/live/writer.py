@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,7 +164,7 @@ class LiveWriter:
         self._nodes = {
             name: _NodeWriter(
                 memory.nodes[name],
-                LiveIds(base[name], memory.nodes[name], room.base, self._counter(name)),
+                LiveIds(base[name], memory.nodes[name], room.base, partial(self._counts.__getitem__, name)),
                 schema.node_types[name].columns,
             )
             for name, room in plan.nodes.items()
@@ -250,6 +251,7 @@ class LiveWriter:
         checked = check(changes, known, self.schema, ids, self._counts, room)
         duplicates = np.flatnonzero(known).tolist()
         version = self.sequence + 1
+        checked.accepted &= not (changes.is_whole and checked.rejected)
         if not checked.accepted.any():
             self.sequence = version if moves else self.sequence
             applied = Applied(self.sequence, 0, duplicates, checked.rejected)
@@ -303,9 +305,6 @@ class LiveWriter:
         prepared = self.prepare(changes)
         self.publish([prepared])
         return prepared.applied
-
-    def _counter(self, name: str) -> Callable[[], int]:
-        return lambda: self._counts[name]
 
     def _write(
         self, changes: Changes, checked: Checked, duplicates: list[int], version: int, moves: bool
