@@ -93,7 +93,12 @@ def test_a_column_with_the_name_of_a_label_is_no_input_unless_named(name):
 
 
 REFUSED = [
-    ({"x": [[1, 2], [3], []]}, {}, "column 'x' holds list"),
+    ({"x": [[1, 2], [3], []]}, {}, "column 'x' holds list.*; leave it out, or make a column of each val"),
+    (
+        pa.table({"x": pa.array([[1.0, 2.0]] * 3, pa.list_(pa.float32(), 2))}),
+        {},
+        r"column 'x' holds fixed_size_list.*\[2\]; leave it out, or make a column of each value or place",
+    ),
     ({"x": pd.to_timedelta([1, 2, 3], "s")}, {}, "column 'x' holds duration"),
     ({"x": pd.period_range("2024-01", periods=3, freq="M")}, {}, "column 'x' holds .*period"),
     ({"x": pd.interval_range(0, 3)}, {}, "column 'x' holds .*interval"),
@@ -115,7 +120,7 @@ REFUSED = [
 @pytest.mark.parametrize(("frame", "types", "message"), REFUSED, ids=[each[2][:25] for each in REFUSED])
 def test_a_column_that_cannot_be_kept_is_refused_with_its_name(frame, types, message):
     with pytest.raises(GraphError, match=message):
-        built(pd.DataFrame(frame), **types)
+        built(frame if isinstance(frame, pa.Table) else pd.DataFrame(frame), **types)
 
 
 def test_a_frame_with_texts_is_no_matrix_of_features_and_the_way_out_is_named():

@@ -15,8 +15,10 @@ from hopline.records.exact import array_json, json_array
 from hopline.records.reader import LogReader
 from hopline.types import InlineNode
 from packages.tabular.tests import fraud_graph as fraud
+from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests.conftest import packaged_world, world  # noqa: F401
 from packages.tabular.tests.fraud_world import as_sent
+from packages.tabular.tests.test_edge_columns import Shop
 from tests.commands.typed import typed
 from tests.servers import running
 
@@ -234,3 +236,32 @@ def test_rows_of_a_tabular_model_are_compared_with_its_table(tmp_path):
     assert {(each["column"], each["kind"]) for each in json.loads(done.stdout)["skew"]} >= {
         ("amount", "row")
     }
+
+
+def test_columns_of_edges_of_new_nodes_are_compared_with_the_graphs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made, log, key = Shop(tmp_path, turns=False), tmp_path / "log", "merchant__paid_by__account"
+    rows = [as_sent(row) for row in shop.payments(NEW, 5).to_dict("records")]
+    features = shop.rows_of(NEW // 5, 9)
+    settings = {"graph__path": tmp_path / "graph", "models__repository": tmp_path / "models"}
+    with (
+        running("hopline.service:Service", **settings, prediction_log__path=log) as server,
+        hopline.Client(server.url) as client,
+    ):
+        for at in range(0, NEW, 5):
+            ends = {"neighbors": {"": [1, 2, 3, 4, 5]}, "edge_attr": {"": rows[at : at + 5]}}
+            client.score_inline("risk", [InlineNode(features=features[at // 5], **ends)])
+    words = (str(log), "--artifact", str(made.report.path), "--graph", str(tmp_path / "graph"), "--json")
+    done = typed("skew", *words)
+    assert (done.exit_code, json.loads(done.stdout)[f"rows_of_{key}"]) == (0, NEW), done.output
+    (file,) = log.glob("*.jsonl")
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    for entry in entries[::4]:
+        for row in entry["inputs"]["inline"][0]["edge_attr"][""]:
+            row["currency"] = "XXX"
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    done = typed("skew", *words)
+    found = {(each["against"], each["column"], each["kind"]) for each in json.loads(done.stdout)["skew"]}
+    assert done.exit_code == 2
+    assert ("graph", f"{key}: currency", "category") in found
+    assert {column for _, column, _ in found} == {f"{key}: currency"}

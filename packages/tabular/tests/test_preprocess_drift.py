@@ -1,6 +1,7 @@
 """Drift of a model with preprocessing is of its columns: categories by name, not what encodes them."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hopline.observe.psi import compare
@@ -9,7 +10,10 @@ from hopline_drift.observed import Quantity
 from hopline_drift.reference import Reference
 from hopline_drift.training import Choice, Packaged, from_graph
 from packages.tabular.tests import fraud_graph as fraud
+from packages.tabular.tests import payment_graph as shop
+from packages.tabular.tests import test_live_edge_columns as live_edges
 from packages.tabular.tests.fraud_world import as_sent
+from packages.tabular.tests.test_edge_columns import ROW, Shop
 from packages.tabular.tests.test_live_columns import Live, added
 
 COLUMNS = ["amount", "country", "mcc", "age", "active", "opened"]
@@ -90,3 +94,45 @@ def test_a_reference_of_traffic_has_bins_of_categories(model):
     observed = Choice().reader().read(asked(*new_nodes(fraud.COUNTRIES)), model)
     entries = {entry.name: entry for entry in Reference.of(observed, "traffic", 0.0).entries}
     assert set(entries["country"].sketch.bins.names()) >= set(fraud.COUNTRIES)
+
+
+def of_edges(model, request):
+    """The observed columns of edges, sorted by amount."""
+    observed = Choice().reader().read(asked(request), model)
+    names = {each.name for each in observed.quantities() if each.kind == "edge"}
+    found = pd.DataFrame({name: observed.values(Quantity("edge", name)) for name in sorted(names)})
+    return found.sort_values("amount", ignore_index=True) if len(found) else found
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["two types", "one type"])
+def test_columns_of_edges_are_read_of_known_nodes_of_new_ones_and_of_events(turns, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shopped = Shop(tmp_path, turns)
+    account, _ = fraud.pairs()
+    few = np.flatnonzero(np.bincount(account, minlength=fraud.ACCOUNTS) <= 8)[:20]  # all edges are read
+    paid = shop.fitted_form(shopped.frame[np.isin(account, few)]).sort_values("amount", ignore_index=True)
+    known = ScoreRequest("risk", nodes=[f"a{row}" for row in few])
+    model = shopped.answerer().model
+    found = of_edges(model, known)
+    if turns:  # the stored columns have the order of the other direction
+        assert found.empty
+    else:
+        assert set(found) == set(shop.payments(1))
+        np.testing.assert_array_equal(found["amount"], paid["amount"])
+        assert sorted(map(str, found["currency"])) == sorted(
+            map(str, paid["currency"].replace(np.nan, None))
+        )
+        rows = [as_sent(row) for row in shop.payments(30, 7).to_dict("records")]
+        inline = [
+            InlineNode([1.0] * 3, {"": [3, 5, 7]}, edge_attr={"": rows[at : at + 3]})
+            for at in range(0, 30, 3)
+        ]
+        sent = of_edges(model, ScoreRequest("risk", inline=inline))
+        amounts = shop.payments(30, 7).sort_values("amount", ignore_index=True)["amount"]
+        np.testing.assert_array_equal(sent["amount"], amounts)
+    live = live_edges.Live(shopped)
+    events = live_edges.paid(f"a{few[0]}", 3, ROW | {"amount": -7.0})
+    assert live.send(*live_edges.of(live, events)) == []
+    view = live.answerer.model
+    found = of_edges(Packaged(view.spec, view.graph.beside("drift"), view.encoders), known)
+    np.testing.assert_array_equal(found["amount"], [-7.0, *paid["amount"]])

@@ -64,9 +64,11 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     Raises: GraphError: the column has another type, or holds integers that float64 cannot.
     """
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    column = table.column(name)
+    column, what = table.column(name), f"{table.what}: column {name!r}"
     if not type_of(column.type):  # of a list, a duration, a period of pandas
-        raise GraphError(f"{table.what}: column {name!r} holds {column.type}; leave it out, or convert it")
+        is_list = "list<" in str(column.type)
+        how = "make a column of each value or place of its lists" if is_list else "convert it"
+        raise GraphError(f"{what} holds {column.type}; leave it out, or {how}")
     if is_text := is_string(column.type):
         column = trimmed(table, name, column)
     absent = absent_cells(table, column, missing)
@@ -81,9 +83,7 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
             column = column if isinstance(found, str) else found
     kind = type_of(column.type)
     if wanted and kind != wanted and (kind, wanted) not in _ALSO and column.null_count < len(column):
-        raise GraphError(
-            f"{table.what}: column {name!r} holds {column.type}, which is not read as {wanted}"
-        )
+        raise GraphError(f"{what} holds {column.type}, which is not read as {wanted}")
     if (wanted := wanted or kind) == "timestamp" and arrow("pyarrow.types").is_date(column.type):
         column = column.cast(pa.timestamp("s"))
     stored = {"float": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_(), "text": pa.string()}
@@ -91,10 +91,10 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     if (found := cast(column, stored[wanted])) is None:
         why = f"a {column.type} does not fit into {stored[wanted]}"
         why += ", which has microseconds around 1970" if wanted == "timestamp" else ""
-        raise GraphError(f"{table.what}: column {name!r}: {why}")
+        raise GraphError(f"{what}: {why}")
     if wanted == "integer" and any(abs(end or 0) > 2**53 for end in pc.min_max(found).as_py().values()):
         raise GraphError(
-            f"{table.what}: column {name!r} has integers beyond 2^53, which preprocessing would round; "
+            f"{what} has integers beyond 2^53, which preprocessing would round; "
             f"codes can be text ({name}:text)"
         )
     return found

@@ -28,15 +28,7 @@ from hopline.observe.metrics import Metrics
 from hopline.records.pace import Pace
 from hopline_drift.alarms import LEVELS, AlarmRule, Level
 from hopline_drift.files import known_versions, version_folder, write_sealed
-from hopline_drift.report import (
-    ALARMS,
-    Compared,
-    ending_with,
-    read_alarms,
-    summary,
-    version_report,
-    view,
-)
+from hopline_drift.report import ALARMS, Compared, ending_with, read_alarms, summary, version_report, view
 from hopline_drift.reservoir import Reservoir
 from hopline_drift.version import WatchedVersion
 from hopline_drift.window import NUM_SLICES

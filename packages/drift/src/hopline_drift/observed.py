@@ -9,7 +9,7 @@ import numpy as np
 
 from hopline.observe.psi import DEGREE_BINS, Bins, as_numbers, category_bins, number_bins
 
-Kind: TypeAlias = Literal["input", "output", "graph", "neighbor"]
+Kind: TypeAlias = Literal["input", "output", "graph", "neighbor", "edge"]
 
 
 class Quantity(NamedTuple):
@@ -17,7 +17,8 @@ class Quantity(NamedTuple):
 
     Attributes:
         kind: "input": a raw feature of the node or a column of the request; "output": of the answer;
-            "graph": of the node's position in the graph; "neighbor": a feature's mean over in-neighbours.
+            "graph": of the node's position in the graph; "neighbor": a feature's mean over in-neighbours;
+            "edge": a column of the edges from them.
         name: name of the column or quantity.
     """
 

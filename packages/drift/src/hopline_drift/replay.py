@@ -251,7 +251,7 @@ async def replay(
         )
     replaying = _Replay(target, version, clock, sleep, any_graph=any_graph)
     began = time.monotonic()
-    entries = _chosen(log, replaying, model, limit, progress)
+    entries = replaying.chosen(log, model, limit, progress)
     # Tasks share one iterator: it is read as fast as answers come.
     await asyncio.gather(*(replaying.run(entries) for _ in range(concurrency)))
     progress(1.0)
@@ -284,30 +284,6 @@ def is_repeatable(columns: Mapping[str, AnyArray]) -> bool:
     return all(np.asarray(columns.get("repeatable", ())).tolist())
 
 
-def _chosen(
-    log: LogReader,
-    replaying: _Replay,
-    model: str | None,
-    limit: int | None,
-    progress: Callable[[float], object],
-) -> Iterator[Entry]:
-    taken = 0
-    for number, entry in enumerate(log):
-        if number % _PROGRESS_EVERY == 0:
-            progress(log.done)
-        if model is not None and entry.model != model:
-            replaying.skipped["other model"] += 1
-            continue
-        why = why_not(entry)
-        if why:
-            replaying.skipped[why] += 1
-            continue
-        if taken == limit:
-            return
-        taken += 1
-        yield entry
-
-
 class _Replay:
     """Sends requests and counts the results."""
 
@@ -330,13 +306,26 @@ class _Replay:
         self._version = version
         self._prepared: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._found = ReplayReport(histogram=[0] * (len(BOUNDS) + 1))
-        self._by_output: dict[str, float] = {}
-        self._errors: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
+        self._errors, self._answered_by, self._skipped = Counter[str](), Counter[str](), Counter[str]()
         self._degraded_now = 0
-        self._answered_by: Counter[str] = Counter()
         self._worst: list[tuple[float, int, Differing]] = []
-        self.skipped: Counter[str] = Counter()
+
+    def chosen(
+        self, log: LogReader, model: str | None, limit: int | None, progress: Callable[[float], object]
+    ) -> Iterator[Entry]:
+        """The entries that are compared; counts the others."""
+        taken = 0
+        for number, entry in enumerate(log):
+            if number % _PROGRESS_EVERY == 0:
+                progress(log.done)
+            why = "other model" if model not in (None, entry.model) else why_not(entry)
+            if why:
+                self._skipped[why] += 1
+                continue
+            if taken == limit:
+                return
+            taken += 1
+            yield entry
 
     async def run(self, entries: Iterator[Entry]) -> None:
         """Send requests one at a time until there are no more."""
@@ -351,10 +340,10 @@ class _Replay:
                 result = await self._score(request)
             except HoplineError as error:
                 self._errors[error.code] += 1
-                self._examples.setdefault(error.code, f"{entry.request_id}: {error}")
+                self._found.examples.setdefault(error.code, f"{entry.request_id}: {error}")
                 continue
             if self._is_exact(entry, result.graph_version):
-                self._compare(entry, request, result)
+                self._compare(entry, result)
 
     def _is_exact(self, entry: Entry, graph_version: str) -> bool:
         """True if an answer on this graph is compared; reports an entry that is not."""
@@ -396,7 +385,7 @@ class _Replay:
             await asyncio.shield(task)
         return task.result()
 
-    def _compare(self, entry: Entry, request: ScoreRequest, result: ScoreResult) -> None:
+    def _compare(self, entry: Entry, result: ScoreResult) -> None:
         gone = None
         if entry.missing:
             gone = np.zeros(len(next(iter(entry.outputs.values()))), np.bool_)
@@ -404,11 +393,7 @@ class _Replay:
         if result.degraded:
             self._degraded_now += 1
             return
-        found = compare(entry.outputs, result.outputs, gone, result.missing)
-        self._count(entry, result, found)
-
-    def _count(self, entry: Entry, result: ScoreResult, found: Difference) -> None:
-        report = self._found
+        found, report = compare(entry.outputs, result.outputs, gone, result.missing), self._found
         largest = max(found.largest.values(), default=0.0)
         if not found.identical and not largest:
             largest = math.inf if found.missing or not found.largest else 0.0
@@ -420,27 +405,20 @@ class _Replay:
         report.max_abs_difference = max(report.max_abs_difference, largest)
         report.histogram[int(np.searchsorted(BOUNDS, largest))] += 1
         for name, apart in found.largest.items():
-            self._by_output[name] = max(self._by_output.get(name, 0.0), apart)
+            report.by_output[name] = max(report.by_output.get(name, 0.0), apart)
         before = f"{entry.model}/{entry.version} on {entry.graph_version or 'no graph'}"
         after = f"{result.model}/{result.version} on {result.graph_version or 'no graph'}"
         self._answered_by[f"{before} → {after}"] += 1
         if not found.identical:
-            item = (
-                largest,
-                report.compared,
-                Differing(entry.request_id, entry.model, entry.version, largest),
-            )
-            if len(self._worst) < _NAMED:
-                heapq.heappush(self._worst, item)
-            else:
-                heapq.heappushpop(self._worst, item)
+            item = Differing(entry.request_id, entry.model, entry.version, largest)
+            push = heapq.heappush if len(self._worst) < _NAMED else heapq.heappushpop
+            push(self._worst, (largest, report.compared, item))
 
     def report(self) -> ReplayReport:
         """The report of the counted results."""
         report = self._found
-        report.by_output = dict(self._by_output)
-        report.errors, report.skipped = dict(self._errors), dict(self.skipped)
-        report.examples, report.not_compared = self._examples, dict(self._errors)
+        report.errors, report.skipped = dict(self._errors), dict(self._skipped)
+        report.not_compared = dict(self._errors)
         if self._degraded_now:
             report.not_compared["degraded now"] = self._degraded_now
         if self._num_inexact:

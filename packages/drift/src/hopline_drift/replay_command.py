@@ -146,13 +146,13 @@ def show(report: ReplayReport, console: Console) -> None:
 def incomplete(report: ReplayReport) -> str:
     """Message about answers that were not compared although they should be."""
     missing = sum(report.not_compared.values())
-    reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.not_compared.items()))
+    counts = report.not_compared or report.skipped
+    reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(counts.items()))
     if missing:
         return (
             f"{missing:,} of {missing + report.compared:,} answers were not compared, so they may differ: "
             f"{reasons}"
         )
-    reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.skipped.items()))
     return f"nothing was compared: {reasons or 'the log has no entries'}"
 
 

@@ -45,6 +45,7 @@ def skew(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find differences between what servers read and training. Exits with 2 if there are any."""
+    from hopline.graph import Graph
     from hopline_drift.skew import Limits
     from hopline_drift.skew_log import Known, Logged, compare_columns, compare_encoded, compare_features
 
@@ -53,17 +54,15 @@ def skew(
     if graph is not None and artifact is None:
         raise BadRequest("--graph: pass --artifact as well, which names what the model reads of the graph")
     limits = Limits(share, psi)
-    spec, encoder, types, names = _model(artifact, graph)
+    spec, encoder, types, names = _model(artifact)
     name = model or (spec.name if spec is not None else "")
     if not name:
         raise BadRequest("--model: name the model whose inputs are read from the log")
     node_type = spec.head.node_type if spec is not None else ""
-    logged = Logged.read(log, name, version, node_type, list(types), id_column)
-    known = []
-    if graph is not None:
-        from hopline.graph import Graph
-
-        known.append(Known.of_graph(Graph.open(graph), node_type, types))
+    opened = None if graph is None else Graph.open(graph)
+    schema = None if opened is None else opened.schema
+    logged = Logged.read(log, name, version, node_type, list(types), id_column, schema)
+    known = [] if opened is None else [Known.of_graph(opened, node_type, types)]
     if table is not None:
         known.append(Known.of_table(table, id_column, types))
     found: list[Finding] = []
@@ -75,6 +74,13 @@ def skew(
     if encoder is not None:
         found += compare_encoded(logged, encoder, names, limits)
     counts = {"rows": len(logged.rows), "encoded_rows": len(logged.encoded), "nodes": len(logged.features)}
+    for other, rows in logged.others.items():
+        if spec is not None and opened is not None and other in spec.encoders and rows:
+            counts[f"rows_of_{other}"] = len(rows)
+            kinds = _model(artifact, other)[2]
+            those = Known.of_graph(opened, other, kinds)
+            more = compare_columns(Logged(rows, [None] * len(rows)), those, kinds, limits)
+            found += [msgspec.structs.replace(each, column=f"{other}: {each.column}") for each in more]
     counts |= {f"ids_in_{each.against}": each.num_matched(logged) for each in known}
     _show(name, counts, found, as_json)
     if found:
@@ -82,15 +88,19 @@ def skew(
 
 
 def _model(
-    artifact: Path | None, graph: Path | None
+    artifact: Path | None, name: str = ""
 ) -> tuple[ModelSpec | None, RowEncoder | None, Mapping[str, ColumnType], Sequence[str]]:
-    """A graph model, its preprocessing, the columns that it reads, and names of features."""
+    """A graph model, the preprocessing of a type, the columns that it reads, and names of features.
+
+    Args:
+        name: of the type; "" for the nodes that it answers.
+    """
     from hopline.engine.encoders import encoder_of
 
     if artifact is None:
         return None, None, {}, ()
     spec = read_spec(artifact, verify=False)
-    node_type = spec.head.node_type
+    node_type = name or spec.head.node_type
     if node_type in spec.encoders:
         encoder = encoder_of(artifact, spec, node_type)
         types = {column["name"]: column["type"] for column in encoder.columns}
@@ -107,7 +117,7 @@ def _show(model: str, counts: Mapping[str, int], found: Sequence[Finding], as_js
         return
     screen = Screen()
     read = f"{counts['rows']:,} rows and {counts['nodes']:,} nodes of {model}"
-    matched = {name: count for name, count in counts.items() if name.startswith("ids_in_")}
+    matched = {name: count for name, count in counts.items() if name.startswith(("ids_in_", "rows_of_"))}
     read += "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in matched.items())
     if not found:
         screen.print(f"no skew: {read}")

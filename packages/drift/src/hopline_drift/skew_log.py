@@ -13,11 +13,11 @@ import numpy as np
 from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
-from hopline.graph.schema import ColumnType
+from hopline.graph.schema import ColumnType, GraphSchema
 from hopline.records.reader import LogReader
-from hopline.types import ExternalId, FloatArray
-from hopline_drift.skew import Column, Finding, Limits, differences, kind_of, row_differences
-from hopline_drift.training import table_of
+from hopline.types import AnyArray, ExternalId, FloatArray
+from hopline_drift.skew import Column, Finding, Kind, Limits, differences, kind_of, row_differences
+from hopline_drift.training import table_of, typed
 
 _BOOLEANS = {"true": True, "false": False}
 #: Outcomes of requests whose inputs are read: those of refused rows are what callers send, too.
@@ -34,16 +34,25 @@ class Logged:
         rows: values by name of new nodes, or of rows of a tabular model. ids: of them, None without one.
         encoded: position in `rows` -> what preprocessing made of it.
         features: node -> what the model last read of it.
+        others: another type -> columns of its new nodes, or of the edges of new nodes.
     """
 
     rows: list[Mapping[str, Any]] = field(default_factory=list)
-    ids: list[ExternalId | None] = field(default_factory=list)
+    ids: list[Any] = field(default_factory=list)
     encoded: dict[int, FloatArray] = field(default_factory=dict)
     features: dict[ExternalId, FloatArray] = field(default_factory=dict)
+    others: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def read(
-        cls, path: Path, model: str, version: str, node_type: str, names: Sequence[str], id_column: str
+        cls,
+        path: Path,
+        model: str,
+        version: str,
+        node_type: str,
+        names: Sequence[str],
+        id_column: str,
+        schema: GraphSchema | None = None,
     ) -> Logged:
         """Read a log.
 
@@ -51,20 +60,26 @@ class Logged:
             version: "" for all of them.
             node_type: of the model; "" for a tabular one.
             names: of the features of new nodes without columns. id_column: of rows of a tabular model.
+            schema: of the graph; without it, `others` are as requests name them.
 
         Raises: BadRequest: the log has no inputs of the model.
         """
         found, models = cls(), dict[str, int]()
         for entry in LogReader(path):
             models[entry.model] = models.get(entry.model, 0) + 1
-            if entry.is_copy or entry.outcome not in _READ or entry.inputs is None:
-                continue
-            if entry.model != model or version not in ("", entry.version):
+            is_other = entry.model != model or version not in ("", entry.version)
+            if is_other or entry.is_copy or entry.outcome not in _READ or entry.inputs is None:
                 continue
             request = entry.inputs.request(entry.model, entry.version)
             first = len(found.rows)
-            for node in request.inline:
+            nodes = [(node_type, node) for node in request.inline]
+            for kind, node in nodes + [(each.type or node_type, each) for each in request.context]:
                 values = node.columns
+                for key, sent in node.edge_attr.items():
+                    found.others.setdefault(_own(schema, kind, key), []).extend(sent)
+                if kind != node_type:
+                    found.others.setdefault(kind, []).extend(filter(None, [values]))
+                    continue
                 if values is None:
                     values = dict(zip(names, np.asarray(node.features, np.float64).tolist(), strict=False))
                 found.rows.append(values)
@@ -107,20 +122,22 @@ class Known:
         return sum(id in self.row_of for id in given)
 
     @classmethod
-    def of_graph(cls, graph: Graph, node_type: str, types: Mapping[str, ColumnType]) -> Known:
-        """The nodes of a type: their columns, or their features by name."""
-        nodes = graph.nodes[node_type]
-        rows, ids = np.arange(nodes.num_nodes), nodes.ids.external(np.arange(nodes.num_nodes))
-        if nodes.columns is not None and not nodes.features.shape[1]:
-            values = nodes.columns.values(slice(0, nodes.num_nodes))
+    def of_graph(cls, graph: Graph, name: str, types: Mapping[str, ColumnType]) -> Known:
+        """The rows of a type: columns of nodes or edges, or features of nodes by name."""
+        own: Any = graph.edges[name] if name in graph.edges else graph.nodes[name]
+        rows = np.arange(0 if name in graph.edges else own.num_nodes)
+        ids = own.ids.external(rows) if len(rows) else ()
+        if own.columns is not None and (name in graph.edges or not own.features.shape[1]):
+            values = own.columns.values(slice(0, len(own.columns.table)))
+        elif name in graph.edges:
+            raise BadRequest(f"--graph: its {name} has no columns, which the model reads")
         else:
-            matrix = np.asarray(nodes.features[rows], np.float64)
-            values = dict(zip(types, matrix.T, strict=True))
+            values = dict(zip(types, np.asarray(own.features[rows], np.float64).T, strict=True))
         columns = {
-            name: Column(kind, np.array(values[name], object if kind == "text" else np.float64), {})
-            for name, kind in types.items()
+            each: Column(kind, np.array(values[each], object if kind == "text" else np.float64), {})
+            for each, kind in types.items()
         }
-        return cls("graph", columns, {id: at for at, id in enumerate(_plain(ids))})
+        return cls("graph", columns, {id: at for at, id in enumerate(np.asarray(ids, object).tolist())})
 
     @classmethod
     def of_table(cls, path: Path, id_column: str, types: Mapping[str, ColumnType]) -> Known:
@@ -138,9 +155,15 @@ class Known:
                 continue
             if types and name not in types:
                 continue
-            kind = types.get(name) or kind_of(_numbers_or_texts(cells) if is_text else cells)
+            kind = types.get(name) or kind_of(typed(cells) if is_text else cells)
             found[name] = Column.of(kind, [_typed(kind, cell) for cell in cells] if is_text else cells)
         return cls("training", found, _rows_of(ids, is_text))
+
+
+def _own(schema: GraphSchema | None, node_type: str, key: str) -> str:
+    """The edge type that has the rows of a node's edges; `key` is "" for the only type that leads there."""
+    edges = {} if schema is None else schema.edge_types
+    return key or next((each for each, edge in edges.items() if edge.dst == node_type), "")
 
 
 def _rows_of(ids: Sequence[Any], is_text: bool) -> dict[ExternalId, int]:
@@ -149,16 +172,6 @@ def _rows_of(ids: Sequence[Any], is_text: bool) -> dict[ExternalId, int]:
     if is_text:
         found |= {int(id): at for id, at in list(found.items()) if id and id.lstrip("-").isdecimal()}
     return found
-
-
-def _plain(ids: Any) -> Sequence[ExternalId]:
-    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-
-
-def _numbers_or_texts(cells: Sequence[str | None]) -> Sequence[Any]:
-    """Cells of a CSV file as numbers, if all are; else the texts."""
-    numbers = [_typed("float", cell) for cell in cells]
-    return cells if any(isinstance(number, str) for number in numbers) else numbers
 
 
 def _typed(kind: ColumnType, text: str | None) -> Any:
@@ -203,11 +216,7 @@ def compare_columns(
 
 
 def compare_features(
-    logged: Logged,
-    known: Known,
-    encoder: RowEncoder | None,
-    names: Sequence[str],
-    limits: Limits,
+    logged: Logged, known: Known, encoder: RowEncoder | None, names: Sequence[str], limits: Limits
 ) -> Iterator[Finding]:
     """Skew of what the model read of known nodes, against what it reads of the same rows here."""
     ids = [id for id in logged.features if id in known.row_of]
@@ -227,13 +236,7 @@ def compare_features(
             for name in wanted
         }
         expected = encoder.encode(values, len(rows))
-    if served.shape != expected.shape:
-        text = f"servers read {served.shape[1]} features, {expected.shape[1]} are made here"
-        yield Finding(known.against, "features", "encoded", text, 1.0)
-        return
-    for at in range(expected.shape[1]):
-        name = names[at] if at < len(names) else f"f{at}"
-        yield from row_differences(name, served[:, at], expected[:, at], ids, known.against, limits)
+    yield from _matrix_differences(served, expected, names, ids, known.against, limits)
 
 
 def compare_encoded(
@@ -248,11 +251,18 @@ def compare_encoded(
     if not rows:
         return
     served = np.stack([logged.encoded[at] for at in rows])
-    here = np.stack(expected)
+    yield from _matrix_differences(served, np.stack(expected), names, rows, "model", limits)
+
+
+def _matrix_differences(
+    served: AnyArray, here: AnyArray, names: Sequence[str], ids: Sequence[Any], against: str, limits: Limits
+) -> Iterator[Finding]:
+    """Skew of features, [n, width] each, row by row."""
+    kind: Kind = "encoded" if against == "model" else "row"
     if served.shape != here.shape:
-        text = f"servers made {served.shape[1]} features, {here.shape[1]} are made here"
-        yield Finding("model", "features", "encoded", text, 1.0)
+        text = f"servers had {served.shape[1]} features, {here.shape[1]} are made here"
+        yield Finding(against, "features", "encoded", text, 1.0)
         return
     for at in range(here.shape[1]):
         name = names[at] if at < len(names) else f"f{at}"
-        yield from row_differences(name, served[:, at], here[:, at], rows, "model", limits, "encoded")
+        yield from row_differences(name, served[:, at], here[:, at], ids, against, limits, kind)

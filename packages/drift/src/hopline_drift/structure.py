@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreReques
 from hopline_drift.answers import chosen_rows
 from hopline_drift.observed import DEGREE, Kind, Observed, Quantity
 
+if TYPE_CHECKING:
+    from hopline.engine.model import Model
+
 #: Most in-neighbours of a node whose features are read.
 MAX_NEIGHBORS = 8
 #: Most nodes per read, and per part of a read.
@@ -32,31 +35,21 @@ _PIECE = 128
 _PRESENCE = Quantity("graph", "presence")
 
 
-class GraphModel(Protocol):
-    """The read parts of a model; features come from `sources` (node type -> `RowSource`), if any."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The packaged model's specification."""
-        ...
-
-    @property
-    def graph(self) -> Graph | LiveView:
-        """The graph of the model."""
-        ...
-
-    @property
-    def encoders(self) -> Mapping[str, RowEncoder]:
-        """Node type -> its preprocessing."""
-        ...
-
-
 class Packaged(NamedTuple):
-    """The parts of a graph model that are read, without its runtime."""
+    """The parts of a graph model that are read, without its runtime.
+
+    Attributes:
+        encoders: node type or edge type -> its preprocessing. sources: node type -> the source of features
+            that the graph does not hold.
+    """
 
     spec: ModelSpec
     graph: Graph | LiveView
     encoders: Mapping[str, RowEncoder] = {}
+    sources: Mapping[str, Any] = {}
+
+
+GraphModel: TypeAlias = "Model | Packaged"
 
 
 class Structure:
@@ -120,28 +113,31 @@ class Structure:
             self.read_nodes(known[first : first + _PIECE], node_type, prefix, into)
 
     def read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
-        """Read features, degrees and neighbours of nodes; ids: int64 [n] global ids."""
+        """Read features, degrees, neighbours and edges of nodes; ids: int64 [n] global ids."""
         graph = self._model.graph
         with graph if isinstance(graph, LiveView) else contextlib.nullcontext():
-            self._read_nodes(ids, node_type, prefix, into)
-
-    def _read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
-        self._rest()
-        nodes, encoder = self._model.graph.nodes[node_type], self._model.encoders.get(node_type)
-        if encoder is None or node_type in getattr(self._model, "sources", {}):  # rows are kept encoded
-            self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
-        elif isinstance(nodes, LiveNodes):
-            cells = nodes.cells(LiveNodes.slots(nodes, ids))  # of the columns: nothing is encoded
-            self._take_columns(prefix, encoder, values_of(nodes.column_schemas, *cells), into)
-        elif nodes.columns is not None:
-            self._take_columns(prefix, encoder, nodes.columns.values(ids), into)
-        leading, side = self._edges.get(node_type, []), f" of {prefix.strip()}" if prefix else ""
-        for edges in leading:
-            suffix = f" {edges.relation}" if len(leading) > 1 else ""
             self._rest()
-            into.numbers(Quantity("graph", f"{DEGREE}{suffix}{side}"), edges.degree(ids))
-            means = self._neighbor_means(edges, ids)
-            self._take("neighbor", prefix, suffix, edges.src, means, into)
+            nodes, encoder = graph.nodes[node_type], self._model.encoders.get(node_type)
+            if encoder is None or node_type in self._model.sources:  # rows are kept encoded
+                self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
+            elif isinstance(nodes, LiveNodes):
+                cells = nodes.cells(LiveNodes.slots(nodes, ids))  # of the columns: nothing is encoded
+                values = values_of(nodes.column_schemas, *cells)
+                self._take_columns("input", (prefix, ""), encoder, values, into)
+            elif nodes.columns is not None:
+                self._take_columns("input", (prefix, ""), encoder, nodes.columns.values(ids), into)
+            leading, side = self._edges.get(node_type, []), f" of {prefix.strip()}" if prefix else ""
+            for edges in leading:
+                suffix = f" {edges.relation}" if len(leading) > 1 else ""
+                self._rest()
+                into.numbers(Quantity("graph", f"{DEGREE}{suffix}{side}"), edges.degree(ids))
+                at, positions = self._some_edges(edges, ids)
+                means = self._neighbor_means(edges, at, positions, len(ids))
+                self._take("neighbor", prefix, suffix, edges.src, means, into)
+                own = graph.schema.edge_types[edges.key].reverse_of or edges.key
+                if encoder := self._model.encoders.get(own):
+                    values = self._edge_values(edges, own, positions)
+                    self._take_columns("edge", (prefix, suffix), encoder, values, into)
 
     def _take(
         self, kind: Kind, prefix: str, suffix: str, node_type: str, rows: AnyArray, into: Observed
@@ -151,14 +147,14 @@ class Structure:
             into.numbers(Quantity(kind, f"{prefix}{name}{suffix}"), rows[:, at])
 
     def _take_columns(
-        self, prefix: str, encoder: RowEncoder, values: Mapping[str, Any], into: Observed
+        self, kind: Kind, ends: tuple[str, str], encoder: RowEncoder, values: dict[str, Any], into: Observed
     ) -> None:
         """Add values of columns as tables have them: categories by name, not what encodes them."""
         types = {column["name"]: column["type"] for column in encoder.columns}
-        wanted = [name for name in types if not self._columns or name in self._columns]
+        wanted = [name for name in types if name in values and name in (self._columns or types)]
         for name in wanted[: self._max_columns]:
             take = into.categories if types[name] == "text" else into.numbers
-            take(Quantity("input", f"{prefix}{name}"), values[name])
+            take(Quantity(kind, name.join(ends)), values[name])
 
     def _read_inline(self, nodes: Sequence[InlineNode], into: Observed) -> None:
         into.categories(_PRESENCE, ["inline"] * len(nodes))
@@ -169,12 +165,17 @@ class Structure:
             self._take("input", "", "", self._types[0], rows, into)
         else:
             given = [node.columns for node in nodes]
-            self._take_columns("", encoder, encoder.read(given, [""] * len(given)), into)
+            self._take_columns("input", ("", ""), encoder, encoder.read(given, [""] * len(given)), into)
         leading = self._edges.get(self._types[0], [])
         for edges in leading:
             suffix = f" {edges.relation}" if len(leading) > 1 else ""
-            counts = [_length(node, edges, alone=len(leading) == 1) for node in nodes]
+            keys = (edges.key, "") if len(leading) == 1 else (edges.key,)
+            counts = [sum(len(node.neighbors.get(key, ())) for key in keys) for node in nodes]
             into.numbers(Quantity("graph", f"{DEGREE}{suffix}"), counts)
+            sent = [row for node in nodes for key in keys for row in node.edge_attr.get(key, ())]
+            if sent and (encoder := self._model.encoders.get(edges.key)):
+                values = encoder.read(sent, [""] * len(sent))
+                self._take_columns("edge", ("", suffix), encoder, values, into)
 
     def _named(self, node_type: str) -> list[tuple[int, str]]:
         """(column, name) of each watched feature of a node type."""
@@ -188,7 +189,7 @@ class Structure:
     def _features(self, node_type: str, ids: IdArray) -> FloatArray:
         """float32 [n, watched columns]; NaN where a row of a store is not in the L1 feature cache."""
         columns = np.array([at for at, _ in self._named(node_type)], np.int64)
-        source = getattr(self._model, "sources", {}).get(node_type)
+        source = self._model.sources.get(node_type)
         if source is None:
             features = self._model.graph.nodes[node_type].features
             near: FloatArray = features[ids][:, columns].astype(np.float32)
@@ -198,18 +199,30 @@ class Structure:
         rows[source.read(ids, rows, stale=True)[0]] = np.nan
         return rows[:, columns]
 
-    def _neighbor_means(self, edges: Adjacency | LiveAdjacency, ids: IdArray) -> AnyArray:
-        """Mean features of some in-neighbours, float64 [n, watched columns]; NaN without neighbours."""
+    def _some_edges(self, edges: Adjacency | LiveAdjacency, ids: IdArray) -> tuple[IdArray, IdArray]:
+        """Some edges into nodes: rows of `ids`, and the positions of the edges."""
         degrees = edges.degree(ids)
         places = np.arange(MAX_NEIGHBORS)
         drawn = (self._random.random((ids.shape[0], MAX_NEIGHBORS)) * degrees[:, None]).astype(np.int64)
         offsets = np.where(degrees[:, None] <= MAX_NEIGHBORS, places, drawn)
         at, which = (places < degrees[:, None]).nonzero()
-        neighbors = edges.indices[edges.starts(ids)[at] + offsets[at, which]].astype(np.int64)
-        rows = self._features(edges.src, neighbors)
+        return at, edges.starts(ids)[at] + offsets[at, which]
+
+    def _edge_values(self, edges: Any, own: str, positions: IdArray) -> dict[str, Any]:
+        """Columns of edges; {} of a stored type that is derived, since its columns have another order."""
+        if isinstance(edges, Adjacency):
+            return {} if edges.columns is None else edges.columns.values(positions)
+        rows: Any = self._model.graph.edges[own]
+        return values_of(rows.column_schemas, *rows.cells(edges.slots(positions)))
+
+    def _neighbor_means(
+        self, edges: Adjacency | LiveAdjacency, at: IdArray, positions: IdArray, count: int
+    ) -> AnyArray:
+        """Mean features of some in-neighbours, float64 [n, watched columns]; NaN without neighbours."""
+        rows = self._features(edges.src, edges.indices[positions].astype(np.int64))
         self._rest()
         near = ~np.isnan(rows).any(axis=1)
-        means = np.full((ids.shape[0], rows.shape[1]), np.nan)
+        means = np.full((count, rows.shape[1]), np.nan)
         owners, firsts, counts = np.unique(at[near], return_index=True, return_counts=True)
         if owners.shape[0]:  # sorted by owner
             sums = np.add.reduceat(rows[near].astype(np.float64), firsts, axis=0)
@@ -220,9 +233,3 @@ class Structure:
 def _some(ids: Any, random: np.random.Generator) -> list[Any]:
     rows = chosen_rows(len(ids), random)
     return ids[rows].tolist() if isinstance(ids, np.ndarray) else [ids[row] for row in rows]
-
-
-def _length(node: InlineNode, edges: Adjacency | LiveAdjacency, *, alone: bool) -> int:
-    """Number of neighbours that an inline node names along an edge type."""
-    count = len(node.neighbors.get(edges.key, ()))
-    return count + (len(node.neighbors.get("", ())) if alone else 0)

@@ -88,7 +88,7 @@ def from_graph(packaged: Packaged, choice: Choice, made: float) -> Reference:
 
     For a link model both sides are sampled.
     """
-    spec, graph, _ = packaged
+    spec, graph = packaged.spec, packaged.graph
     observed, structure = Observed(), choice.reader().structure(packaged)
     head = spec.head
     sides = [(head.node_type, "")]
@@ -176,10 +176,10 @@ def table_of(path: Path) -> tuple[dict[str, list[Any]], bool]:
 def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
     """Column name -> values, None for missing values; a CSV file's columns of numbers are numbers."""
     columns, is_text = table_of(path)
-    return {name: list(_typed(values)) for name, values in columns.items()} if is_text else columns
+    return {name: list(typed(values)) for name, values in columns.items()} if is_text else columns
 
 
-def _typed(texts: Sequence[str | None]) -> Sequence[float | str | None]:
+def typed(texts: Sequence[str | None]) -> Sequence[float | str | None]:
     """Numbers if every text is a number or missing, else the texts."""
     try:
         return [float(text) if text else None for text in texts]
