@@ -76,5 +76,6 @@ def test_what_no_project_can_be_made_of_is_refused(tmp_path):
         done = init("fraud", *words, *out, *options)
         assert isinstance(done.exception, kind), done.output
         assert message in str(done.exception)
+        assert "--out" in options or not list(tmp_path.glob("shop*")), "the corrected command has the name"
     done = init("recommender", *words, "--out", tmp_path / "pairs")
     assert "no table without a key is between two other tables" in str(done.exception)

@@ -269,6 +269,41 @@ def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):
     assert graph.labels("accounts")["is_fraud"].isna().tolist() == [False, False, True]
 
 
+def test_without_names_all_tables_of_a_database_are_described(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tables = """
+    create table accounts (id bigint primary key, country text);
+    create table "order" (id bigint primary key, account_id bigint, "Betrag €" double precision);
+    insert into accounts values (1, 'DE'), (2, null);
+    insert into "order" values (1, 1, 1.5), (2, 1, 2.5)
+    """
+    (tmp_path / "made").mkdir()
+    with duckdb.connect("shop.duckdb") as connection:
+        connection.execute(tables)
+    with postgres() as database:
+        execute(database, tables)
+        for address, seen in ((database, database), ("shop.duckdb", "../shop.duckdb")):
+            path = tmp_path / "made" / f"{len(seen)}.toml"
+            done = run("graph", "describe", "--database", address, "--out", path)
+            assert done.exit_code == 0, done.output
+            text = path.read_text()
+            assert f'database = "{seen}"' in text
+            assert """query = 'select * from "order"'""" in text
+            graph = Description(path).graph()
+            assert {*graph.nodes} == {"accounts", "order"}
+            assert graph.edge(("order", "account", "accounts")).num_edges == 2
+            assert list(graph.frame("order")) == ["Betrag €"]
+    assert "no tables in its current schema" in str(
+        run("graph", "describe", "--database", empty()).exception
+    )
+    assert "pass tables" in str(run("graph", "describe").exception)
+
+
+def empty():
+    duckdb.connect("empty.duckdb").close()
+    return "empty.duckdb"
+
+
 def as_frame(library, table):
     """The same table as each library has it."""
     if library == "polars":

@@ -1,11 +1,19 @@
-"""A change feed of a real PostgreSQL: the live graph has what a rebuild from the database has."""
+"""A change feed of a real PostgreSQL: the live graph has what a rebuild has, and answers as it does."""
 
 import asyncio
 import json
 
+import httpx
 import numpy as np
 import pytest
+import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch_geometric.nn import HeteroConv, SAGEConv
 
+import hopline
 from hopline.brokers.base import Message
 from hopline.brokers.registry import open_source
 from hopline.errors import ConfigError, GraphError
@@ -17,6 +25,7 @@ from hopline_sql.feed import ChangeFeed, FeedSource
 from packages.sql.tests.envelopes import envelope, key
 from packages.sql.tests.postgres_server import postgres
 from tests.graph.live.keepers import Kept
+from tests.servers import running
 
 TABLES = """
 create table accounts (id bigint primary key, country text, income numeric(10,2), opened date,
@@ -232,8 +241,62 @@ def applied(live, schema, feed, messages):
     live.apply(decoded.changes)
 
 
+class Net(torch.nn.Module):
+    """Two layers over all tables. The order of a maximum does not matter, as that of a sum would.
+
+    A rebuild has other row numbers: the database has another order, and the live graph keeps deleted rows.
+    """
+
+    def __init__(self, widths, edge_types):
+        super().__init__()
+        torch.manual_seed(0)
+
+        def layer(width):
+            convs = {e: SAGEConv((width[e[0]], width[e[2]]), 16, aggr="max") for e in edge_types}
+            return HeteroConv(convs, aggr="sum")
+
+        self.first, self.second = layer(widths), layer(dict.fromkeys(widths, 16))
+        self.head = torch.nn.Linear(16, 1)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {name: rows.relu() for name, rows in self.first(x_dict, edge_index_dict).items()}
+        return self.head(self.second(x_dict, edge_index_dict)["account"])
+
+
+def packaged(graph, folder):
+    """A model on the columns of accounts and payments, in a repository."""
+    numbers = make_pipeline(SimpleImputer(add_indicator=True), StandardScaler())
+    codes = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    parts = [("numbers", numbers, ["income", "opened", "seen", "active"]), ("codes", codes, ["country"])]
+    fitted = {
+        "account": ColumnTransformer(parts).fit(graph.frame("account")),
+        "payments": ColumnTransformer([("numbers", numbers, ["amount"])]).fit(graph.frame("payments")),
+    }
+    widths = {name: each.transform(graph.frame(name)).shape[1] for name, each in fitted.items()}
+    edge_types = [(part.src, part.relation, part.dst) for part in graph.edges.values()]
+    hopline.package(
+        Net({"merchant": 1} | widths, edge_types).eval(), graph, folder, name="risk", fanouts=[-1, -1],
+        task="binary", target="account", preprocess=fitted,
+    )  # fmt: skip
+    return folder
+
+
+def served(graph, repository, ids, events=(), **settings):
+    """The bytes of a server's answers about accounts, after events."""
+    paths = {"graph__path": graph.path, "models__repository": repository}
+    with running("hopline.service:Service", **paths, **settings) as server:
+        for each in events:
+            answer = httpx.post(f"{server.url}/v1/graph/events", json=each).json()
+            assert answer["refused"] == [], answer
+        with hopline.Client(server.url) as client:
+            return client.score("risk", ids, outputs=["logits"]).outputs["logits"].tobytes()
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_a_random_series_of_changes_gives_the_graph_of_a_rebuild(address, tmp_path, seed):
+def test_a_random_series_of_changes_gives_the_graph_and_the_answers_of_a_rebuild(
+    address, tmp_path, seed, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shop = Shop(address, np.random.default_rng(seed))
     try:
         (tmp_path / "graph.toml").write_text(DESCRIPTION.format(database=address))
@@ -246,14 +309,16 @@ def test_a_random_series_of_changes_gives_the_graph_of_a_rebuild(address, tmp_pa
                 shop.step()
             early = rebuilt(description, database)
         feed = ChangeFeed(description, after=seen)
-        live = Kept(tmp_path / "live", early.save(tmp_path / "graph"))
+        early = early.save(tmp_path / "graph")
+        live = Kept(tmp_path / "live", early)
         for _ in range(80):
             shop.step()
         middle = len(shop.messages) - 40
         applied(live, early.schema, feed, shop.messages[:middle])
         applied(live, early.schema, feed, shop.messages[middle:])
         with Database(address) as database:
-            expected = content(rebuilt(description, database))
+            again = rebuilt(description, database).save(tmp_path / "again")
+        expected = content(again)
         found = live.view.snapshot()
         gone = {
             ("payments", node) for node in content(found)["payments"].keys() - expected["payments"].keys()
@@ -261,6 +326,15 @@ def test_a_random_series_of_changes_gives_the_graph_of_a_rebuild(address, tmp_pa
         assert gone, "payments were deleted, and stay as nodes without edges"
         assert content(found, gone) == expected
         live.close()
+        repository = packaged(again, tmp_path / "models")
+        ids = list(expected["account"])
+        events = [made for message in shop.messages if (made := feed.events(*message))]
+        by_feed = served(
+            early, repository, ids, events, live__enabled=True, live__folder=tmp_path / "served",
+            live__spare_nodes=500, live__spare_edges=5_000,
+        )  # fmt: skip
+        assert by_feed == served(again, repository, ids)
+        assert len(np.unique(np.frombuffer(by_feed, np.float32))) > 5
     finally:
         shop.connection.rollback()
         for table in ("follows", "payments", "merchants", "accounts"):

@@ -6,13 +6,20 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pyarrow import csv
 
+from hopline.artifact import read_spec
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
 from hopline.graph import Graph
+from hopline.types import ScoreRequest
+from hopline_demo import shop
 from packages.sql.tests.postgres_server import postgres
 from scripts.house import ROOT
 from tests.docs.player import _serving
@@ -53,19 +60,51 @@ def fill(database):
         connection.commit()
 
 
+def typed(folder, command, database):
+    """What a command of the guide prints."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "hopline").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hopline.cli "$@"\n')
+    (folder / "bin" / "hopline").chmod(0o755)
+    command = command.replace("postgres://reader@db/shop", database)
+    paths = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-ec", command], cwd=folder, env=paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_command_leads_from_a_database_to_a_served_answer(tmp_path, monkeypatch):
+    from adbc_driver_postgresql import dbapi
+
+    (command,) = (each for each in blocks("sh") if each.startswith("hopline init"))
+    assert command.count("\n") == 1
+    with postgres() as database:
+        with dbapi.connect(database) as connection, connection.cursor() as cursor:
+            for name, file in shop.write("fraud", tmp_path / "csv", rows=900).items():
+                cursor.adbc_ingest(f"{name}s", csv.read_csv(file), mode="create")
+            connection.commit()
+        said = typed(tmp_path, command, database)
+    answer = re.search(r"^served: \{'probabilities': ([0-9.e-]+), 'label': [01]\}$", said, re.MULTILINE)
+    assert answer, said
+    monkeypatch.chdir(tmp_path / "fraud")
+    graph, artifact = Graph.open("graph"), Path("models/fraud/1")
+    model = load_model(artifact, read_spec(artifact), graph)
+    (known,) = Answerer(model, ("probabilities",), 9).answer([ScoreRequest("fraud", nodes=[1])])
+    # The client describes the first row as a new one, with the columns of the table.
+    np.testing.assert_allclose(float(answer[1]), known.outputs["probabilities"][0], rtol=1e-5)
+    assert {name: part.num_nodes for name, part in graph.nodes.items()} == {
+        "accounts": 150, "merchants": 18, "payments": 900,
+    }  # fmt: skip
+    assert "is_fraud" not in graph.frame("payments")
+
+
 def test_one_command_line_leads_from_tables_to_the_score_of_a_new_account(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "fraud.py").write_text(blocks("py")[0])
-    line, request = blocks("sh")
+    _, line, request = blocks("sh")
     building, _, serving = line.rpartition("&&\n")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "hopline").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hopline.cli "$@"\n')
-    (tmp_path / "bin" / "hopline").chmod(0o755)
     with postgres() as database:
         fill(database)
-        command = building.replace("postgres://reader@db/shop", database)
-        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-        subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True, env={**os.environ, "PATH": path})
+        typed(tmp_path, building, database)
         monkeypatch.chdir(tmp_path)
         graph = Graph.open("graph")
         expected = by_hand(graph)

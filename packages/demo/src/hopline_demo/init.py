@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from pprint import pformat
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from hopline.commands.graph import SUBCOMMANDS, Database
+from hopline.commands.graph_files import TABLES
 from hopline.errors import BadRequest, GraphError
 from hopline.toml import parse_toml
 
@@ -18,6 +26,7 @@ from hopline.toml import parse_toml
 _AMONG = 50
 #: A value that the client sends in place of a column's: a request takes none of these.
 _NO_FEATURE = ("label", "time", "weight", "left out")
+Cells: TypeAlias = Callable[[dict[str, Any]], dict[str, list[Any]]]
 
 
 class Kind(StrEnum):
@@ -38,41 +47,49 @@ def init(
     ],
     tables: Annotated[
         list[str] | None,
-        typer.Argument(help="CSV or Parquet files, FILE or NAME=FILE each. Default: generated tables."),
+        typer.Argument(
+            help="CSV or Parquet files, FILE or NAME=FILE each; with --database NAME, or "
+            "NAME='sql:SELECT ...'. Default: all tables of the database, or generated ones."
+        ),
     ] = None,
+    database: Database = "",
     out: Annotated[Path | None, typer.Option(help="New folder of the project. Default: the kind.")] = None,
     label: Annotated[
         str, typer.Option(metavar="TABLE.COLUMN", help="Label, unless its name says that it is one.")
     ] = "",
+    run: Annotated[bool, typer.Option("--run", help="Run it: to the answer of a server.")] = False,
 ) -> None:
     """Write a project: the description of the tables, a model in PyG, a client, a test; python run.py."""
     folder = out or Path(kind.value)
     if folder.exists():
         raise BadRequest(f"{folder} exists; name a new folder with --out")
-    sources = list(tables or ())
-    if not sources:
-        from hopline_demo.shop import write
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)  # so that a corrected command can be run
+        sources = list(tables or ())
+        if not (sources or database):
+            from hopline_demo.shop import write
 
-        sources = [f"{name}={path}" for name, path in write(kind.value, folder / "data").items()]
-        label = label or ("order.delivery_days" if kind is Kind.relational else "")
-    folder.mkdir(exist_ok=True)
-    path = folder / "graph.toml"
-    from hopline.commands.graph import SUBCOMMANDS
-
-    SUBCOMMANDS.require("describe")(sources, path, "")
-    if label:
-        path.write_text(_labelled(path.read_text(), label))
-    described = parse_toml(path.read_text())["tables"]
-    is_pairs = kind is Kind.recommender
-    words = _pairs(described, folder) if is_pairs else _rows(described, folder, kind is Kind.fraud)
-    words["NAME"] = kind.value
-    for template in ("shared", "pairs" if is_pairs else "nodes"):
-        for file in files("hopline_demo").joinpath("project", template).iterdir():
-            text = file.read_text(encoding="utf-8")
-            for name, value in words.items():
-                text = text.replace(f"@{name}@", value)
-            (folder / file.name.removesuffix(".txt")).write_text(text)
+            sources = [f"{name}={path}" for name, path in write(kind.value, folder / "data").items()]
+            label = label or ("order.delivery_days" if kind is Kind.relational else "")
+        folder.mkdir(exist_ok=True)
+        path = folder / "graph.toml"
+        SUBCOMMANDS.require("describe")(sources, path, database)
+        if label:
+            path.write_text(_labelled(path.read_text(), label))
+        described, is_pairs = parse_toml(path.read_text())["tables"], kind is Kind.recommender
+        cells = partial(_cells, folder, database)
+        words = _pairs(described, cells) if is_pairs else _rows(described, cells, kind is Kind.fraud)
+        words["NAME"] = kind.value
+        for template in ("shared", "pairs" if is_pairs else "nodes"):
+            for file in files("hopline_demo").joinpath("project", template).iterdir():
+                text = file.read_text(encoding="utf-8")
+                for name, value in words.items():
+                    text = text.replace(f"@{name}@", value)
+                (folder / file.name.removesuffix(".txt")).write_text(text)
+        undo.pop_all()
     typer.echo(f"{folder}: read graph.toml, then: cd {folder} && python run.py", err=True)
+    if run:
+        raise typer.Exit(subprocess.call([sys.executable, "run.py"], cwd=folder))
 
 
 def _labelled(text: str, label: str) -> str:
@@ -86,7 +103,7 @@ def _labelled(text: str, label: str) -> str:
     return f'{text[: section.start() + line.start()]}{line[1]}role = "label", {text[end:]}'
 
 
-def _rows(described: dict[str, Any], folder: Path, is_fraud: bool) -> dict[str, str]:
+def _rows(described: dict[str, Any], cells: Cells, is_fraud: bool) -> dict[str, str]:
     """The words of a project about the rows of a table. Raises: GraphError: no column is a label."""
     found = [
         (name, column, any(each.get("role") == "time" for each in table["columns"].values()))
@@ -103,7 +120,7 @@ def _rows(described: dict[str, Any], folder: Path, is_fraud: bool) -> dict[str, 
     is_truth = table["columns"][label].get("type") == "boolean"
     if table["columns"][label].get("type") == "text":
         raise GraphError(f"label {target}.{label} is text; write it as a number, or as true and false")
-    rows = _cells(table, folder)
+    rows = cells(table)
     is_truth = is_truth or {each for each in rows[label] if each is not None} <= {0, 1}
     if is_fraud and not is_truth:
         raise GraphError(f"label {target}.{label} is a number: hopline init relational predicts numbers")
@@ -126,14 +143,14 @@ def _rows(described: dict[str, Any], folder: Path, is_fraud: bool) -> dict[str, 
     }
 
 
-def _pairs(described: dict[str, Any], folder: Path) -> dict[str, str]:
+def _pairs(described: dict[str, Any], cells: Cells) -> dict[str, str]:
     """The words of a project about pairs. Raises: GraphError: no table's rows are edges between others."""
     for name, table in described.items():
         ends = [each["table"] for each in table.get("foreign_keys", {}).values()]
         if table.get("key") or len(ends) != 2 or not set(ends) <= described.keys():
             continue
         src, dst = ends
-        who, among = (_cells(described[each], folder)[described[each]["key"]] for each in ends)
+        who, among = (cells(described[each])[described[each]["key"]] for each in ends)
         shown = pformat(among[:_AMONG], compact=True, width=100)
         relation = table.get("relation") or name
         return {"SRC": src, "RELATION": relation, "DST": dst, "WHO": repr(who[0]), "AMONG": shown}
@@ -143,7 +160,7 @@ def _pairs(described: dict[str, Any], folder: Path) -> dict[str, str]:
     )
 
 
-def _cells(table: dict[str, Any], folder: Path) -> dict[str, list[Any]]:
+def _cells(folder: Path, database: str, table: dict[str, Any]) -> dict[str, list[Any]]:
     """The cells of a table by column, as requests have them."""
     from hopline.graph.cells import Missing
     from hopline.graph.files import open_table
@@ -151,7 +168,9 @@ def _cells(table: dict[str, Any], folder: Path) -> dict[str, list[Any]]:
     from hopline.graph.typed_columns import typed
     from hopline.types import silent
 
-    opened = open_table(folder / table["file"], TextFormat(), (), silent)
+    query = table.get("query")
+    source = TABLES.require("sql")(query, database) if query else folder / table["file"]
+    opened = open_table(source, TextFormat(), (), silent)
     opened.load(opened.names)
     kinds = {name: each.get("type", "") for name, each in table.get("columns", {}).items()}
     wanted = [table.get("key") or "", *table.get("foreign_keys", {}), *kinds]

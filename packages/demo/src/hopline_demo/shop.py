@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 
 _BEGIN, _DAYS = datetime(2024, 1, 1, tzinfo=UTC), 120
+_NAMES = {
+    "fraud": ("account", "merchant", "payment"),
+    "relational": ("customer", "product", "order"),
+    "recommender": ("user", "item", "buys"),
+}
 _COUNTRIES, _CODES = ["DE", "FR", "JP", "BR", "US"], ["5411", "5812", "0742", "7995"]
 
 
@@ -30,53 +35,36 @@ def write(kind: str, folder: Path, rows: int = 3_000, seed: int = 0) -> dict[str
     ages = [None if random.random() < 0.05 else int(age) for age in random.integers(18, 80, people)]
     price = random.lognormal(3, 1, things).round(2)
     amount = (price[what] * random.lognormal(0, 0.3, rows)).round(2)
-    every = zip(range(1, rows + 1), who, what, amount, times, strict=True)
     persons = [(f"p{row}", each, age) for row, (each, age) in enumerate(zip(country, ages, strict=True))]
     goods = [(f"g{row}", each, cost) for row, (each, cost) in enumerate(zip(code, price, strict=True))]
-    if kind == "fraud":
-        odds = -4.5 + 3 * (code[what] == "7995") + 2 * (country[who] == "BR") + (amount > 30)
-        fraud = random.random(rows) < 1 / (1 + np.exp(-odds))
-        payments = [
-            (number, f"p{one}", f"g{other}", cost, time, str(bool(yes)).lower())
-            for (number, one, other, cost, time), yes in zip(every, fraud, strict=True)
+    one, other, act = _NAMES[kind]
+    columns: tuple[str, ...] = ("id", one, other, "amount", "at")
+    labels: list[Any]
+    if kind == "recommender":  # people of a country like one category
+        likes = dict(zip(_COUNTRIES, [*_CODES, _CODES[0]], strict=True))
+        of_code = {each: np.flatnonzero(code == each) for each in _CODES}
+        liked = [
+            int(random.choice(known)) if len(known := of_code[likes[country[row]]]) else int(item)
+            for row, item in zip(who, what, strict=True)
         ]
-        return {
-            "account": _table(folder / "accounts.csv", ("id", "country", "age"), persons),
-            "merchant": _table(folder / "merchants.csv", ("id", "mcc", "mean_price"), goods),
-            "payment": _table(
-                folder / "payments.csv", ("id", "account", "merchant", "amount", "at", "is_fraud"), payments
-            ),
-        }
-    if kind == "relational":
-        days = 2 + random.random(things)[what] * 6 + 3 * (country[who] == "JP") + random.random(rows)
-        orders = [
-            (number, f"p{one}", f"g{other}", cost, time, round(float(late), 1))
-            for (number, one, other, cost, time), late in zip(every, days, strict=True)
-        ]
-        return {
-            "customer": _table(folder / "customers.csv", ("id", "country", "age"), persons),
-            "product": _table(folder / "products.csv", ("id", "category", "price"), goods),
-            "order": _table(
-                folder / "orders.csv",
-                ("id", "customer", "product", "amount", "at", "delivery_days"),
-                orders,
-            ),
-        }
-    # People of a country like one category.
-    likes = dict(zip(_COUNTRIES, [*_CODES, _CODES[0]], strict=True))
-    of_code = {each: np.flatnonzero(code == each) for each in _CODES}
-    liked = [
-        int(random.choice(of_code[likes[country[one]]]))
-        if len(of_code[likes[country[one]]])
-        else int(other)
-        for one, other in zip(who, what, strict=True)
-    ]
-    chosen = np.where(random.random(rows) < 0.7, liked, what)
-    buys = [(f"p{one}", f"g{other}", time) for one, other, time in zip(who, chosen, times, strict=True)]
+        chosen, columns = np.where(random.random(rows) < 0.7, liked, what), (one, other, "at")
+        acts: list[Any] = [(f"p{a}", f"g{b}", time) for a, b, time in zip(who, chosen, times, strict=True)]
+    else:
+        if kind == "fraud":
+            odds = -4.5 + 3 * (code[what] == "7995") + 2 * (country[who] == "BR") + (amount > 30)
+            fraud = random.random(rows) < 1 / (1 + np.exp(-odds))
+            labels = [str(bool(yes)).lower() for yes in fraud]
+        else:
+            days = 2 + random.random(things)[what] * 6 + 3 * (country[who] == "JP") + random.random(rows)
+            labels = [round(float(late), 1) for late in days]
+        every = zip(range(1, rows + 1), who, what, amount, times, labels, strict=True)
+        acts = [(number, f"p{a}", f"g{b}", *rest) for number, a, b, *rest in every]
+        columns += ("is_fraud" if kind == "fraud" else "delivery_days",)
+    kinds = ("id", "mcc", "mean_price") if kind == "fraud" else ("id", "category", "price")
     return {
-        "user": _table(folder / "users.csv", ("id", "country", "age"), persons),
-        "item": _table(folder / "items.csv", ("id", "category", "price"), goods),
-        "buys": _table(folder / "buys.csv", ("user", "item", "at"), buys),
+        one: _table(folder / f"{one}s.csv", ("id", "country", "age"), persons),
+        other: _table(folder / f"{other}s.csv", kinds, goods),
+        act: _table(folder / f"{act.removesuffix('s')}s.csv", columns, acts),
     }
 
 

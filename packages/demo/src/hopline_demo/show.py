@@ -55,11 +55,7 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
         screen.line("network", f"{_sizes(recipe)}; built and trained by an earlier run in {folder}")
     with contextlib.suppress(KeyboardInterrupt), _sigterm_is_ctrl_c():
         with _served(folder, port, grpc_port, screen) as served:
-            screen.blank()
-            screen.table(figures(outcome))
-            screen.blank()
             explain(served, outcome, screen)
-            screen.blank()
             screen.text(f"[dim]Work files: {folder}[/dim]")
             screen.text("Serving until you press Ctrl-C.")
             code = served.process.wait()
@@ -89,11 +85,7 @@ def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hopline-demo-")))
         outcome = make(folder, recipe, screen)
         with _served(folder, 0, 0, screen) as served:
-            screen.blank()
-            screen.table(figures(outcome))
-            screen.blank()
             explain(served, outcome, screen)
-            screen.blank()
             good = _verify(served, outcome, folder, screen)
     screen.blank()
     took = time.perf_counter() - began
@@ -120,18 +112,17 @@ def figures(outcome: Outcome) -> Table:
         ("features only (MLP)", outcome.features_only, ""),
         ("with the graph (GraphSAGE)", outcome.with_graph, "bold green"),
     )
-    for label, quality, style in rows:
-        cells = (
-            f"{quality.auc:.3f}",
-            f"{quality.average_precision:.3f}",
-            f"{quality.precision_at_members:.0%}",
-        )
+    for label, each, style in rows:
+        cells = (f"{each.auc:.3f}", f"{each.average_precision:.3f}", f"{each.precision_at_members:.0%}")
         table.add_row(label, *cells, style=style)
     return table
 
 
 def explain(served: Served, outcome: Outcome, screen: Screen) -> None:
-    """Print two commands to paste, their answers, and an explanation."""
+    """Print the quality, two commands to paste, their answers, and an explanation."""
+    screen.blank()
+    screen.table(figures(outcome))
+    screen.blank()
     share = outcome.num_members / outcome.recipe.accounts
     with Client(served.url) as client:
         for what, account in (
@@ -149,6 +140,7 @@ def explain(served: Served, outcome: Outcome, screen: Screen) -> None:
         f'{share:.1%} of all accounts do. "label" is 1 from 0.5 on. The request contains only the '
         "account's number: the server has the graph, and reads the accounts around it."
     )
+    screen.blank()
 
 
 def _number(chance: float) -> str:

@@ -15,12 +15,12 @@ _TAKEN = {"edges", "out", "database", "dtype", "compress_edges", "overwrite"}
 
 def describe(
     tables: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Tables: FILE or NAME=FILE each; NAME='sql:SELECT ...', or with --database NAME for "
-            "all of its columns."
+            "all of its columns. Default: all tables of the database."
         ),
-    ],
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="New file to write. Default: stdout.")] = None,
     database: Annotated[
         str,
@@ -30,7 +30,9 @@ def describe(
     """Describe tables: keys, foreign keys, types and roles of columns; to edit, and to build a graph of."""
     from hopline_sql.describe import described
 
-    text = described(tables, database, out.parent if out else Path())
+    if not (tables or database):
+        raise GraphError("pass tables: FILE or NAME=FILE each; or --database, for all of its tables")
+    text = described(tables or (), database, out.parent if out else Path())
     if out is None:
         typer.echo(text, nl=False)
         return

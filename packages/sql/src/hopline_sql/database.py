@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -22,16 +22,9 @@ _SHOWN = 80
 #: Seconds to some year beyond 9999. Drivers shift "infinity" by 30 years, beyond the end of 64 bits.
 _LAST_S = 260_000_000_000
 _KNOWN = "postgres://user@host/name, or a DuckDB file (.duckdb, .db, .ddb)"
-
-
-class Connection(Protocol):
-    """A connection to a database."""
-
-    def read(self, query: str) -> pa.Table:
-        """The rows of a query. Raises: the driver's own errors."""
-
-    def close(self) -> None:
-        """Close it."""
+#: Of the schema in which a query finds a table without a prefix.
+_TABLES = """select table_name::text as name from information_schema.tables
+where table_schema = current_schema() and table_type = 'BASE TABLE' order by 1"""
 
 
 class Database:
@@ -53,7 +46,7 @@ class Database:
             connect = _DuckDB
         else:
             raise GraphError(f"--database {self._name}: must be {_KNOWN}")
-        self._connection: Connection = self._tried(f"--database {self._name}", connect, address)
+        self._connection: _Postgres | _DuckDB = self._tried(f"--database {self._name}", connect, address)
 
     def __enter__(self) -> Database:
         return self
@@ -74,6 +67,13 @@ class Database:
             table = table.set_column(at, field.name, _plain(field, table.column(at), shown))
         return table.replace_schema_metadata({"hopline.source": shown})
 
+    def names(self) -> list[str]:
+        """The names of all tables, in order. Raises: GraphError: there are none."""
+        found: list[str] = self.table(_TABLES).column("name").to_pylist()
+        if not found:
+            raise GraphError(f"--database {self._name}: no tables in its current schema; pass queries")
+        return found
+
     def _tried(self, what: str, work: Any, text: str) -> Any:
         try:
             return work(text)
@@ -82,13 +82,14 @@ class Database:
 
 
 @functools.cache
-def _opened(address: str) -> Database:
+def opened(address: str) -> Database:
+    """The database that this process reads at an address."""
     return Database(address)
 
 
 def query(text: str, database: str = "") -> pa.Table:
     """The rows of a query; all queries of a process to one database see one state, see `Database`."""
-    return _opened(database).table(text)
+    return opened(database).table(text)
 
 
 class _Postgres:

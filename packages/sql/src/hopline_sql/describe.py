@@ -24,7 +24,7 @@ from hopline.graph.stored_columns import is_label, type_of
 from hopline.graph.text_table import TextFormat
 from hopline.graph.typed_columns import typed
 from hopline.types import silent
-from hopline_sql.database import query
+from hopline_sql.database import opened, query
 
 #: Texts of which more than this share are distinct, in at least so many rows, are names, not categories.
 _FREE_SHARE, _FREE_ROWS = 0.5, 20
@@ -57,10 +57,15 @@ def described(tables: Sequence[str], database: str = "", folder: Path = Path()) 
     """The text of a description.
 
     Args:
-        tables: FILE, NAME=FILE or NAME=sql:QUERY each; with a database also NAME for all of its columns.
+        tables: FILE, NAME=FILE or NAME=sql:QUERY each; with a database also NAME for all of its columns,
+            and () for all tables.
         folder: of the description, to which paths of files are relative.
     Raises: GraphError: a table cannot be read, or two have one name.
     """
+    shown = database if "://" in database else os.path.relpath(database or ".", folder)
+    if database and not tables:
+        named = {name: name.replace('"', '""') for name in opened(database).names()}
+        tables = [f'{name}=sql:select * from "{quoted}"' for name, quoted in named.items()]
     found = [_read(text, database, folder) for text in tables]
     for name in {each.name for each in found}:
         if sum(each.name == name for each in found) > 1:
@@ -74,7 +79,7 @@ def described(tables: Sequence[str], database: str = "", folder: Path = Path()) 
         "#   hopline graph build FILE.toml --out graph",
         "# Rows of a table with a key are nodes; without one, edges between two foreign keys. A role is",
         '# "feature", "label" (for training only), "time", "weight" (of edges) or "left out".',
-        *(["", f"database = {_text(database)}"] if database else []),
+        *(["", f"database = {_text(shown)}"] if database else []),
     ]
     for each in found:
         lines += ["", *_section(each)]
@@ -89,11 +94,8 @@ def _read(text: str, database: str, folder: Path) -> _Found:
         sql = source[4:] if source.startswith("sql:") else f"select * from {source}"
         if not name and source.startswith("sql:"):
             raise GraphError(f"{text}: name the table of a query: NAME='sql:SELECT ...'")
-        name, given, where = (
-            name or source.rpartition(".")[2],
-            query(sql, database),
-            f"query = {_text(sql)}",
-        )
+        name, given = name or source.rpartition(".")[2], query(sql, database)
+        where = f"query = {_text(sql)}"
     else:
         path = Path(source)
         name = name or path.name.partition(".")[0]
@@ -244,15 +246,8 @@ def _time_of(table: _Found) -> tuple[str, str, str]:
 
 def _forms(name: str) -> list[str]:
     """A table's name, also as one of its rows is called."""
-    plain = _plain(name)
-    found = [plain]
-    if plain.endswith("ies"):
-        found.append(plain[:-3] + "y")
-    if plain.endswith("es"):
-        found.append(plain[:-2])
-    if plain.endswith("s"):
-        found.append(plain[:-1])
-    return found
+    plain, ends = _plain(name), {"ies": "y", "es": "", "s": ""}
+    return [plain, *(plain.removesuffix(end) + one for end, one in ends.items() if plain.endswith(end))]
 
 
 def _names(column: str, table: _Found) -> bool:
@@ -277,7 +272,8 @@ def _plain(name: str) -> str:
 
 
 def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    is_literal = '"' in value and value.isprintable() and "'" not in value
+    return f"'{value}'" if is_literal else json.dumps(value, ensure_ascii=False)
 
 
 def _name(name: str) -> str:

@@ -1,6 +1,6 @@
 """The file of a graph's description: tables, keys, foreign keys, and roles of columns.
 
-    database = "postgres://reader@db/shop"      # of the queries; the password comes from elsewhere
+    database = "postgres://reader@db/shop"      # of the queries; a file is relative to the description
 
     [tables.account]                            # a table with a key: its rows are nodes of this type
     file = "accounts.csv"                       # or: query = "select * from accounts"
@@ -155,16 +155,18 @@ class Description:
             file = msgspec.convert(parse_toml(self.path.read_text(encoding="utf-8")), _File)
         except (OSError, ValueError, TOMLDecodeError) as error:
             raise GraphError(f"{self.path}: {error}") from None
-        self.database, self.both_directions = file.database, file.both_directions
+        is_file = file.database and "://" not in file.database
+        self.database = str(self.path.parent / file.database) if is_file else file.database
+        self.both_directions = file.both_directions
         self.tables: dict[str, Table] = {}
         for name, table in file.tables.items():
             try:
                 self.tables[name] = msgspec.convert(table, Table)
             except msgspec.ValidationError as error:
-                raise GraphError(f"{self._where(name)}: {error}") from None
+                raise GraphError(f"{self.path}: tables.{name}: {error}") from None
         for name, table in self.tables.items():
             if wrong := self._wrong(table):
-                raise GraphError(f"{self._where(name)}: {wrong}")
+                raise GraphError(f"{self.path}: tables.{name}: {wrong}")
 
     def graph(
         self, *, database: str = "", feature_dtype: str = "float32", progress: Progress = silent
@@ -284,9 +286,6 @@ class Description:
             if (each.relation or each.reverse) and not table.key:
                 return f"{column!r}: rows without a key have one relation; write it above foreign_keys"
         return ""
-
-    def _where(self, name: str) -> str:
-        return f"{self.path}: tables.{name}"
 
 
 def _with_ends(source: Any, ends: tuple[str, str], table: Table) -> FileTable:
