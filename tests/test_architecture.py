@@ -110,7 +110,7 @@ BUDGET: dict[str, int] = {
     "client": 1055,
     "commands": 3196,
     "config": 1333,
-    "engine": 7733,
+    "engine": 7660,
     "events": 2426,
     "features": 3769,
     "graph": 13226,

@@ -18,18 +18,17 @@ Input kinds of a stage at level l (n = destination rows, float32 unless stated):
     reduce       [n, b-a]     columns of the sampled in-neighbours' states at level l-1, reduced
                               (`reduce` below); 0 where there is no neighbour
     attend       [n, w]       attention over the sampled in-neighbours (`Attention`); 0 where there is none
-    sources      [m, b-a]     states at level l-1 of the m distinct sampled in-neighbours
-    positions    int64 [n, K] row in `sources` of each sampled in-neighbour, padded with 0
-    mask         bool [n, K]  true where `positions` has a neighbour
-    edge_attr    [n, K, d_e]  attributes of the sampled edges, 0 where masked
-    edge_weight  [n, K]       weights of the sampled edges (1 if the graph has no weights), 0 where masked
-    is_self      bool [n, K]  true where the neighbour is the destination itself (a self-loop)
+    sources      [e, b-a]     states at level l-1 of the source of each sampled in-edge
+    owners       int64 [e]    row of each edge's destination; n-1 for edges that fill up the call
+    edge_attr    [e, d_e]     attributes of the sampled edges
+    edge_weight  [e]          weights of the sampled edges (1 if the graph has no weights)
+    is_self      bool [e]     true where the source is the destination itself (a self-loop)
+    nodes        int64 [n]    row of each destination; in rows that fill up the call, that of the last one
     degree       [n]          number of in-edges of the destination in the graph, before sampling
     count        [n]          number of sampled in-edges
 
-`sources`, `positions`, `mask`, `edge_*`, `is_self` of one edge type describe one padded block; m and K
-vary from call to call (m >= 1, K >= 1 always; a row's sums are the same for every K that is a multiple
-of 4). Reductions over the sampled neighbours j of i:
+`sources`, `owners`, `edge_*`, `is_self` of one edge type list the same edges, by destination. What fills up
+a call (at least one row) repeats the last row or edge. Reductions over the sampled neighbours j of i:
 
     mean    sum_j w_ij h_j / max(count_i, 1)
     sum     sum_j w_ij h_j
@@ -73,17 +72,18 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 6
-#: The first formats with the input kind `attend` (before, attention was a padded block), named outputs,
-#: preprocessing, heads of several node types or later nodes' rows that are not zeros, and of edges.
+FORMAT_VERSION = 7
+#: The first formats with the input kind `attend`, named outputs, preprocessing, heads of several node types
+#: or later nodes' rows that are not zeros, preprocessing of edges, and rows of edges (blocks before).
 ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT, EDGE_ENCODER_FORMAT = 2, 3, 4, 5, 6
+EDGE_ROWS_FORMAT = 7
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
 
 Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
 InputKind = Literal[
-    "self", "features", "structure", "reduce", "attend", "sources", "positions", "mask", "edge_attr",
+    "self", "features", "structure", "reduce", "attend", "sources", "owners", "nodes", "edge_attr",
     "edge_weight", "is_self", "degree", "count",
 ]  # fmt: skip
 
@@ -134,7 +134,7 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: the ONNX input's name.
         kind: content of the input (see the module docstring).
-        edge_type: key "src__rel__dst" of the relation, for all kinds but `self` and `features`.
+        edge_type: key "src__rel__dst" of the relation, for all kinds but `self`, `features` and `nodes`.
         columns: [a, b) of the source state; None means all.
         reduce: reduction, for kind `reduce`.
         weighted: multiply by edge weights, for kind `reduce`.
@@ -492,7 +492,7 @@ def read_artifact(folder: Path, spec_type: type[SpecT], kind: str, *, verify: bo
     except FileNotFoundError:
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
     except UNREADABLE as error:
-        raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
+        raise ArtifactError(f"{path}: not a valid model.json: {error}; package again") from None
     for name in sorted(spec.files_read(folder) - spec.files.keys()):
         raise ArtifactCorrupted(
             f"{folder / name}: this model reads it, and model.json has no sha256 of it; package again"

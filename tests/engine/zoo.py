@@ -94,7 +94,7 @@ class Gat(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Attention of every kind, beside a padded block in one stage, and edge code in another."""
+    """Attention of every kind, beside rows of edges in one stage, and edge code in another."""
 
     def __init__(self):
         super().__init__()
@@ -112,7 +112,7 @@ class Mixed(nn.Module):
 
 
 class Aggregated(nn.Module):
-    """Aggregations over padded blocks; odd widths, and activations that a runtime may vectorise."""
+    """Aggregations over rows of edges; odd widths, and activations that a runtime may vectorise."""
 
     def __init__(self):
         super().__init__()

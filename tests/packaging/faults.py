@@ -14,7 +14,6 @@ import onnx
 import torch
 from onnx import numpy_helper
 from torch_geometric.nn import TransformerConv
-from torch_geometric.nn import aggr as pyg
 
 from hopline.artifact import StageInput
 from hopline.packaging import (
@@ -35,7 +34,7 @@ from hopline.packaging.dense import (
     aggregate,
     attend,
     base,
-    block,
+    groups,
 )
 
 FAULTS = {}
@@ -241,66 +240,77 @@ def projected_attention_vector_of_another_head(patch):
     patch.setattr(attend, "_fold", lambda weight, attention: right(weight, attention.roll(1, 1)))
 
 
-@fault("dense", "attended_by_code")
-def attention_of_a_block_runs_over_the_padding(patch):
-    right = block.softmax_of_edges
-    patch.setattr(block, "softmax_of_edges", lambda logits, mask: right(logits, torch.ones_like(mask)))
+def with_nobodys(patch, owner_of, name):
+    """Have a function over the edges of nodes count edges of no node as those of the first one."""
+    right = getattr(owner_of, name)
+
+    def wrong(rows, owner, nodes):
+        return right(rows, torch.where(owner == len(nodes) - 1, 0, owner), nodes)
+
+    patch.setattr(owner_of, name, wrong)
 
 
 @fault("dense", "attended_by_code")
-def self_loops_of_a_block_are_left_in(patch):
-    patch.setattr(block, "without", lambda mask, is_self: mask)
+def attention_runs_over_edges_of_no_node(patch):
+    with_nobodys(patch, groups, "softmax_of_edges")
+
+
+@fault("dense", "attended_by_code")
+def self_loops_are_left_in(patch):
+    patch.setattr(groups, "without", lambda owner, is_self, nodes: owner)
 
 
 @fault("dense", "attended_by_code")
 def attributes_of_added_self_loops_are_those_of_an_edge(patch):
-    patch.setattr(block, "loop_attributes", lambda fill, rows, mask: rows[:, 0])
-
-
-@fault("dense", "attended2_by_code")
-def self_loops_of_a_block_have_no_rows(patch):
-    right = stage_code.EdgeCode._side_by_side
-
-    def wrong(self, blocks):
-        if blocks[-1].target == "unsqueeze":  # the node's own rows
-            blocks = [*blocks[:-1], self.graph.call_function(torch.zeros_like, (blocks[-1],))]
-        return right(self, blocks)
-
-    patch.setattr(stage_code.EdgeCode, "_side_by_side", wrong)
-
-
-@fault("dense", "transformer_by_code")
-def neighbours_of_a_block_are_in_another_order(patch):
-    right = block.as_block
-    patch.setattr(block, "as_block", lambda rows, mask: right(rows, mask).flip(1))
-
-
-@fault("dense", "gine")
-def messages_of_padding_are_added(patch):
-    right = aggregate.total
     patch.setattr(
-        aggregate, "total", lambda rows, mask: right(rows + (~mask).unsqueeze(-1).float(), mask | True)
+        groups, "loop_attributes", lambda fill, rows, owner, nodes: rows[:1].expand(len(nodes), -1)
     )
 
 
+@fault("dense", "attended2_by_code")
+def added_self_loops_have_no_rows(patch):
+    right = stage_code.EdgeCode._neighbours
+
+    def wrong(self, value, edges):
+        flat = self.stage.flat
+        self.stage.flat = lambda *args: self.graph.call_function(torch.zeros_like, (flat(*args),))
+        found = right(self, value, edges)
+        del self.stage.flat
+        return found
+
+    patch.setattr(stage_code.EdgeCode, "_neighbours", wrong)
+
+
+@fault("dense", "transformer_by_code")
+def neighbours_are_in_another_order(patch):
+    right = stage_code.EdgeCode._neighbours
+
+    def wrong(self, *args):
+        return self.graph.call_method("flip", (right(self, *args), 0))
+
+    patch.setattr(stage_code.EdgeCode, "_neighbours", wrong)
+
+
+@fault("dense", "gine")
+def messages_of_no_node_are_added(patch):
+    with_nobodys(patch, aggregate, "total")
+
+
 @fault("dense", "gen")
-def softmax_runs_over_the_padding(patch):
-    right = aggregate._softmax
-    wrong = lambda rows, mask, *rest: right(rows, mask | True, *rest)  # noqa: E731
-    patch.setitem(aggregate._STEPS, pyg.SoftmaxAggregation, wrong)
+def softmax_runs_over_edges_of_no_node(patch):
+    with_nobodys(patch, aggregate, "total")
 
 
 @fault("dense", "pna")
-def minimum_includes_the_padding(patch):
-    right = aggregate._min
-    wrong = lambda rows, mask, *rest: right(rows, mask | True, *rest)  # noqa: E731
-    patch.setitem(aggregate._STEPS, pyg.MinAggregation, wrong)
+def maximum_forgets_the_first_edge(patch):
+    right = aggregate.highest
+    patch.setattr(aggregate, "highest", lambda rows, owner, nodes: right(rows[1:], owner[1:], nodes))
 
 
 @fault("dense", "pna")
 def variance_is_of_the_sample(patch):
-    def wrong(rows, mask, count, module):
-        return right(rows, mask, count, module) * (count / (count - 1).clamp(min=1))
+    def wrong(rows, edges, module):
+        return right(rows, edges, module) * (edges.count / (edges.count - 1).clamp(min=1))
 
     right = aggregate._var
     patch.setattr(aggregate, "_var", wrong)
@@ -310,17 +320,17 @@ def variance_is_of_the_sample(patch):
 def scalers_are_applied_in_another_order(patch):
     after(
         patch,
-        aggregate.BlockAggregation,
+        aggregate.EdgeAggregation,
         "__init__",
         lambda _, self, *rest: self._scalers.reverse(),
     )
 
 
 @fault("dense", "pna")
-def degrees_are_those_of_the_padding(patch):
-    right = aggregate.BlockAggregation._scale
+def degrees_are_at_least_eight(patch):
+    right = aggregate.EdgeAggregation._scale
     patch.setattr(
-        aggregate.BlockAggregation,
+        aggregate.EdgeAggregation,
         "_scale",
         lambda self, name, count: right(self, name, count.clamp(min=8)),
     )
@@ -340,7 +350,7 @@ def the_bias_of_a_divided_map_is_added_twice(patch):
 
 @fault("dense", "several")
 def aggregations_are_in_another_order(patch):
-    after(patch, aggregate.BlockAggregation, "forward", lambda parts, *_: parts.flip(1))
+    after(patch, aggregate.EdgeAggregation, "forward", lambda parts, *_: parts.flip(1))
 
 
 @fault("dense", "rgcn")

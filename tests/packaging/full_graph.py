@@ -191,7 +191,7 @@ def run_stage(
     if stage.file is None:
         return graph.features[node_type]
     feeds = packed(stage, feeds_of(artifact, stage, node_type, graph, previous))
-    return _run(artifact / stage.file, "h", feeds)
+    return _run(artifact / stage.file, "h", feeds)[: graph.num_nodes(node_type)]
 
 
 def _run(file: Path, output: str, feeds: dict[str, AnyArray]) -> FloatArray:
@@ -243,9 +243,24 @@ def stage_inputs(
         previous: states of the level below, by node type.
         query: rows of the stage's query file.
 
-    Returns: input name -> array.
+    Returns: input name -> array; one row and one edge more in a stage that reads rows of edges.
     """
-    return {item.name: _input(item, node_type, graph, previous, query) for item in inputs}
+    found = {item.name: _input(item, node_type, graph, previous, query) for item in inputs}
+    if all(item.kind != "nodes" for item in inputs):
+        return found
+    return {item.name: one_more(found[item.name], item, graph.num_nodes(node_type)) for item in inputs}
+
+
+#: Kinds of one row for each edge.
+EDGE_KINDS = frozenset({"sources", "owners", "is_self", "edge_weight", "edge_attr"})
+
+
+def one_more(array: AnyArray, item: StageInput, beyond: int) -> AnyArray:
+    """The last row once more; the edge is that of no node."""
+    if item.kind == "owners":
+        return np.append(array, np.int64(beyond))
+    more = array[-1:] if len(array) else np.zeros((1, *array.shape[1:]), array.dtype)
+    return np.concatenate([array, more])
 
 
 def _input(
@@ -255,9 +270,11 @@ def _input(
         return _columns(previous[node_type], item)
     if item.kind == "features":
         return _columns(graph.features[node_type], item)
+    if item.kind == "nodes":
+        return np.arange(graph.num_nodes(node_type))
     edges = _edges_of(graph, item.edge_type)
     if item.kind == "sources":
-        return _columns(previous[edges.src], item)
+        return _columns(previous[edges.src], item)[edges.indices]
     if item.kind == "reduce":
         own = previous.get(node_type) if item.reduce == "gcn" else None
         return _reduce(
@@ -270,7 +287,7 @@ def _input(
         return attended(item.attention, edges, rows, loop_rows, query)
     if item.kind in ("degree", "count"):
         return np.diff(edges.indptr).astype(np.float32)
-    return _block(item, edges)
+    return _of_edges(item, edges)
 
 
 def _edges_of(graph: CheckGraph, key: str) -> CheckEdges:
@@ -292,32 +309,19 @@ def _columns(state: FloatArray, item: StageInput) -> FloatArray:
     return np.ascontiguousarray(state[:, item.columns[0] : item.columns[1]])
 
 
-def _block(item: StageInput, edges: CheckEdges) -> AnyArray:
-    """One [n, K] (or [n, K, d_e]) array of the padded block of all in-edges."""
-    counts = np.diff(edges.indptr)
-    width = max(1, int(counts.max(initial=0)))
-    mask = np.arange(width)[None, :] < counts[:, None]
-    if item.kind == "mask":
-        return mask
-    if item.kind == "positions":
-        positions = np.zeros(mask.shape, dtype=np.int64)
-        positions[mask] = edges.indices
-        return positions
+def _of_edges(item: StageInput, edges: CheckEdges) -> AnyArray:
+    """One [E] or [E, d_e] array of all in-edges."""
+    if item.kind == "owners":
+        return edges.destinations.astype(np.int64)
     if item.kind == "is_self":
-        loops = np.zeros(mask.shape, dtype=np.bool_)
-        loops[mask] = edges.indices == edges.destinations
-        return loops
+        return edges.indices == edges.destinations
     if item.kind == "edge_weight":
-        weights = np.zeros(mask.shape, dtype=np.float32)
-        weights[mask] = 1.0 if edges.weight is None else edges.weight
-        return weights
+        return np.ones(len(edges.indices), np.float32) if edges.weight is None else edges.weight
     if edges.attr is None:
         raise ArtifactError(
             f"input {item.name!r} reads attributes of {item.edge_type!r}, which has no attributes"
         )
-    attr = np.zeros((*mask.shape, edges.attr.shape[1]), dtype=np.float32)
-    attr[mask] = edges.attr
-    return attr
+    return np.asarray(edges.attr, np.float32)
 
 
 def _reduce(item: StageInput, edges: CheckEdges, rows: FloatArray, own: FloatArray | None) -> FloatArray:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch_geometric import nn as pyg
 
-from hopline.packaging.dense.aggregate import BlockAggregation
+from hopline.packaging.dense.aggregate import EdgeAggregation
 from hopline.packaging.dense.attend import BUILDERS
 from tests.packaging.graphs import homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg
@@ -323,6 +323,7 @@ def test_a_deviation_of_near_messages_is_that_in_float64():
     """Differences of squares would be off by 1e-3, and 0 where the deviation is near the least one."""
     torch.manual_seed(0)
     messages, mask = 10 + 0.01 * torch.randn(30, 9, 4), torch.rand(30, 9) < 0.7
-    block = BlockAggregation(pyg.StdAggregation(), AssertionError)
-    expected = pyg.StdAggregation()(messages[mask].double(), mask.nonzero()[:, 0], dim_size=30)
-    torch.testing.assert_close(block(messages, mask)[:, 0].double(), expected, atol=1e-6, rtol=1e-4)
+    rows, owner = messages[mask], mask.nonzero()[:, 0]
+    found = EdgeAggregation(pyg.StdAggregation(), AssertionError)(rows, owner, torch.arange(30))
+    expected = pyg.StdAggregation()(rows.double(), owner, dim_size=30)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)

@@ -77,7 +77,7 @@ class Attributed(nn.Module):
 
 
 class AttributedByCode(Attributed):
-    """The code computes the attributes of edges, so that attention is a padded block."""
+    """The code computes the attributes of edges, so that attention is by the code of a stage."""
 
     def forward(self, x, edge_index, edge_attr):
         return self.conv(x, edge_index, edge_attr.tanh())

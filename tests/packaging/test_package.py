@@ -34,8 +34,6 @@ from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.test_dense import trained, two_layers
 from tests.packaging.unsplit import BySourceDegree
 
-BLOCK_KINDS = {"positions", "mask", "is_self", "edge_weight", "edge_attr"}
-
 
 def package(model, graph, repository, **options):
     options = {"name": "m", "fanouts": [4], "task": "multiclass", **options}
@@ -54,7 +52,7 @@ def tensors(graph):
 
 
 def assert_rows_are_bit_equal(report, graph):
-    """Alone, in any batch, and padded further (between multiples of 4)."""
+    """Alone, and in any batch."""
     check = CheckGraph.of(graph)
     states = full_graph.states(report.path, check)
     for level, stages in enumerate(report.spec.levels):
@@ -64,28 +62,14 @@ def assert_rows_are_bit_equal(report, graph):
             feeds = full_graph.feeds_of(
                 report.path, stage, node_type, check, states[level - 1] if level else {}
             )
-            feeds = full_graph.packed(stage, feeds)
-            kinds = {"x": "self"} | {item.name: item.kind for item in stage.inputs}
             session = full_graph.session(report.path / stage.file)
-            full = session.run(["h"], feeds)[0]
-            num_rows = len(full)
+            full = states[level][node_type]
             for size in (1, 2, 7):
-                for start in range(0, num_rows, size):
-                    part = {
-                        name: array if kinds[name] == "sources" else array[start : start + size]
-                        for name, array in feeds.items()
-                    }
-                    np.testing.assert_array_equal(session.run(["h"], part)[0], full[start : start + size])
-            if "mask" not in kinds.values():
-                continue
-            width = next(array.shape[1] for name, array in feeds.items() if kinds[name] == "mask")
-            aligned = {
-                pad: session.run(["h"], {n: _padded(a, kinds[n], pad) for n, a in feeds.items()})[0]
-                for pad in (-width % 4, -width % 4 + 4, -width % 4 + 32)
-            }
-            first, *others = aligned.values()
-            for other in others:
-                np.testing.assert_array_equal(other, first)
+                for start in range(0, len(full), size):
+                    stop = min(start + size, len(full))
+                    part = full_graph.packed(stage, part_of(stage.inputs, feeds, start, stop))
+                    found = session.run(["h"], part)[0][: stop - start]
+                    np.testing.assert_array_equal(found, full[start:stop])
     served = Served(report, graph)
     nodes = np.arange(graph.num_nodes)
     together = served(nodes)
@@ -109,10 +93,22 @@ class Served:
         return np.array(result.outputs["logits"])
 
 
-def _padded(array, kind, pad):
-    if kind not in BLOCK_KINDS:
-        return array
-    return np.concatenate([array, np.zeros((len(array), pad, *array.shape[2:]), array.dtype)], axis=1)
+def part_of(inputs, feeds, start, stop):
+    """The inputs of some destinations of all; with rows of edges, one row and one edge more."""
+    has_edges = any(item.kind == "nodes" for item in inputs)
+    owners = {item.edge_type: feeds[item.name] for item in inputs if item.kind == "owners"}
+    found = {}
+    for item in inputs:
+        array = feeds[item.name]
+        if item.kind in full_graph.EDGE_KINDS:
+            own = owners[item.edge_type]
+            array = array[(own >= start) & (own < stop)]
+        else:
+            array = array[start:stop]
+        if item.kind in ("owners", "nodes"):
+            array = array - start
+        found[item.name] = full_graph.one_more(array, item, stop - start) if has_edges else array
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +242,7 @@ def test_attention_with_edge_attributes_is_bit_equal_in_every_batch(tmp_path):
 
 
 class AttributesByCode(nn.Module):
-    """An attention over attributes that the model computes: a padded block."""
+    """An attention over attributes that the model computes: rows of edges."""
 
     def __init__(self, conv):
         super().__init__()
@@ -290,23 +286,24 @@ def test_a_package_for_a_gpu_has_attention_in_its_stages_and_answers_the_same(tm
     np.testing.assert_allclose(Served(blocks, graph)(ids), Served(kernel, graph)(ids), atol=1e-5)
 
 
-def test_padding_never_leaks_even_if_the_first_source_is_not_a_number(tmp_path):
+def test_what_fills_up_a_call_never_leaks_even_if_it_is_not_a_number(tmp_path):
     graph = homogeneous(attr_dim=2)
     report = package(AttributesByCode(pyg.TransformerConv(6, 4, edge_dim=2)), graph, tmp_path)
     check = CheckGraph.of(graph)
     stage = report.spec.levels[1]["node"]
     below = full_graph.states(report.path, check)[0]
     feeds = full_graph.feeds_of(report.path, stage, "node", check, below)
-    names = {item.kind: item.name for item in stage.inputs}
+    (name,) = (item.name for item in stage.inputs if item.kind == "edge_attr")
     session = full_graph.session(report.path / stage.file)
     before = session.run(["h"], feeds)[0]
-    feeds[names["sources"]] = feeds[names["sources"]].copy()
-    feeds[names["sources"]][0] = np.nan
+    feeds[name] = feeds[name].copy()
+    feeds[name][-1] = np.nan
+    np.testing.assert_array_equal(session.run(["h"], feeds)[0], before)
+    owner = next(feeds[item.name] for item in stage.inputs if item.kind == "owners")[0]
+    feeds[name][0] = np.nan
     after = session.run(["h"], feeds)[0]
-    reads_first = (feeds[names["mask"]] & (feeds[names["positions"]] == 0)).any(axis=1)
-    assert reads_first.any()
-    assert not reads_first.all()
-    np.testing.assert_array_equal(after[~reads_first], before[~reads_first])
+    assert np.isnan(after[owner]).all()
+    np.testing.assert_array_equal(np.delete(after, owner, 0), np.delete(before, owner, 0))
 
 
 def test_jumping_knowledge_by_lstm_and_a_trailing_linear(tmp_path):

@@ -17,7 +17,7 @@ from torch_geometric.utils import (
 
 from hopline.errors import NotSplittable
 from hopline.graph import Graph, Nodes
-from hopline.packaging.dense.aggregate import BlockAggregation
+from hopline.packaging.dense.aggregate import EdgeAggregation
 from tests.packaging import random_passing
 from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg, split
@@ -115,23 +115,22 @@ def test_a_median_is_the_lower_of_two_and_of_none_the_fill_value():
     found = assert_equals_pyg(
         pyg.SAGEConv(6, 3, aggr=pyg.MedianAggregation(fill_value=0.25)), with_features(graph, x)
     )
-    assert {item.kind for plan in found for item in plan.inputs} >= {"sources", "mask"}
+    assert {item.kind for plan in found for item in plan.inputs} >= {"sources", "owners"}
     rng = torch.Generator().manual_seed(0)
     mask = torch.rand(200, 9, generator=rng) < torch.rand(200, 1, generator=rng)
     rows = torch.randint(-3, 4, (200, 9, 4), generator=rng).float()
     rows[rows == 3], rows[rows == -3] = torch.nan, torch.inf
     for module in (pyg.MedianAggregation(), pyg.MedianAggregation(-1.5)):
         wanted = module(rows[mask], mask.nonzero()[:, 0], dim_size=200)
-        torch.testing.assert_close(
-            BlockAggregation(module, NotSplittable)(rows, mask)[:, 0], wanted, equal_nan=True
-        )
+        found = EdgeAggregation(module, NotSplittable)(rows[mask], mask.nonzero()[:, 0], torch.arange(200))
+        torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
 def with_features(graph, x):
     return Graph(graph.schema, {"node": Nodes(x.numpy(), graph.nodes["node"].ids)}, graph.edges)
 
 
-def test_sums_that_the_engine_computes_build_no_block():
+def test_sums_that_the_engine_computes_read_no_rows_of_edges():
     for conv in (pyg.APPNP(2, 0.1), pyg.LGConv(), pyg.TAGConv(6, 6, K=2), pyg.SimpleConv("max")):
         plans = assert_equals_pyg(conv, homogeneous())
         assert {item.kind for plan in plans for item in plan.inputs} <= {"reduce", "self", "features"}

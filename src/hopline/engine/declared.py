@@ -14,7 +14,7 @@ from hopline.graph import GraphSchema
 
 #: Columns of a state and of query rows: memory for some rows is taken before a file is opened.
 _WIDEST = 1 << 20
-_OF_EDGES = frozenset(get_args(InputKind)) - {"self", "features", "structure"}
+_OF_EDGES = frozenset(get_args(InputKind)) - {"self", "features", "structure", "nodes"}
 #: Kinds that read rows of the level below.
 _OF_STATES = frozenset(("self", "reduce", "attend", "sources"))
 
@@ -105,9 +105,9 @@ class _Check:
         self._need(bool(stage.inputs), "no inputs")
         for entry in stage.inputs:
             self._input(level, node_type, entry, stage)
-        padded = ("sources", "positions", "mask", "edge_attr", "edge_weight", "is_self")
-        blocks = any(entry.kind in padded for entry in stage.inputs)
-        self._need(not (stage.packed and blocks), "packed with padded blocks")
+        edge_rows = ("sources", "owners", "nodes", "edge_attr", "edge_weight", "is_self")
+        reads_edges = any(entry.kind in edge_rows for entry in stage.inputs)
+        self._need(not (stage.packed and reads_edges), "packed with rows of edges")
 
     def _input(self, level: int, node_type: str, entry: StageInput, stage: Stage) -> None:
         before, self._where = self._where, f"{self._where}input {entry.name!r}: "

@@ -1,4 +1,4 @@
-"""Row kernels of the engine: gather, gather-and-reduce, dedupe, pad.
+"""Row kernels of the engine: gather, gather-and-reduce, dedupe, number edges.
 
 All release the GIL, allocate nothing and write into the caller's buffers. Inner loops run over slices
 (not computed indices): Numba's check for negative indices would keep LLVM from vectorising them.
@@ -370,31 +370,20 @@ def intern(first, second, clear, shift, keys, values, distinct, count, rows):  #
 
 
 @njit(nogil=True, cache=True)
-def pad(offsets, values, destinations, out, out_mask):  # type: ignore[no-untyped-def]
-    """Write the edge lists of some destinations into a padded array.
+def number_edges(offsets, beyond, owners, edges):  # type: ignore[no-untyped-def]
+    """Number the edges of some destinations, and repeat the last one to fill the arrays.
 
     Args:
-        offsets: int64 [n+1]. values: [E] of any dtype. destinations: int64 [m].
-        out: [m, width], filled; 0 beyond a list's end. out_mask: bool [m, width], filled.
+        offsets: int64 [n+1]. beyond: the owner of repeated edges.
+        owners, edges: int64 [>= edges], filled: the destination, from 0 on, and the number of each edge.
     """
-    width = out.shape[1]
-    for i in range(destinations.shape[0]):
-        v = destinations[i]
-        first = offsets[v]
-        count = offsets[v + 1] - first
-        for j in range(width):
-            inside = j < count
-            out_mask[i, j] = inside
-            out[i, j] = values[first + j] if inside else 0
-
-
-@njit(nogil=True, cache=True)
-def pad_rows(offsets, values, destinations, out):  # type: ignore[no-untyped-def]
-    """`pad` for rows: values float32 [E, d], out float32 [m, width, d]."""
-    for i in range(destinations.shape[0]):
-        v = destinations[i]
-        first = offsets[v]
-        count = offsets[v + 1] - first
-        for j in range(out.shape[1]):
-            for c in range(out.shape[2]):
-                out[i, j, c] = values[first + j, c] if j < count else np.float32(0.0)
+    count = 0
+    for i in range(offsets.shape[0] - 1):
+        for e in range(offsets[i], offsets[i + 1]):
+            owners[count] = i
+            edges[count] = e
+            count += 1
+    last = max(offsets[offsets.shape[0] - 1] - 1, 0)
+    for k in range(count, owners.shape[0]):
+        owners[k] = beyond
+        edges[k] = last

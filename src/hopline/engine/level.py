@@ -302,7 +302,6 @@ class Level:
             stage,
             widths,
             int(graph.nodes[node_type].features.shape[1]),
-            {key: relation.sampler.fanout for key, relation in self.relations.items()},
             threads,
         )
 

@@ -5,30 +5,39 @@ Knows artifact.py's input kinds; knows nothing of plans, caches or requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from hopline.artifact import Stage, StageInput
 from hopline.engine.attention import AttentionInput
-from hopline.engine.interner import Interner
-from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
+from hopline.engine.kernels import add_scaled, gather, gather_reduce, number_edges, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
-from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, ROW_STEP, BlockStage, RowStage, chunk_rows
+from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, ROW_STEP, EdgeStage, RowStage, chunk_rows
 from hopline.types import AnyArray, FloatArray, IdArray
 
-#: Padded entries (destinations x width) of one call of a block stage.
-_BLOCK_ENTRIES = 16_384
-#: Larger fanouts are no widths: few nodes have so many neighbours.
-_WIDEST = 256
+#: Edges of one call of an edge stage, if no node has more: their rows stay in the CPU's cache.
+_MOST_EDGES = 2048
 
 
 _NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
 
 #: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
 _Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
+
+
+class _Given(NamedTuple):
+    """The data that a stage reads; see `StageRunner.run`."""
+
+    own: Matrix
+    own_rows: IdArray
+    features: Matrix
+    feature_rows: IdArray
+    views: dict[str, EdgeView]
+    structure: FloatArray | None
 
 
 class StageRunner:
@@ -40,13 +49,12 @@ class StageRunner:
         widths: node type or edge type key -> columns of the previous level's state of its source (for
             `self` the key is ""), for inputs without explicit columns.
         feature_dim: columns of the destination's raw features.
-        fanouts: edge type key -> neighbours that this layer samples, -1 for all.
         threads: of the runtime.
 
     Attributes:
         chunk_rows: destinations of one call of the runtime, at most.
         row_stage: the runtime, if every input has one row for each destination.
-        block_stage: the runtime otherwise; one of the two is None.
+        edge_stage: the runtime otherwise; one of the two is None.
         pair: set if the stage reads only own rows and an unweighted sum or mean of neighbours, next to
             each other in one input: then `gather_reduce` fills it in one call.
     """
@@ -57,13 +65,10 @@ class StageRunner:
         stage: Stage,
         widths: dict[str, int],
         feature_dim: int,
-        fanouts: dict[str, int],
         threads: int = 1,
     ) -> None:
         assert stage.file is not None
         self.stage = stage
-        self._fanouts = fanouts
-        self._interner = Interner()
 
         def columns_of(entry: StageInput) -> tuple[int, int]:
             if entry.columns is not None:
@@ -79,7 +84,9 @@ class StageRunner:
             if entry.attention is not None
         }
         self.chunk_rows = chunk_rows()
-        self._chunk = np.arange(self.chunk_rows)
+        self._chunk = np.arange(self.chunk_rows + ROW_STEP)
+        of_edges = [entry for entry in stage.inputs if entry.kind not in ROW_KINDS and entry.edge_type]
+        self._edge_types = list(dict.fromkeys(entry.edge_type for entry in of_edges))
         self.query_stage: RowStage | None = None
         self._query_columns = [columns_of(entry) for entry in stage.query_inputs]
         if stage.query:
@@ -92,18 +99,11 @@ class StageRunner:
                 threads,
             )
         self.row_stage: RowStage | None = None
-        self.block_stage: BlockStage | None = None
+        self.edge_stage: EdgeStage | None = None
         #: For row stages, the place of each input: (index of the buffer, first column in it).
         self._places: list[tuple[int, int]] = []
         if all(entry.kind in ROW_KINDS for entry in stage.inputs):
-            widths_in = [
-                0
-                if entry.kind in ("degree", "count")
-                else b - a
-                if entry.attention is None
-                else entry.attention.width
-                for entry, (a, b) in zip(stage.inputs, self._columns, strict=True)
-            ]
+            widths_in = [self._width(k) for k in range(len(stage.inputs))]
             names = [entry.name for entry in stage.inputs]
             self._places = [(k, 0) for k in range(len(names))]
             if stage.packed:
@@ -111,9 +111,8 @@ class StageRunner:
                 names, widths_in = ["x"], [sum(widths_in)]
             self.row_stage = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim, threads)
         else:
-            self.block_stage = BlockStage(
-                folder / stage.file, [entry.name for entry in stage.inputs], stage.state_dim, threads
-            )
+            names = [entry.name for entry in stage.inputs]
+            self.edge_stage = EdgeStage(folder / stage.file, names, stage.state_dim)
         self.pair = self._find_pair() if stage.packed else None
 
     def run(
@@ -138,12 +137,20 @@ class StageRunner:
             structure: float32 [num_rows, s], for `structure`.
             look: called before each chunk; an exception that it raises ends the run.
         """
-        if self.row_stage is None:
-            self._run_block(num_rows, own, own_rows, features, feature_rows, views, out, look)
+        given = _Given(own, own_rows, features, feature_rows, views, structure)
+        if self.edge_stage is not None:
+            for a, b in self._spans(num_rows, [views[key].offsets for key in self._edge_types]):
+                look()
+                out[a:b] = self.edge_stage.run(self._feeds(given, a, b))[: b - a]
         elif self.pair is None:
-            self._run_rows(
-                self.row_stage, num_rows, own, own_rows, features, feature_rows, views, out, structure, look
-            )
+            assert self.row_stage is not None
+            for a in range(0, num_rows, self.chunk_rows):
+                look()
+                b = min(a + self.chunk_rows, num_rows)
+                query = self._run_query(given, a, b)
+                for k, (buffer, place) in enumerate(self._places):
+                    self._fill(k, given, a, b, query, self.row_stage.inputs[buffer], place)
+                out[a:b] = self.row_stage.run(b - a)
         else:
             view = views[self.pair[0]]
             for a in range(0, num_rows, self.chunk_rows):
@@ -197,200 +204,112 @@ class StageRunner:
         )
         return self.row_stage.run(num_rows)
 
-    def _run_rows(
-        self,
-        runtime: RowStage,
-        num_rows: int,
-        own: Matrix,
-        own_rows: IdArray,
-        features: Matrix,
-        feature_rows: IdArray,
-        views: dict[str, EdgeView],
-        out: FloatArray,
-        structure: FloatArray | None,
-        look: Callable[[], object],
-    ) -> None:
-        inputs = self.stage.inputs
-        query, query_rows = _NO_QUERY, self._chunk
-        for a in range(0, num_rows, self.chunk_rows):
-            look()
-            b = min(a + self.chunk_rows, num_rows)
-            if self.query_stage is not None:
-                query = self._run_query(self.query_stage, own, own_rows[a:b], features, feature_rows[a:b])
-                query_rows = self._chunk[: b - a]
-            for k, entry in enumerate(inputs):
-                buffer, place = self._places[k]
-                target = runtime.inputs[buffer]
-                first, last = self._columns[k]
-                width = last - first
-                if entry.kind == "reduce":
-                    view = views[entry.edge_type]
-                    _reduce(entry, view, a, b, own, own_rows, first, width, target, place)
-                elif entry.kind == "attend":
-                    self.attention[k].run(
-                        views[entry.edge_type], a, b, own, own_rows[a:b], query, query_rows, target, place
-                    )
-                elif entry.kind == "self":
-                    gather(own, own_rows[a:b], first, width, target, place)
-                elif entry.kind == "features":
-                    gather(features, feature_rows[a:b], first, width, target, place)
-                elif entry.kind == "structure":
-                    assert structure is not None
-                    target[: b - a, place : place + width] = structure[a:b, first:last]
-                else:
-                    target[: b - a] = _per_row(entry, views[entry.edge_type], a, b)
-            out[a:b] = runtime.run(b - a)
+    def _width(self, k: int) -> int:
+        """Columns of an input with one row for each destination; 0 if it has one number."""
+        entry, (first, last) = self.stage.inputs[k], self._columns[k]
+        if entry.kind in ("degree", "count"):
+            return 0
+        return last - first if entry.attention is None else entry.attention.width
 
-    def _run_query(
-        self, runtime: RowStage, own: Matrix, own_rows: IdArray, features: Matrix, feature_rows: IdArray
-    ) -> FloatArray:
-        """The query rows of at most `chunk_rows` destinations; valid until the next call."""
+    def _fill(
+        self, k: int, given: _Given, a: int, b: int, query: FloatArray, target: FloatArray, place: int
+    ) -> None:
+        """Write an input of destinations [a, b) into target[: b - a, place:]."""
+        entry, (first, last) = self.stage.inputs[k], self._columns[k]
+        width = last - first
+        if entry.kind == "reduce":
+            view = given.views[entry.edge_type]
+            _reduce(entry, view, a, b, given.own, given.own_rows, first, width, target, place)
+        elif entry.kind == "attend":
+            view, rows = given.views[entry.edge_type], self._chunk[: b - a]
+            own_rows = given.own_rows[a:b]
+            self.attention[k].run(view, a, b, given.own, own_rows, query, rows, target, place)
+        elif entry.kind == "self":
+            gather(given.own, given.own_rows[a:b], first, width, target, place)
+        elif entry.kind == "features":
+            gather(given.features, given.feature_rows[a:b], first, width, target, place)
+        elif entry.kind == "structure":
+            assert given.structure is not None
+            target[: b - a, place : place + width] = given.structure[a:b, first:last]
+        else:
+            target[: b - a] = _per_row(entry, given.views[entry.edge_type], a, b)
+
+    def _run_query(self, given: _Given, a: int, b: int) -> FloatArray:
+        """The query rows of destinations [a, b), at most `chunk_rows`; valid until the next call."""
+        runtime = self.query_stage
+        if runtime is None:
+            return _NO_QUERY
         for target, entry, (first, last) in zip(
             runtime.inputs, self.stage.query_inputs, self._query_columns, strict=True
         ):
-            base, rows = (own, own_rows) if entry.kind == "self" else (features, feature_rows)
-            gather(base, rows, first, last - first, target, 0)
-        return runtime.run(own_rows.shape[0])
+            base, rows = given[:2] if entry.kind == "self" else given[2:4]
+            gather(base, rows[a:b], first, last - first, target, 0)
+        return runtime.run(b - a)
 
-    def _run_block(
-        self,
-        num_rows: int,
-        own: Matrix,
-        own_rows: IdArray,
-        features: Matrix,
-        feature_rows: IdArray,
-        views: dict[str, EdgeView],
-        out: FloatArray,
-        look: Callable[[], object],
-    ) -> None:
-        assert self.block_stage is not None
-        padded = list(dict.fromkeys(e.edge_type for e in self.stage.inputs if e.kind not in ROW_KINDS))
-        for chunk, widths in self._chunks(num_rows, [views[key] for key in padded], padded):
-            look()
-            blocks = {
-                key: self._pad(views[key], chunk, width) for key, width in zip(padded, widths, strict=True)
-            }
-            feeds: dict[str, AnyArray] = {}
-            query = _NO_QUERY
-            if self.query_stage is not None:
-                query = self._run_query(
-                    self.query_stage, own, own_rows[chunk], features, feature_rows[chunk]
-                )
-            for k, entry in enumerate(self.stage.inputs):
-                a, b = self._columns[k]
-                if entry.kind in ("self", "features"):
-                    base, rows = (own, own_rows) if entry.kind == "self" else (features, feature_rows)
-                    array: AnyArray = np.empty((chunk.shape[0], b - a), np.float32)
-                    gather(base, rows[chunk], a, b - a, array, 0)
-                elif entry.kind == "reduce":
-                    array = np.empty((chunk.shape[0], b - a), np.float32)
-                    view = _select(views[entry.edge_type], chunk)
-                    _reduce(entry, view, 0, chunk.shape[0], own, own_rows[chunk], a, b - a, array, 0)
-                elif entry.attention is not None:
-                    array = np.empty((chunk.shape[0], entry.attention.width), np.float32)
-                    view, count = _select(views[entry.edge_type], chunk), chunk.shape[0]
-                    self.attention[k].run(
-                        view, 0, count, own, own_rows[chunk], query, self._chunk[:count], array, 0
-                    )
-                elif entry.kind in ("degree", "count"):
-                    array = _per_row(entry, views[entry.edge_type], 0, num_rows)[chunk]
-                else:
-                    array = self._block_input(entry, views[entry.edge_type], chunk, blocks, a, b)
-                feeds[entry.name] = array
-            out[chunk] = self.block_stage.run(feeds)
+    def _spans(self, num_rows: int, offsets: list[IdArray]) -> Iterator[tuple[int, int]]:
+        """Cut destinations into calls of few rows and edges; a node with more edges has a call alone."""
+        running = sum(offsets[1:], start=offsets[0])
+        most = _MOST_EDGES * (self.chunk_rows // CHUNK_ROWS)
+        a = 0
+        while a < num_rows:
+            b = int(running.searchsorted(running[a] + most, "right")) - 1
+            b = min(max(b, a + 1), a + self.chunk_rows, num_rows)
+            yield a, b
+            a = b
 
-    def _chunks(
-        self, num_rows: int, views: list[EdgeView], keys: list[str]
-    ) -> list[tuple[IdArray, tuple[int, ...]]]:
-        """Split destinations into calls of equal padded width; some may repeat, to fill a call's last step.
-
-        The width is the fanout, or for fanout -1 and large ones the power of two above the list's own
-        length. It never depends on other requests of the batch: the order of a padded sum depends on it.
-        """
-        widths = np.ones((num_rows, len(views)), np.int64)
-        for k, (view, key) in enumerate(zip(views, keys, strict=True)):
-            fanout = self._fanouts[key]
-            if 0 <= fanout <= _WIDEST:
-                widths[:, k] = max(fanout, 1)
+    def _feeds(self, given: _Given, a: int, b: int) -> dict[str, AnyArray]:
+        """The inputs of an edge stage for destinations [a, b), filled up to whole steps of rows."""
+        count = b - a
+        nodes = np.minimum(self._chunk[: _full_steps(count + 1)], count - 1)
+        owners, rows = {}, {}
+        for key in self._edge_types:
+            view = given.views[key]
+            offsets = view.offsets[a : b + 1]
+            size = _full_steps(max(1, int(offsets[-1] - offsets[0])))
+            owners[key], rows[key] = np.empty(size, np.int64), np.empty(size, np.int64)
+            number_edges(offsets, nodes.shape[0] - 1, owners[key], rows[key])
+        query = self._run_query(given, a, b)
+        feeds: dict[str, AnyArray] = {}
+        for k, entry in enumerate(self.stage.inputs):
+            if entry.kind in ROW_KINDS:
+                width = self._width(k)
+                array: AnyArray = np.empty((nodes.shape[0], width) if width else nodes.shape, np.float32)
+                self._fill(k, given, a, b, query, array, 0)
+                array[count:] = array[count - 1]
+            elif entry.kind == "nodes":
+                array = nodes
+            elif entry.kind == "owners":
+                array = owners[entry.edge_type]
             else:
-                counts = np.maximum(np.diff(view.offsets), 1)
-                widths[:, k] = 1 << np.ceil(np.log2(counts)).astype(np.int64)
-        if num_rows == 0:
-            return []
-        if (widths == widths[0]).all():
-            groups = [(np.arange(num_rows), tuple(int(w) for w in widths[0]))]
-        else:
-            distinct, inverse = np.unique(widths, axis=0, return_inverse=True)
-            groups = [
-                (np.flatnonzero(inverse.reshape(-1) == g), tuple(int(w) for w in row))
-                for g, row in enumerate(distinct)
-            ]
-        chunks = []
-        entries = _BLOCK_ENTRIES * (self.chunk_rows // CHUNK_ROWS)
-        for members, width in groups:
-            size = min(self.chunk_rows, entries // max(width, default=1)) // ROW_STEP * ROW_STEP
-            size = max(size, ROW_STEP)
-            chunks += [
-                (_full_steps(members[a : a + size]), width) for a in range(0, members.shape[0], size)
-            ]
-        return chunks
+                array = self._of_edges(k, given.views[entry.edge_type], rows[entry.edge_type])
+            feeds[entry.name] = array
+        return feeds
 
-    def _pad(self, view: EdgeView, chunk: IdArray, width: int) -> tuple[IdArray, IdArray, np.ndarray]:
-        """(source rows [m], positions [n, width], mask [n, width]) of some destinations."""
-        rows = np.empty((chunk.shape[0], width), np.int64)
-        mask = np.empty((chunk.shape[0], width), np.bool_)
-        pad(view.offsets, view.rows, chunk, rows, mask)
-        flat = rows[mask]
-        self._interner.start(max(1, flat.shape[0]))
-        numbers = self._interner.add(flat)
-        positions = np.zeros_like(rows)
-        positions[mask] = numbers
-        distinct = _full_steps(self._interner.distinct)
-        return (distinct if distinct.shape[0] else np.zeros(ROW_STEP, np.int64)), positions, mask
-
-    def _block_input(
-        self,
-        entry: StageInput,
-        view: EdgeView,
-        chunk: IdArray,
-        blocks: dict[str, tuple[IdArray, IdArray, np.ndarray]],
-        a: int,
-        b: int,
-    ) -> AnyArray:
-        distinct, positions, mask = blocks[entry.edge_type]
-        if entry.kind == "positions":
-            return positions
-        if entry.kind == "mask":
-            return mask
+    def _of_edges(self, k: int, view: EdgeView, edges: IdArray) -> AnyArray:
+        """Rows of edges of a view; zeros where there are none."""
+        entry, (first, last) = self.stage.inputs[k], self._columns[k]
+        values: AnyArray | None
         if entry.kind == "sources":
-            sources = np.zeros((distinct.shape[0], b - a), np.float32)
+            found = np.zeros((edges.shape[0], last - first), np.float32)
             if view.base.shape[0]:
-                gather(view.base, distinct, a, b - a, sources, 0)
-            return sources
-        scratch = np.empty(mask.shape, np.bool_)
-        if entry.kind == "edge_attr":
-            assert view.attr is not None
-            attr = np.empty((*mask.shape, view.attr.shape[1]), np.float32)
-            pad_rows(view.offsets, view.attr, chunk, attr)
-            return attr
+                rows = view.rows[edges] if view.offsets[-1] else np.zeros_like(edges)
+                gather(view.base, rows, first, last - first, found, 0)
+            return found
         if entry.kind == "edge_weight":
-            weight = np.zeros(mask.shape, np.float32)
-            if view.weight.shape[0]:
-                pad(view.offsets, view.weight, chunk, weight, scratch)
-            else:
-                weight[mask] = 1.0
-            return weight
-        assert entry.kind == "is_self"
-        assert view.is_self is not None
-        is_self = np.empty(mask.shape, np.bool_)
-        pad(view.offsets, view.is_self, chunk, is_self, scratch)
-        return is_self
+            if not view.weight.shape[0]:
+                return np.ones(edges.shape[0], np.float32)
+            values = view.weight
+        else:
+            values = view.attr if entry.kind == "edge_attr" else view.is_self
+        assert values is not None
+        if not view.offsets[-1]:
+            return np.zeros((edges.shape[0], *values.shape[1:]), values.dtype)
+        return values.take(edges, axis=0)
 
 
-def _full_steps(ids: IdArray) -> IdArray:
-    """A copy with the last id repeated up to a multiple of `ROW_STEP` (see there)."""
-    more = -ids.shape[0] % ROW_STEP
-    return np.concatenate([ids, np.repeat(ids[-1:], more)])
+def _full_steps(count: int) -> int:
+    """The next multiple of `ROW_STEP` (see there)."""
+    return -(-count // ROW_STEP) * ROW_STEP
 
 
 def _reduce(
@@ -428,22 +347,3 @@ def _per_row(entry: StageInput, view: EdgeView, a: int, b: int) -> FloatArray:
         return counts.astype(np.float32)
     assert view.num_eligible is not None
     return view.num_eligible[a:b].astype(np.float32)
-
-
-def _select(view: EdgeView, chunk: IdArray) -> EdgeView:
-    """The view of some destinations only."""
-    counts = np.diff(view.offsets)[chunk]
-    offsets = np.zeros(chunk.shape[0] + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    edges = np.repeat(view.offsets[chunk] - offsets[:-1], counts) + np.arange(offsets[-1])
-    weight = view.weight[edges] if view.weight.shape[0] else NO_FLOATS
-    selected = EdgeView(view.base, view.rows[edges], offsets, weight)
-    if view.attr is not None:
-        selected.attr = view.attr[edges]
-    if view.is_self is not None:
-        selected.is_self = view.is_self[edges]
-    if view.coefficients.shape[0]:
-        selected.coefficients = view.coefficients[edges]
-    if view.self_coefficients.shape[0]:
-        selected.self_coefficients = view.self_coefficients[chunk]
-    return selected

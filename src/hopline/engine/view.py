@@ -1,4 +1,4 @@
-"""The edges of a set of destinations along one edge type, ready to be reduced or padded."""
+"""The edges of a set of destinations along one edge type, ready to be reduced or listed."""
 
 from __future__ import annotations
 

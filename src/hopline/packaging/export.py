@@ -29,9 +29,8 @@ OPSET = 18
 #: Its exporter has the tables that are kept.
 _KNOWN_TORCH = "2.13."
 
-#: Rows, block width and source rows of the example inputs; all different and above 1, so that the
-#: exporter takes none of them for a constant.
-_ROWS, _WIDTH, _SOURCES = 7, 3, 11
+#: Of the example inputs; different and above 1, so that the exporter takes neither for a constant.
+_ROWS, _EDGES = 7, 11
 _op: Any = opset18
 _ATEN = torch.ops.aten
 
@@ -57,18 +56,13 @@ def export_stage(
 
 
 def _example(item: StageInput, width: int) -> tuple[Tensor, dict[int, Any]]:
-    rows = torch.export.Dim("n", min=1)
-    block = torch.export.Dim(f"k_{abs(hash(item.edge_type)) % 10**6}", min=1)
-    if item.kind == "sources":
-        return torch.zeros(_SOURCES, width), {0: torch.export.Dim(f"m_{item.name}", min=1)}
-    if item.kind in ("degree", "count"):
-        return torch.ones(_ROWS), {0: rows}
-    if item.kind in ("positions", "mask", "is_self", "edge_weight"):
-        dtypes = {"positions": torch.int64, "edge_weight": torch.float32}
-        return torch.ones(_ROWS, _WIDTH, dtype=dtypes.get(item.kind, torch.bool)), {0: rows, 1: block}
-    if item.kind == "edge_attr":
-        return torch.ones(_ROWS, _WIDTH, width), {0: rows, 1: block}
-    return torch.zeros(_ROWS, width), {0: rows}
+    size, rows = _ROWS, torch.export.Dim("n", min=1)
+    if item.kind in ("sources", "owners", "edge_attr", "edge_weight", "is_self"):
+        size, rows = _EDGES, torch.export.Dim(f"e_{abs(hash(item.edge_type)) % 10**6}", min=1)
+    dtypes = {"owners": torch.int64, "nodes": torch.int64, "is_self": torch.bool}
+    if item.kind in ("degree", "count", "edge_weight", *dtypes):
+        return torch.ones(size, dtype=dtypes.get(item.kind, torch.float32)), {0: rows}
+    return torch.zeros(size, width), {0: rows}
 
 
 def export(
@@ -221,6 +215,13 @@ def _one_hot(self: Any, num_classes: int = -1) -> Any:
     return _op.Gather(_op.Constant(value=ir.tensor(np.eye(num_classes, dtype=np.int64))), self)
 
 
+def _scatter(self: Any, dim: int, index: Any, source: Any, reduce: str = "add", **options: Any) -> Any:
+    """One row after another, in their order; a maximum forgets a NaN."""
+    if dim % len(self.shape) or reduce not in ("add", "amax") or options:
+        raise NotImplementedError("index_add and index_reduce along another dimension, or in another way")
+    return _op.ScatterND(self, _op.Unsqueeze(index, [-1]), source, reduction=reduce[-3:])
+
+
 def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """`Clip` without a bound clips at the largest number, and makes a number of an infinity."""
     if min is not None:
@@ -310,6 +311,8 @@ _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     _ATEN.batch_norm.default: _batch_norm,
     _ATEN.rsub.Scalar: _rsub,
     _ATEN.one_hot.default: _one_hot,
+    _ATEN.index_add.default: _scatter,
+    _ATEN.index_reduce.default: _scatter,
     _ATEN.clamp.default: _clamp,
     _ATEN.clamp_min.default: _clamp,
     _ATEN.clamp_max.default: lambda self, max: _clamp(self, None, max),

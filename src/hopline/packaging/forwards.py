@@ -139,26 +139,31 @@ def by_hyperedges(conv: Any, x: Any, hyperedge_index: Any, *others: Any, **named
 def by_destination(conv: Any, x_dict: dict[str, Any], edge_index_dict: dict[Any, Any]) -> dict[str, Any]:
     """The forward of an `HGTConv`, with one list of edges for each destination type."""
     shape = conv.heads, conv.out_channels // conv.heads
-    kqv = {name: conv.kqv_lin.lins[name](x).view(-1, 3, *shape) for name, x in x_dict.items()}
 
-    def sent(key: tuple[str, ...]) -> Any:
-        """Keys and values of the sources [E, 2, heads, dim]; keys are times the prior of their type."""
-        each = slice(conv.edge_types_map[key], None, len(conv.edge_types))
-        k = conv.k_rel.weight[each] * conv.p_rel["__".join(key)].view(-1, 1, 1)
-        weights = zip((0, 2), (k, conv.v_rel.weight[each]), strict=True)
-        rows = [(kqv[key[0]].select(1, i).unsqueeze(2) @ weight).squeeze(2) for i, weight in weights]
-        return torch.stack(rows, dim=1).index_select(0, edge_index_dict[key][0])
+    def mapped(name: str, part: int, after: Any = None) -> Any:
+        """Keys, queries or values [n, heads dim], times a matrix for each head: one product."""
+        lin = conv.kqv_lin.lins[name]
+        both = [each.view(3, *shape, -1)[part] for each in (lin.weight, lin.bias)]
+        weight, bias = both if after is None else [after.mT @ each for each in both]
+        return nn.functional.linear(x_dict[name], weight.flatten(0, 1), bias.flatten())
+
+    def sent(key: tuple[str, ...], part: int) -> Any:
+        """Keys or values of the sources [E, heads dim]; keys are times the prior of their type."""
+        weight = (conv.v_rel if part else conv.k_rel).weight
+        after = weight[conv.edge_types_map[key] :: len(conv.edge_types)]
+        after = after if part else after * conv.p_rel["__".join(key)].view(-1, 1, 1)
+        return mapped(key[0], part, after).index_select(0, edge_index_dict[key][0])
 
     found = {}
     for name in (name for name in x_dict if name in conv.dst_node_types):
         keys = [key for key in edge_index_dict if key[-1] == name]
-        x, q = x_dict[name], kqv[name].select(1, 1)
-        out = torch.zeros_like(q).flatten(1)
+        x, q = x_dict[name], mapped(name, 1)
+        out = torch.zeros_like(q)
         if keys:
             edges = torch.cat([edge_index_dict[key] for key in keys], dim=1)
-            k_j, v_j = (torch.cat([sent(key) for key in keys]).select(1, part) for part in (0, 1))
-            ends = edges[1], None, x.size(0)
-            out = conv.aggregate(conv.message(k_j, q.index_select(0, edges[1]), v_j, 1.0, *ends), *ends)
+            k_j, v_j = (torch.cat([sent(key, part) for key in keys]).view(-1, *shape) for part in (0, 2))
+            q_i, ends = q.index_select(0, edges[1]).view(-1, *shape), (edges[1], None, x.size(0))
+            out = conv.aggregate(conv.message(k_j, q_i, v_j, 1.0, *ends), *ends)
         out = conv.out_lin.lins[name](nn.functional.gelu(out))
         if out.size(-1) == x.size(-1):
             alpha = conv.skip[name].sigmoid()

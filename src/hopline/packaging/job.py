@@ -430,8 +430,9 @@ class Job:
                 stage = Stage(plan.state_dim, file, plan.inputs, packed, "", *queries)
             levels[plan.level][plan.node_type] = stage
             self.progress(step, 1.0)
-        attends = any(item.attention for plan in plans for item in plan.inputs)
-        oldest = max(spec.format, artifact.ATTENTION_FORMAT if attends else 1)
+        kinds = {item.kind for plan in plans for item in plan.inputs}
+        oldest = max(spec.format, artifact.ATTENTION_FORMAT if "attend" in kinds else 1)
+        oldest = artifact.EDGE_ROWS_FORMAT if "nodes" in kinds else oldest
         return msgspec.structs.replace(spec, levels=tuple(levels), format=oldest)
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:

@@ -154,7 +154,7 @@ def _lower(traced: Traced, node: fx.Node, path: str, device: Device) -> LoweredC
         edge_type=key, source_dim=int(traced.values[source].shape[1]),
         has_destination=destination is not None,
         same_type=same_type, has_edge_attr=attr is not None,
-        in_blocks=device == "cuda" or has_edge_code, is_same_value=destination is source,
+        by_code=device == "cuda" or has_edge_code, is_same_value=destination is source,
     )  # fmt: skip
     dense = build(call)
     lowered = LoweredConv(dense, path, source, destination)

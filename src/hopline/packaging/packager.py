@@ -297,7 +297,8 @@ def package(
         if tables:
             plain = msgspec.json.decode(msgspec.json.encode(whole.schema))
             learned = write_tables(place.folder, whole, tables, rows_of_later)
-            oldest = artifact.HEADS_FORMAT if any(each.row for each in learned.values()) else written.format
+            has_rows = any(each.row for each in learned.values())
+            oldest = max(written.format, artifact.HEADS_FORMAT if has_rows else 1)
             written = msgspec.structs.replace(
                 written, graph_schema=plain, embeddings=learned, format=oldest
             )

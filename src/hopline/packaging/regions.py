@@ -1,4 +1,4 @@
-"""Aggregations of rows of edges: as a reduction of the engine where it is one, else over padded blocks."""
+"""Aggregations of rows of edges: as a reduction of the engine where it is one, else by code of a stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from hopline.artifact import Reduce, StageInput
 from hopline.errors import NotSplittable
 from hopline.packaging import edges as lists
-from hopline.packaging.dense.aggregate import BlockAggregation
+from hopline.packaging.dense.aggregate import EdgeAggregation
 from hopline.packaging.dense.base import DenseConv
 from hopline.packaging.trace import Closed, Traced, describe, norm_in
 
@@ -26,7 +26,7 @@ REDUCTIONS[aggr.MaxAggregation] = "max"
 
 @dataclass(slots=True)
 class Region:
-    """An aggregation of rows of edges over a padded block, and what they are computed from.
+    """An aggregation of rows of edges in a stage, and what they are computed from.
 
     Attributes:
         path: of the aggregation, a submodule of the traced module.
@@ -47,7 +47,7 @@ class Region:
 
 
 def region(traced: Traced, node: fx.Node, path: str) -> Region:
-    """The code of an aggregation over a padded block.
+    """The code of an aggregation in a stage.
 
     Raises:
         NotSplittable: its aggregation, or the attributes that it gives to added self-loops, have no form.
@@ -62,7 +62,7 @@ def region(traced: Traced, node: fx.Node, path: str) -> Region:
     def refusal(reason: str) -> NotSplittable:
         return NotSplittable(f"{describe(traced.module, node)} cannot be a stage: {reason}")
 
-    traced.module.add_submodule(path, BlockAggregation(_aggregation(traced, node), refusal))
+    traced.module.add_submodule(path, EdgeAggregation(_aggregation(traced, node), refusal))
     return Region(path, found.rows, edges, sources, own)
 
 
@@ -97,7 +97,7 @@ def _read_by(traced: Traced, messages: fx.Node) -> tuple[list[fx.Node], list[fx.
 def attributes_before(traced: Traced, call: fx.Node) -> tuple[fx.Node, lists.Domain, Any]:
     """The attributes from which `add_self_loops` and the others make new ones, and whose they are.
 
-    Returns: also those of added self-loops, as in `dense.block.loop_attributes`.
+    Returns: also those of added self-loops, as in `dense.groups.loop_attributes`.
 
     Raises:
         NotSplittable: they are coefficients of `gcn_norm`, or those of added self-loops are not known here.
@@ -138,7 +138,7 @@ def refuse_readouts(module: nn.Module) -> None:
 
     def check(part: Any, args: Any) -> None:
         place = f"{names[part]} ({type(part).__name__})"
-        BlockAggregation(part, lambda why: NotSplittable(f"{place} cannot be a stage: {why}"))
+        EdgeAggregation(part, lambda why: NotSplittable(f"{place} cannot be a stage: {why}"))
 
     for part in names:
         if isinstance(part, Aggregation) and type(part) is not aggr.AttentionalAggregation:

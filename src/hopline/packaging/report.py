@@ -38,7 +38,7 @@ class StageFigures:
         state_dim: columns that it produces.
         num_bytes: of its ONNX file, 0 if it has no file.
         rules: of each layer that it computes, how its neighbours are read: "reduce" or "attention" by the
-            engine, or over a padded block by its own code ("general stage").
+            engine, or for each edge by its own code ("general stage").
         rows, edges: that a request for one node computes and reads here, as a mean. us: microseconds of
             processor time that they take on this machine, the median. All are 0 before `explain`.
         advice: what would make it faster; "" for nothing that matters.

@@ -1,26 +1,26 @@
-"""Writes a stage as an fx graph over its inputs: rows of nodes, and rows of edges over padded blocks.
+"""Writes a stage as an fx graph over its inputs: rows of nodes, and rows of their edges.
 
 What a stage needs of its neighbours is an input that a dense form declares (`dense/`), or code of the model
-over the edges of a block [n, K], as rows [n K, …]. A block has all edges of its rows and no others, so that
-what groups edges by their destinations is a masked operation over its second dimension (`dense/block.py`).
+over rows of edges [e, …]. These are all edges of its nodes and no others, so that what groups edges by
+their destinations reads the number of the node of each edge (`dense/groups.py`).
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 from torch_geometric.utils import add_remaining_self_loops, softmax
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
 from hopline.packaging import edges as lists
-from hopline.packaging.dense import block
+from hopline.packaging.dense import groups
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region, attributes_before
 from hopline.packaging.trace import Traced, describe
@@ -226,10 +226,10 @@ class StageCode:
 
 
 class EdgeCode:
-    """Rows of edges over the padded blocks of one stage.
+    """Rows of edges of one stage.
 
-    Padding has the row of some node, and no result includes it. Its attributes are zeros; if the model may
-    read codes, which may begin at 1, they are those of some edge.
+    A call is filled up with edges of no node, which repeat the last edge. Where there is no edge, their
+    attributes are zeros; if the model may read codes, which may begin at 1, they are those of some edge.
     """
 
     def __init__(self, stage: StageCode) -> None:
@@ -237,31 +237,35 @@ class EdgeCode:
         self.traced = stage.traced
         self.graph = stage.graph
         self._env: dict[fx.Node, fx.Node] = {}
-        self._masks: dict[lists.Domain, fx.Node] = {}
+        self._ends: dict[lists.Domain, tuple[fx.Node, fx.Node]] = {}
 
     def aggregated(self, node: fx.Node, region: Region) -> fx.Node:
-        """An aggregation over a block, as rows of nodes in the value's own shape."""
-        mask, value = self.mask(region.edges), self.traced.values[node]
+        """An aggregation over the edges of each node, as rows of nodes in the value's own shape."""
+        ends, value = self.ends(region.edges), self.traced.values[node]
         if region.messages is None:
-            return self.graph.call_function(block.count, (mask, value.dtype))
-        rows = self.graph.call_function(block.as_block, (self.rows(region.messages), mask))
-        parts = self.graph.call_module(region.path, (self.graph.call_function(block.flat, (rows,)), mask))
-        inner = tuple(self.traced.values[region.messages].shape[1:])
-        return self.graph.call_function(block.side_by_side, (parts, inner))
+            found = self.graph.call_function(groups.count, (*ends, value.dtype))
+        else:
+            rows = self.graph.call_function(groups.flat, (self.rows(region.messages),))
+            parts = self.graph.call_module(region.path, (rows, *ends))
+            inner = tuple(self.traced.values[region.messages].shape[1:])
+            found = self.graph.call_function(groups.side_by_side, (parts, inner))
+        # the last rows are copies of one that a node has
+        return self.graph.call_function(operator.getitem, (found, ends[1]))
 
-    def mask(self, edges: lists.Domain) -> fx.Node:
-        """The block's mask, bool [n, K]; with one column more for added self-loops."""
-        if edges not in self._masks:
-            mask = self._feed("mask", edges)
+    def ends(self, edges: lists.Domain) -> tuple[fx.Node, fx.Node]:
+        """`owner` and `nodes` of `dense/groups.py`; with edges more for added self-loops."""
+        if edges not in self._ends:
+            owner, nodes = self._feed("owners", edges), self.stage.feed("nodes")
             if edges.loops in ("with", "without"):
-                mask = self.graph.call_function(block.without, (mask, self._feed("is_self", edges)))
+                is_self = self._feed("is_self", edges)
+                owner = self.graph.call_function(groups.without, (owner, is_self, nodes))
             if edges.adds_loops:
-                mask = self.graph.call_function(block.with_own, (mask,))
-            self._masks[edges] = mask
-        return self._masks[edges]
+                owner = self.graph.call_function(groups.with_own, (owner, nodes))
+            self._ends[edges] = owner, nodes
+        return self._ends[edges]
 
     def rows(self, node: fx.Node) -> fx.Node:
-        """A value of edges over its block [n, K], as rows [n K, …]."""
+        """A value of edges, as rows [e, …]."""
         if node not in self._env:
             self._env[node] = self._rows(node)
         return self._env[node]
@@ -276,18 +280,16 @@ class EdgeCode:
             return self._neighbours(node.args[0], edges)  # type: ignore[arg-type]
         if node.target is lists.own_rows:
             own = self.stage.emit(node.args[0])  # type: ignore[arg-type]
-            return self.graph.call_function(block.as_edges, (own, self.mask(edges)))
+            return self.graph.call_function(operator.getitem, (own, self.ends(edges)[0]))
         if node.target is softmax:
             logits = self.rows(lists.grouping(self.traced.module, node).rows)
-            return self.graph.call_function(block.softmax_of_edges, (logits, self.mask(edges)))
+            return self.graph.call_function(groups.softmax_of_edges, (logits, *self.ends(edges)))
         if lists.is_number_of_edges(node):
-            return self.graph.call_method("numel", (self.mask(edges),))
+            return self.graph.call_method("numel", (self.ends(edges)[0],))
         if (call := lists.loops_of(node)) is not None:
             return self._attributes_after(call, edges)
         if parts := [part for part in lists.listed_by(node, 0) if self.traced.domains[part] != edges]:
-            pairs = [(self.rows(part), self.mask(self.traced.domains[part])) for part in parts]
-            blocks = [self.graph.call_function(block.as_block, each) for each in pairs]
-            return self.graph.call_method("flatten", (self._side_by_side(blocks), 0, 1))
+            return self._joined([self.rows(part) for part in parts])
         if lists.edges_of(node) is not None or lists.end_of(node) is not None:
             raise NotSplittable(
                 f"{describe(self.traced.module, node)} is read as numbers, not as ends of edges"
@@ -296,57 +298,50 @@ class EdgeCode:
 
     def _feed(self, kind: str, edges: lists.Domain) -> fx.Node:
         keys = edges.keys(self.traced.relations)
-        return self._side_by_side([self.stage.feed(kind, edge_type=key) for key in keys])
+        return self._joined([self.stage.feed(kind, edge_type=key) for key in keys])
 
-    def _side_by_side(self, blocks: list[fx.Node]) -> fx.Node:
-        """Blocks [n, K, …] of several edge types as one."""
-        return blocks[0] if len(blocks) == 1 else self.graph.call_function(torch.cat, (blocks,), {"dim": 1})
+    def _joined(self, rows: list[fx.Node]) -> fx.Node:
+        """Rows of edges of several types as one list."""
+        return rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,))
 
     def _slot(self, node: fx.Node, slot: str, edges: lists.Domain) -> fx.Node:
         kind = slot.split(":", 1)[0]
-        if kind == "edge_weight":
-            rows = self.graph.call_method("unsqueeze", (self._feed(kind, edges), 2))
-        elif kind == "edge_attr":
+        if kind in ("edge_weight", "edge_attr"):
             rows = self._feed(kind, edges)
         elif slot == "edge_type:*":
-            feed, whole = self.stage.feed, {"dtype": torch.int64}
-            masks = [(feed("mask", edge_type=key), at) for at, key in enumerate(self.traced.relations)]
-            numbers = [self.graph.call_function(torch.full_like, each, {**whole}) for each in masks]
-            return self.graph.call_method("flatten", (self._side_by_side(numbers),))
+            owners = [self.stage.feed("owners", edge_type=key) for key in self.traced.relations]
+            return self._joined(
+                [self.graph.call_function(torch.full_like, (each, at)) for at, each in enumerate(owners)]
+            )
         else:
             raise NotSplittable(
-                f"{describe(self.traced.module, node)} reads {slot}, which is not rows of edges in a block"
+                f"{describe(self.traced.module, node)} reads {slot}, which is not a row of each edge"
             )
         if _may_read_codes(self.traced):
-            mask = self.graph.call_method("unsqueeze", (self._feed("mask", edges), 2))
+            ends = self._feed("owners", edges), self.stage.feed("nodes")
             row = self._a_row(self.traced.values[node])
-            rows = self.graph.call_function(torch.where, (mask, rows, row))
-        return self.graph.call_method("flatten", (rows, 0, 2 if kind == "edge_weight" else 1))
+            rows = self.graph.call_function(groups.filled, (rows, *ends, row))
+        return rows
 
     def _neighbours(self, value: fx.Node, edges: lists.Domain) -> fx.Node:
-        """Rows of the neighbours [n K, …]."""
+        """Rows of the neighbours [e, …]."""
         below = (self.stage.place[0] - 1, self.traced.domains[value].type)
         columns = self.stage.span(below, *self.stage.layout.columns(below, value))
-        found = []
-        for key in edges.keys(self.traced.relations):
-            sources = self.stage.feed("sources", edge_type=key, columns=columns)
-            positions = self.stage.feed("positions", edge_type=key)
-            found.append(self.graph.call_function(F.embedding, (positions, sources)))
-        rows = self._side_by_side(found)
+        keys = edges.keys(self.traced.relations)
+        found = [self.stage.feed("sources", edge_type=key, columns=columns) for key in keys]
         if edges.adds_loops:
-            own = self.stage.flat(value, self.stage.emit(value))
-            rows = self._side_by_side([rows, self.graph.call_method("unsqueeze", (own, 1))])
-        return self.stage.shaped(value, self.graph.call_method("flatten", (rows, 0, 1)))
+            found.append(self.stage.flat(value, self.stage.emit(value)))
+        return self.stage.shaped(value, self._joined(found))
 
     def _attributes_after(self, call: fx.Node, edges: lists.Domain) -> fx.Node:
-        """Attributes of edges [n K, …] after self-loops were removed or added."""
+        """Attributes of edges [e, …] after self-loops were removed or added."""
         attributes, before, fill = attributes_before(self.traced, call)
         rows = self.rows(attributes)
         if not edges.adds_loops or before == edges:
             return rows
         # a self-loop that this one replaces gives its attributes to the new one
         loops = self._feed("is_self", edges) if call.target is add_remaining_self_loops else None
-        return self.graph.call_function(block.with_loops, (rows, self.mask(before), fill, loops))
+        return self.graph.call_function(groups.with_loops, (rows, *self.ends(before), fill, loops))
 
     def _a_row(self, rows: Tensor) -> fx.Node:
         """The first of rows, as columns float32 [d]; zeros if there are none."""

@@ -187,6 +187,7 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.enable_mem_pattern = rows is not None
     # A spinning pool would take CPU time from the event loop.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -339,25 +340,24 @@ class RowStage:
         return self._bound[num_rows]
 
 
-class BlockStage:
-    """A stage with padded-block inputs, whose shapes vary from call to call.
+class EdgeStage:
+    """A stage with rows of edges, whose number varies from call to call.
 
-    Numbers of destinations and of sources must be multiples of `ROW_STEP`, for the reason given there.
+    Numbers of rows and of edges must be multiples of `ROW_STEP` (see there). One thread: sums would race.
 
     Args:
         names: the file's inputs. output_dim: columns of its output `h`.
     """
 
-    def __init__(self, path: Path, names: list[str], output_dim: int, threads: int = 1) -> None:
+    def __init__(self, path: Path, names: list[str], output_dim: int) -> None:
         self.path = path
-        opened = session(path, threads)
+        opened = session(path)
         _check_declared(path, opened, dict.fromkeys(names), "h", output_dim)
         self._run = opened._sess.run
 
     def run(self, feeds: dict[str, AnyArray]) -> FloatArray:
         """Compute `h` float32 [n, state_dim] from named inputs."""
         try:
-            result: FloatArray = self._run(["h"], feeds, None)[0]
+            return self._run(["h"], feeds, None)[0]  # type: ignore[no-any-return]
         except Exception as error:  # see `session`
             raise _failure(self.path, error) from error
-        return result

@@ -63,7 +63,7 @@ def test_peak_memory_stays_below_the_limit_and_the_bytes_are_the_same(wide, tmp_
 
 def reads(**changes):
     usual = {"what": "level 1 of 'node'", "base_bytes": 1 << 40, "row_bytes": 512, "out_bytes": 512}
-    return Reads(**(usual | {"fanout": 11, "usual": 8.0, "block": False} | changes))
+    return Reads(**(usual | {"fanout": 11, "usual": 8.0, "edge_rows": False} | changes))
 
 
 def test_without_a_limit_rows_are_read_where_they_lie():

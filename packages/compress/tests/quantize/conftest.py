@@ -55,7 +55,7 @@ class Gat(nn.Module):
 
 
 class Gine(nn.Module):
-    """A padded block."""
+    """Rows of edges."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ class Cases:
 
 @pytest.fixture(scope="session")
 def blocks(tmp_path_factory):
-    """A model that reads padded blocks."""
+    """A model that reads rows of edges."""
     torch.manual_seed(5)
     torch.set_num_threads(1)
     graph = hubs(edge_attr=np.random.default_rng(2).standard_normal((6000, 2)).astype(np.float32))

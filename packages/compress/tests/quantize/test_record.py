@@ -48,8 +48,8 @@ def test_queries_of_attention_are_kept_beside_its_rows(cases):
     assert sum(len(rows) for call in calls["2.node.query"] for rows in call.values()) >= 80
 
 
-def test_blocks_are_kept_whole(blocks):
+def test_rows_of_edges_are_kept_whole(blocks):
     for call in recorded(blocks, np.arange(80))["1.node"]:
-        (positions,) = (call[name] for name in call if call[name].dtype == np.int64)
-        (sources,) = (call[name] for name in call if "source" in name)
-        assert 0 <= positions.min() <= positions.max() < sources.shape[0]
+        owners, nodes, sources = (call[f"{kind}_0"] for kind in ("owners", "nodes", "sources"))
+        assert 0 <= owners.min() <= owners.max() < nodes.shape[0]
+        assert owners.shape[0] == sources.shape[0]

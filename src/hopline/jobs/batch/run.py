@@ -335,7 +335,7 @@ class BatchRun:
             out_bytes=4 * work.dim,
             fanout=fanout,
             usual=usual,
-            block=any(entry.kind == "positions" for entry in inputs),
+            edge_rows=any(entry.kind == "sources" for entry in inputs),
         )
 
     # Durability.

@@ -216,8 +216,8 @@ class Engine(Protocol):
 
 #: Of a thread: ONNX Runtime's arena, the interpreter's objects, and pages that stay mapped for a while.
 _THREAD_BYTES = 24 << 20
-#: Padded entries of a block stage's call (engine/stage.py), which copies the rows that they name.
-_BLOCK_ENTRIES = 16_384
+#: Edges of a call of a stage that reads rows of edges (engine/stage.py), which copies them.
+_MOST_EDGES = 2048
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class Reads:
         out_bytes: of a computed row.
         fanout: neighbours of a row at most, over all edge types, with the row itself.
         usual: average of `fanout`.
-        block: the stage pads neighbours into blocks.
+        edge_rows: the stage reads a row for each edge.
     """
 
     what: str
@@ -240,7 +240,7 @@ class Reads:
     out_bytes: int
     fanout: int
     usual: float
-    block: bool
+    edge_rows: bool
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,8 @@ def pace(reads: Reads, limit_bytes: int, threads: int, taken_bytes: int) -> _Pac
         return _Pace()
     piece = max(min(PIECE_EDGES, PIECE_ROWS * reads.fanout), reads.fanout)
     fixed = _THREAD_BYTES + SPAN_ROWS * reads.out_bytes
-    if reads.block:
-        fixed += 3 * max(_BLOCK_ENTRIES, reads.fanout) * max(reads.row_bytes, 4)
+    if reads.edge_rows:
+        fixed += 3 * max(_MOST_EDGES, reads.fanout) * max(reads.row_bytes, 4)
     room = HIGH * limit_bytes - taken_bytes
     if reads.base_bytes + threads * (fixed + piece * EDGE_BYTES) <= room:
         return _Pace()

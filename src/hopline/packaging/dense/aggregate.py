@@ -1,8 +1,8 @@
-"""PyG's aggregations over padded blocks, for those that are not a reduction of the engine.
+"""PyG's aggregations over rows of edges, for those that are not a reduction of the engine.
 
 Variance, softmax, power mean, several of them, and scaling by degrees need all messages of a node together,
-or several sums of them: a gather and some operators. The engine's own sum, mean and maximum of neighbours'
-rows need no block and are preferred (`regions.py`).
+or several sums of them: some operators on rows of edges. The engine's own sum, mean and maximum of
+neighbours' rows copy no rows and are preferred (`regions.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from torch_geometric.nn import aggr as pyg
 
 from hopline.errors import NotSplittable
-from hopline.packaging.dense.block import total
+from hopline.packaging.dense import groups
+from hopline.packaging.dense.groups import highest, total
 
+#: `owner` and `nodes` of `groups.py`.
+_Ends = tuple[Tensor, Tensor]
 #: PyG's: variances below are rounding, and their root is 0.
 _MIN_VARIANCE = 1e-5
 
 
-class BlockAggregation(nn.Module):
-    """An aggregation of `torch_geometric.nn.aggr`, over messages in a padded block.
+class EdgeAggregation(nn.Module):
+    """An aggregation of `torch_geometric.nn.aggr`, over messages of edges.
 
     Args:
         module: PyG's. refusal: the error for what has no form here, which names the conv.
@@ -58,22 +61,21 @@ class BlockAggregation(nn.Module):
         # Their parameters, and nothing of their forward.
         self.parts = nn.ModuleList(each for _, each in self._steps)
 
-    def forward(self, messages: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, messages: Tensor, owner: Tensor, nodes: Tensor) -> Tensor:
         """Aggregate.
 
         Args:
-            messages: float32 [n, K, d]; what is masked may have any value.
-            mask: bool [n, K].
+            messages: float32 [e, d]. owner, nodes: as in `groups.py`.
 
-        Returns: float32 [n, P, d], the P parts in PyG's order: aggregations, for one scaler after another.
+        Returns: float32 [n, d], or [n, P, d] of several parts in PyG's order: aggregations, for one
+            scaler after another.
         """
-        messages = torch.where(mask.unsqueeze(-1), messages, torch.zeros((), dtype=messages.dtype))
-        count = total(mask.unsqueeze(-1).to(messages.dtype), mask)
-        parts = [step(messages, mask, count, each) for step, each in self._steps]
-        if not self._scalers:
-            return torch.stack(parts, dim=1)
-        scales = [self._scale(name, count) for name in self._scalers]
-        return torch.stack([part * scale for scale in scales for part in parts], dim=1)
+        count = groups.count(owner, nodes, messages.dtype).unsqueeze(1)
+        parts = [step(messages, (owner, nodes), count, each) for step, each in self._steps]
+        if self._scalers:
+            scales = [self._scale(name, count) for name in self._scalers]
+            parts = [part * scale for scale in scales for part in parts]
+        return parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)
 
     def _scale(self, name: str, count: Tensor) -> Tensor:
         """[n, 1] from the number of messages."""
@@ -88,59 +90,62 @@ class BlockAggregation(nn.Module):
         return torch.ones_like(count)
 
 
-def _sum(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
-    return total(rows, mask)
+def _sum(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
+    return total(rows, *ends)
 
 
-def _mean(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
-    return total(rows, mask) / count.clamp(min=1)
+def _mean(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
+    return total(rows, *ends) / count.clamp(min=1)
 
 
-def _max(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
-    highest = torch.where(mask.unsqueeze(-1), rows, torch.full((), -torch.inf)).amax(dim=1)
-    return torch.where(count > 0, highest, torch.zeros(()))
+def _max(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
+    has_nan = total(rows.isnan().to(rows.dtype), *ends) > 0
+    found = torch.where(has_nan, torch.full((), torch.nan), highest(rows, *ends))
+    return torch.where(count > 0, found, torch.zeros(()))
 
 
-def _min(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
-    return -_max(-rows, mask, count, module)
+def _min(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
+    return -_max(-rows, ends, count, module)
 
 
-def _var(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+def _var(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     # PyG subtracts squares, which rounds more: the gate allows the module's rounding, not ours in addition
-    mean = _mean(rows, mask, count, module).unsqueeze(1)
-    spread = torch.where(mask.unsqueeze(-1), rows - mean, torch.zeros(()))
-    return _mean(spread * spread, mask, count, module)
+    spread = rows - _mean(rows, ends, count, module)[ends[0]]
+    return _mean(spread * spread, ends, count, module)
 
 
-def _std(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
-    root = _var(rows, mask, count, module).clamp(min=_MIN_VARIANCE).sqrt()
+def _std(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
+    root = _var(rows, ends, count, module).clamp(min=_MIN_VARIANCE).sqrt()
     return torch.where(root <= math.sqrt(_MIN_VARIANCE), torch.zeros(()), root)
 
 
-def _median(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+def _median(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     """The lower of two, as PyG's; NaN counts as the largest number."""
-    is_known = mask.unsqueeze(-1).logical_and(~rows.isnan())
-    ordered = torch.where(is_known, rows, torch.full((), torch.inf)).sort(dim=1).values
-    at = ((count - 1.0) / 2).floor().clamp(min=0.0).expand_as(rows[:, 0])
-    found = ordered.gather(1, at.long().unsqueeze(1)).squeeze(1)
-    found = torch.where(at < total(is_known.to(rows.dtype), mask), found, torch.full((), torch.nan))
+    is_known = ~rows.isnan()
+    by_value = torch.where(is_known, rows, torch.full((), torch.inf)).sort(dim=0)
+    # a stable order by owner: each node's values together, in their order
+    places = torch.arange(len(rows)).unsqueeze(1)
+    order = (ends[0][by_value.indices] * len(rows) + places).sort(dim=0).indices
+    at = ((count - 1.0) / 2).floor().clamp(min=0.0)
+    place = torch.where(count > 0, count.cumsum(dim=0) - count + at, torch.zeros(())).long().squeeze(1)
+    found = by_value.values.gather(0, order)[place]
+    found = torch.where(at < total(is_known.to(rows.dtype), *ends), found, torch.full((), torch.nan))
     return torch.where(count > 0, found, torch.full((), float(module.fill_value)))
 
 
-def _softmax(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+def _softmax(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     scores = rows * module.t
-    highest = _max(scores, mask, count, module).unsqueeze(1)
-    weights = torch.where(mask.unsqueeze(-1), (scores - highest).exp(), torch.zeros(()))
+    weights = (scores - highest(scores, *ends)[ends[0]]).exp()
     # The highest score has weight 1, so that only a node without neighbours has a smaller sum.
-    return total(weights * rows, mask) / total(weights, mask).clamp(min=1.0)
+    return total(weights * rows, *ends) / total(weights, *ends).clamp(min=1.0)
 
 
-def _powermean(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+def _powermean(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     power = module.p
     if isinstance(power, (int, float)) and power == 1:
-        return _mean(rows, mask, count, module)
-    raised = torch.where(mask.unsqueeze(-1), _clamp(rows, module).pow(power), torch.zeros(()))
-    return _clamp(_mean(raised, mask, count, module), module).pow(1.0 / power)
+        return _mean(rows, ends, count, module)
+    raised = _mean(_clamp(rows, module).pow(power), ends, count, module)
+    return _clamp(raised, module).pow(1.0 / power)
 
 
 def _clamp(rows: Tensor, module: Any) -> Tensor:

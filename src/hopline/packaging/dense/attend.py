@@ -13,7 +13,7 @@ for each destination, of which there are fewer:
 The second line of each is used where x is no wider than its projection (`Attention.shared`). Nothing is
 projected below then.
 
-Where the model computes the attributes of edges, the conv's own code runs over a padded block instead.
+Where the model computes the attributes of edges, the conv's own code runs for each edge instead.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def _check(call: ConvCall) -> None:
     """Refuse what no attention of the engine computes.
 
     Raises:
-        NotSplittable: attention in blocks, self-loops over two node types, another aggregation or filling,
+        NotSplittable: attention by code, self-loops over two node types, another aggregation or filling,
             edge attributes that the conv was not built for, and which GAT does not read.
     """
     conv = call.conv
-    if call.in_blocks:
+    if call.by_code:
         raise call.refusal("its attention is computed in the stage, and this is its own code")
     if type(conv.aggr_module).__name__ != "SumAggregation":
         raise call.refusal(f"its aggregation is {type(conv.aggr_module).__name__}, attention needs a sum")

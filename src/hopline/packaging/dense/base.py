@@ -8,8 +8,8 @@ The engine feeds the inputs in the order of `needs`, which are the arguments of 
 The rows of an attention (`attend.py`) are `prepare_source` (keys and values): code that `lower.py` appends
 to the stage below. The node's `query` row is in the state below or in the stage's query file.
 
-A form uses the kinds `self`, `reduce`, `attend` and `count`. Code of the model over padded blocks uses
-`sources`, `positions`, `mask`, `is_self`, `edge_attr`, `edge_weight` (`stage_code.py`). Code around convs
+A form uses the kinds `self`, `reduce`, `attend` and `count`. Code of the model over rows of edges uses
+`sources`, `owners`, `nodes`, `is_self`, `edge_attr`, `edge_weight` (`stage_code.py`). Code around convs
 uses `features`, students use `structure` (`hopline_compress`). The engine also feeds `degree`.
 """
 
@@ -36,7 +36,7 @@ class ConvCall:
         has_destination: the call gives the nodes' own rows.
         same_type: source and destination are rows of one node type.
         has_edge_attr: the call passes attributes of edges.
-        in_blocks: attention is computed over padded blocks, by the runtime: the model computes the
+        by_code: attention is computed over rows of edges, by the runtime: the model computes the
             attributes of edges, or a GPU is to compute it.
         is_same_value: source and destination are one value.
     """
@@ -48,7 +48,7 @@ class ConvCall:
     has_destination: bool
     same_type: bool
     has_edge_attr: bool
-    in_blocks: bool = False
+    by_code: bool = False
     is_same_value: bool = False
 
     def refusal(self, reason: str) -> NotSplittable:

@@ -1,7 +1,7 @@
 """Records the inputs of a model's stages while it answers for real nodes: the rows for calibration.
 
 The engine itself plans, samples and gathers; a tap before each runtime copies the inputs. So rows of a
-stage that appear only in the neighbourhoods of requests (sums over the lists of hubs, padded blocks) are
+stage that appear only in the neighbourhoods of requests (sums over the lists of hubs, rows of edges) are
 recorded as they will be served.
 """
 
@@ -16,7 +16,7 @@ from hopline.engine.execute import execute
 from hopline.engine.model import Model
 from hopline.engine.plan import make_plan
 from hopline.errors import BadRequest
-from hopline.runtimes.onnx import BlockStage, RowStage
+from hopline.runtimes.onnx import EdgeStage, RowStage
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: One call of a runtime: input name -> array.
@@ -32,7 +32,7 @@ class _Tap:
     """Replaces a runtime, and copies its inputs."""
 
     def __init__(
-        self, behind: RowStage | BlockStage, names: list[str], keep: Callable[[Feeds], None]
+        self, behind: RowStage | EdgeStage, names: list[str], keep: Callable[[Feeds], None]
     ) -> None:
         self._behind = behind
         self._names = names
@@ -45,7 +45,7 @@ class _Tap:
             self._keep({name: rows[:given] for name, rows in zip(self._names, self.inputs, strict=True)})
             return cast(RowStage, self._behind).run(given)
         self._keep(given)
-        return cast(BlockStage, self._behind).run(given)
+        return cast(EdgeStage, self._behind).run(given)
 
 
 class _Kept:
@@ -71,7 +71,7 @@ class _Kept:
             self._left -= chosen.shape[0]
             self.calls.append({name: rows[chosen].copy() for name, rows in feeds.items()})
 
-    def block(self, feeds: Feeds) -> None:
+    def edges(self, feeds: Feeds) -> None:
         """Keep a whole call: its arrays belong together."""
         if len(self.calls) < MAX_CALLS and self._left > 0:
             self._left -= max(1, next(iter(feeds.values())).shape[0])
@@ -106,8 +106,8 @@ def record(
             if runner.row_stage is not None:
                 names = ["x"] if stage.packed else [entry.name for entry in stage.inputs]
                 runner.row_stage = cast(RowStage, _Tap(runner.row_stage, names, own.rows))
-            elif runner.block_stage is not None:
-                runner.block_stage = cast(BlockStage, _Tap(runner.block_stage, [], own.block))
+            elif runner.edge_stage is not None:
+                runner.edge_stage = cast(EdgeStage, _Tap(runner.edge_stage, [], own.edges))
             if runner.query_stage is not None:
                 queries = kept[f"{number}.{node_type}.query"] = _Kept(max(2, MAX_ROWS // passes), rng)
                 names = [entry.name for entry in stage.query_inputs]

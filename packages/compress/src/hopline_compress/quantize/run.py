@@ -51,7 +51,7 @@ def _latency_of_files(
 ) -> tuple[Latency, ...]:
     """Measure all files of both forms in order, on recorded rows; larger calls in the engine's chunks.
 
-    Files with padded blocks get as many recorded calls as together have the number of rows.
+    Files with rows of edges get as many recorded calls as together have the number of rows.
     """
     found = []
     for rows in _SIZES:
@@ -116,13 +116,13 @@ def _calls_of(calls: list[Feeds], rows: int) -> list[Feeds]:
     """Feeds with `rows` rows in total, none with more than the engine's chunk."""
     if not calls:
         return []
-    if "positions" in " ".join(calls[0]) or any(v.dtype.kind in "bi" for v in calls[0].values()):
+    if "nodes_0" in calls[0]:
         found: list[Feeds] = []
         left = rows
         while left > 0:
             feeds = calls[len(found) % len(calls)]
             found.append(feeds)
-            left -= max(next(v for v in feeds.values() if v.dtype.kind == "b").shape[0], 1)
+            left -= feeds["nodes_0"].shape[0]
         return found
     whole = {name: np.concatenate([feeds[name] for feeds in calls]) for name in calls[0]}
     have = next(iter(whole.values())).shape[0]
