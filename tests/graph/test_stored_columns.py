@@ -84,7 +84,7 @@ def test_columns_are_described_with_type_share_of_missing_and_range():
     assert described["opened"]["max"] == "2024-01-31T13:45:00+00:00"
 
 
-@pytest.mark.parametrize("name", ["is_fraud", "flagged", "label"])
+@pytest.mark.parametrize("name", ["is_fraud", "flagged", "label", "chargeback"])
 def test_a_column_with_the_name_of_a_label_is_no_input_unless_named(name):
     frame = FRAME.assign(**{name: [0, 1, 0]})
     with pytest.raises(GraphError, match=f"column '{name}' is by name what a model predicts"):

@@ -77,5 +77,9 @@ def test_what_no_project_can_be_made_of_is_refused(tmp_path):
         assert isinstance(done.exception, kind), done.output
         assert message in str(done.exception)
         assert "--out" in options or not list(tmp_path.glob("shop*")), "the corrected command has the name"
+    pairs = [f"{name}={path}" for name, path in shop.write("recommender", tmp_path, rows=600).items()]
+    done = init("relational", *pairs, "--label", "buys.at", "--out", tmp_path / "pairs")
+    assert "--label buys.at: no column has another value in each row" in str(done.exception)
+    assert "read and edit" not in done.output
     done = init("recommender", *words, "--out", tmp_path / "pairs")
     assert "no table without a key is between two other tables" in str(done.exception)

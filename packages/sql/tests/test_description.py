@@ -99,6 +99,20 @@ def test_the_share_of_values_that_are_no_keys_is_said_and_such_rows_are_refused(
         Description("graph.toml").graph()
 
 
+def test_a_first_column_of_distinct_ids_is_a_key_whatever_its_name(folder, caplog):
+    rows = [f"{at},a{at % 3 + 1},{at}.5,{at % 2}" for at in range(40)]
+    for count, is_key in ((40, True), (3, False)):
+        (folder / "moves.csv").write_text("\n".join(["tx_id,account_id,amount,chargeback", *rows[:count]]))
+        text = described(["account=accounts.csv", "move=moves.csv"])
+        assert ('key = "tx_id"' in text) == is_key
+        if is_key:
+            (folder / "graph.toml").write_text(text)
+            graph = Description("graph.toml").graph()
+            assert list(graph.frame("move")) == ["amount"]
+            assert graph.labels("move")["chargeback"].tolist()[:2] == [0, 1]
+    assert "left out" not in caplog.text, "columns of rows that are nodes are no columns of edges"
+
+
 def test_a_table_without_a_key_is_edges_and_a_name_without_a_table_is_the_values(folder):
     text = described(["rates=ratings.csv"])
     assert 'relation = "rates"' in text

@@ -26,7 +26,7 @@ _LABELS = frozenset(
     (
         *("label", "labels", "target", "targets", "y", "class", "classes", "outcome", "truth"),
         *("fraud", "fraudulent", "flagged", "illicit", "anomaly", "anomalous", "outlier", "spam", "bot"),
-        *("malicious", "churn", "churned", "default", "defaulted", "mask", "split", "fold"),
+        *("malicious", "churn", "churned", "default", "defaulted", "mask", "split", "fold", "chargeback"),
     )
 )
 

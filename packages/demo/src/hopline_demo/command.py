@@ -41,9 +41,8 @@ def demo(
 
     sizes = _SMALL if check else _FULL
     num_accounts = sizes[0] if accounts is None else accounts
-    num_transfers = (
-        (sizes[1] if accounts is None else 10 * num_accounts) if transfers is None else transfers
-    )
+    usual = sizes[1] if accounts is None else 10 * num_accounts
+    num_transfers = usual if transfers is None else transfers
     recipe = Recipe.of(num_accounts, num_transfers, epochs, seed)
     if not check:
         show.run(recipe, dir or show.default_folder(), port, Screen())

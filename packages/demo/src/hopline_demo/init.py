@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from enum import StrEnum
 from functools import partial
 from importlib.resources import files
+from io import StringIO
 from pathlib import Path
 from pprint import pformat
 from typing import Annotated, Any, TypeAlias
@@ -73,7 +74,8 @@ def init(
             label = label or ("order.delivery_days" if kind is Kind.relational else "")
         folder.mkdir(exist_ok=True)
         path = folder / "graph.toml"
-        SUBCOMMANDS.require("describe")(sources, path, database)
+        with redirect_stderr(StringIO()):  # its next step is another one
+            SUBCOMMANDS.require("describe")(sources, path, database)
         if label:
             path.write_text(_labelled(path.read_text(), label))
         described, is_pairs = parse_toml(path.read_text())["tables"], kind is Kind.recommender
@@ -99,6 +101,8 @@ def _labelled(text: str, label: str) -> str:
     line = section and re.search(rf'(?m)^("?{re.escape(column)}"? = \{{ )(role = "[^"]*", )?', section[0])
     if not section or not line:
         raise GraphError(f"--label {label}: no such column; write TABLE.COLUMN")
+    if not parse_toml(text)["tables"][table].get("key"):
+        raise GraphError(f"--label {label}: no column has another value in each row; add a column of ids")
     end = section.start() + line.end()
     return f'{text[: section.start() + line.start()]}{line[1]}role = "label", {text[end:]}'
 

@@ -52,7 +52,8 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
     if outcome is None:
         outcome = make(folder, recipe, screen)
     else:
-        screen.line("network", f"{_sizes(recipe)}; built and trained by an earlier run in {folder}")
+        sizes = f"{recipe.accounts:,} accounts, {recipe.transfers:,} transfers"
+        screen.line("network", f"{sizes}; built and trained by an earlier run in {folder}")
     with contextlib.suppress(KeyboardInterrupt), _sigterm_is_ctrl_c():
         with _served(folder, port, grpc_port, screen) as served:
             explain(served, outcome, screen)
@@ -124,11 +125,9 @@ def explain(served: Served, outcome: Outcome, screen: Screen) -> None:
     screen.table(figures(outcome))
     screen.blank()
     share = outcome.num_members / outcome.recipe.accounts
+    shown = {"a typical ring member": outcome.member, "an ordinary account": outcome.ordinary}
     with Client(served.url) as client:
-        for what, account in (
-            ("a typical ring member", outcome.member),
-            ("an ordinary account", outcome.ordinary),
-        ):
+        for what, account in shown.items():
             result = client.score(MODEL, [account])
             chance = float(result.outputs["probabilities"][0])
             screen.text(f"Score {what}:")
@@ -223,7 +222,3 @@ def _sigterm_is_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _sizes(recipe: Recipe) -> str:
-    return f"{recipe.accounts:,} accounts, {recipe.transfers:,} transfers"

@@ -26,7 +26,8 @@ from hopline.graph.typed_columns import typed
 from hopline.types import silent
 from hopline_sql.database import opened, query
 
-#: Texts of which more than this share are distinct, in at least so many rows, are names, not categories.
+#: Texts of which more than this share are distinct, in at least so many rows, are names, not categories. A
+#: first column whose name is that of other rows' ids is a key if so many are distinct.
 _FREE_SHARE, _FREE_ROWS = 0.5, 20
 #: Distinct texts of which all must be keys of a table before a column without its name is a foreign key.
 _TEXTS = 10
@@ -116,14 +117,10 @@ def _read(text: str, database: str, folder: Path) -> _Found:
 
 def _keys(table: _Found, every: Sequence[_Found]) -> Iterator[str]:
     """Columns whose cells are all given and distinct, the likeliest first."""
-    own = {
-        "id",
-        "key",
-        "uuid",
-        *(f"{name}{end}" for name in _forms(table.name) for end in ("id", "key", "")),
-    }
-    first = next(iter(table.columns), "")
-    of_other = any(_names(first, other) for other in every if other is not table) or _ID_OF.search(first)
+    own = {"id", "key", "uuid", *(name + end for name in _forms(table.name) for end in ("id", "key", ""))}
+    first, rows = next(iter(table.columns.items()), ("", ()))
+    of_other = any(_names(first, other) for other in every if other is not table)
+    of_other = of_other or bool(_ID_OF.search(first) and len(rows) < _FREE_ROWS)  # few may differ by chance
     likely = [name for name in table.columns if _plain(name) in own] + ([] if of_other else [first])
     for name in likely:
         column = table.columns.get(name)

@@ -214,17 +214,15 @@ class Description:
         edges: dict[EdgeType, EdgeFile] = {}
         for name, table in self.tables.items():
             source = self.source(name, database)
-            shared: dict[str, Any] = {
-                "rounded": table.round,
-                "text": table.text,
-                "missing": Missing(table.na, table.fill),
-            }
+            shared: dict[str, Any] = {"text": table.text, "missing": Missing(table.na, table.fill)}
+            hidden = (*table.columns, *table.foreign_keys) if table.key else table.named("left out")
             if table.key:
                 nodes[name] = NodeFile(
                     source,
                     table.key,
                     table.named("feature") if table.numbers else (),
                     columns=() if table.numbers else table.kinds("feature"),
+                    rounded=table.round,
                     **shared,
                 )
             for edge_type, src, dst in self.edges(name):
@@ -237,7 +235,9 @@ class Description:
                     table.one("weight"),
                     time_unit=table.time_unit,
                     columns=() if table.numbers or table.key else table.kinds("feature"),
-                    **(shared | {"rounded": () if table.key else table.round}),
+                    exclude=hidden,
+                    rounded=() if table.key else table.round,
+                    **shared,
                 )
         return nodes, edges
 
