@@ -2,7 +2,8 @@
 
 from hopline.client.admin import Admin
 from hopline.client.aio import AsyncClient
-from hopline.client.graph import EventsOutcome, GraphState, RefusedEvent
+from hopline.client.graph import EventsOutcome
 from hopline.client.sync import Client
+from hopline.types import GraphState, RefusedEvent
 
 __all__ = ["Admin", "AsyncClient", "Client", "EventsOutcome", "GraphState", "RefusedEvent"]

@@ -12,10 +12,10 @@ import httpx2
 
 from hopline.client import wire
 from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
-from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, GraphState, events_body
+from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body
 from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
-from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
+from hopline.types import ExternalId, ExternalIds, GraphState, InlineNode, ModelInfo, ScoreResult
 
 
 class AsyncClient:

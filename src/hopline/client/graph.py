@@ -8,25 +8,10 @@ from typing import Any
 import msgspec
 
 from hopline.client.wire import encode, listed, plain
+from hopline.types import RefusedEvent
 
 EVENTS_PATH = "/v1/graph/events"
 GRAPH_PATH = "/v1/graph"
-
-
-class RefusedEvent(msgspec.Struct, frozen=True):
-    """An event that was not applied.
-
-    Attributes:
-        index: position in the request.
-        id: its id, "" without one.
-        code: for example "unknown_node"; docs/guides/live.md lists all codes.
-        reason: what was wrong and what would be right.
-    """
-
-    index: int
-    code: str
-    reason: str
-    id: str = ""
 
 
 class EventsOutcome(msgspec.Struct, frozen=True):
@@ -50,24 +35,6 @@ class EventsOutcome(msgspec.Struct, frozen=True):
     refused: tuple[RefusedEvent, ...] = ()
     num_refused: int = 0
     accepted: int = 0
-
-
-class GraphState(msgspec.Struct, frozen=True):
-    """The state of a live graph.
-
-    Attributes:
-        graph_version, sequence: the newest version.
-        age_ms: age of the graph state, ms; None until the writer has answered for the first time.
-        nodes: node type -> number. edges: edge type -> number.
-        writer: "up", or "away" if the worker that answered has no connection to the writer.
-    """
-
-    graph_version: str
-    sequence: int
-    age_ms: int | None
-    nodes: dict[str, int]
-    edges: dict[str, int]
-    writer: str
 
 
 def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Raw, bool]:

@@ -22,12 +22,12 @@ from rich.progress import TimeElapsedColumn
 from rich.table import Table
 
 from hopline.client import Client, EventsOutcome
-from hopline.client.graph import RefusedEvent
 from hopline.commands.connection import ApiKey, Token, Url, open_client, server_url
 from hopline.commands.options import AsJson
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
 from hopline.errors import BadRequest, LogFull, Unavailable
+from hopline.types import RefusedEvent
 
 #: First bytes of an Arrow IPC stream.
 _ARROW = b"\xff\xff\xff\xff"

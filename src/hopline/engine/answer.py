@@ -21,6 +21,7 @@ from hopline.engine.final_rows import FinalRows
 from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
+from hopline.engine.overlay import ADDED, REQUEST, Overlay
 from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found, sides_of
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
@@ -123,10 +124,8 @@ class Answerer:
         if plain is not None:
             return plain
         outcomes: list[Outcome | None] = [None] * len(requests)
-        for as_of, members in _by_time(requests):
-            link = self.model.spec.head.kind == "link"
-            answer = self._answer_pairs if link else self._answer_nodes
-            answer(requests, members, as_of, outcomes)
+        for (as_of, _), members in _groups(requests):
+            self._answer_group(requests, members, as_of, outcomes)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def answer_supplied(
@@ -264,87 +263,65 @@ class Answerer:
             at = end
         return results
 
-    def _answer_nodes(
+    def _answer_group(
         self, requests: Sequence[ScoreRequest], members: list[int], as_of: int, outcomes: list[Any]
     ) -> None:
-        node_type = self.model.spec.head.node_type
-        index = self.model.graph.nodes[node_type].ids
-        # Inline nodes first: their states use the same buffers as the plan of the batch.
-        inline: dict[int, FloatArray] = {}
-        good = []
-        for m in members:
-            request = requests[m]
-            if request.inline:
-                try:
-                    most = self.max_inline_neighbors
-                    nodes = parse_inline(self.model, request.inline, most, request.context)
-                    inline[m] = self.model.inline_states(nodes, as_of)[: len(request.inline)]
-                except HoplineError as error:
-                    outcomes[m] = error
-                    continue
-            good.append(m)
-        wanted = [requests[m].nodes for m in good]
-        flat, ids, good = self._look_up(index, requests, good, wanted, outcomes)
-        if not good:
-            return
-        known = flat if all_known(flat) else flat[flat >= 0]
-        found = self._outputs(self._wanted(requests, good), node_type, known, as_of)
-        if known is not flat:
-            found = {name: spread(values, flat >= 0) for name, values in found.items()}
-        at = 0
-        for m, own_ids in zip(good, ids, strict=True):
-            end = at + own_ids.shape[0]
-            own = requests[m].outputs or self.default_outputs
-            mine = {name: found[name][at:end] for name in own}
-            missing = None if known is flat or all_known(own_ids) else own_ids < 0
-            if m in inline:
-                extra = self.model.outputs(own, inline[m])
-                mine = {name: np.concatenate([mine[name], extra[name]]) for name in own}
-                if missing is not None:
-                    missing = np.concatenate([missing, np.zeros(inline[m].shape[0], np.bool_)])
-            outcomes[m] = self._result(mine, missing)
-            at = end
-
-    def _answer_pairs(
-        self, requests: Sequence[ScoreRequest], members: list[int], as_of: int, outcomes: list[Any]
-    ) -> None:
+        """Answer requests with one time cut, about nodes or about pairs; all with inline nodes, or none."""
+        graph, good = self.model.graph, members
+        overlays: dict[int, Overlay] = {}
+        for m in members if requests[members[0]].inline else ():
+            try:
+                most, nodes = self.max_inline_neighbors, requests[m].inline
+                overlays[m] = parse_inline(self.model, nodes, most, requests[m].context)
+            except HoplineError as error:
+                outcomes[m] = error
         head = self.model.spec.head
-        types = (head.node_type, head.dst_node_type or head.node_type)
-        sides: list[list[IdArray]] = []
-        good = members
-        for side in (0, 1):
-            index = self.model.graph.nodes[types[side]].ids
-            before = good
+        types = [head.node_type]
+        if head.kind == "link":
+            types.append(head.dst_node_type or head.node_type)
+        sides: list[dict[int, IdArray]] = []
+        for side, node_type in enumerate(types):
+            good = [m for m in good if outcomes[m] is None]
             wanted = [sides_of(self.model.spec, requests[m])[side][1] for m in good]
-            _, ids, good = self._look_up(index, requests, good, wanted, outcomes)
-            if side == 1 and len(good) < len(before):
-                kept = set(good)
-                sides[0] = [own for own, m in zip(sides[0], before, strict=True) if m in kept]
-            sides.append(ids)
+            sides.append(self._look_up(graph.nodes[node_type].ids, requests, good, wanted, outcomes))
+        good = [m for m in good if outcomes[m] is None]
         if not good:
             return
-        flat = [np.concatenate(ids) for ids in sides]
-        ok = (flat[0] >= 0) & (flat[1] >= 0)
-        pairs = [ids[ok] for ids in flat]
-        if types[0] == types[1]:
-            states, rows = self._states({types[0]: np.concatenate(pairs)}, as_of)
-            both = rows[types[0]]
-            n = pairs[0].shape[0]
-            ends = (slice(0, n), slice(n, 2 * n)) if both is None else (both[:n], both[n:])
-            sources, targets = states[types[0]][ends[0]], states[types[0]][ends[1]]
+        for k, m in enumerate(good if overlays else ()):
+            added = ADDED | np.arange(len(requests[m].inline))
+            for side_ids in sides:  # -1 stays -1
+                side_ids[m] = np.concatenate([side_ids[m], added]) | (k << REQUEST)
+        flat = [np.concatenate([side_ids[m] for m in good]) for side_ids in sides]
+        ok = np.logical_and.reduce([ids >= 0 for ids in flat])
+        everything = bool(ok.all())
+        ids = flat if everything else [own[ok] for own in flat]
+        names = self._wanted(requests, good)
+        if overlays:
+            overlay = Overlay.joined([overlays[m] for m in good])
+            found = self.model.outputs(names, *self.model.overlaid_states(overlay, types, ids, as_of))
+        elif len(types) == 1:
+            found = self._outputs(names, types[0], ids[0], as_of)
         else:
-            states, rows = self._states(dict(zip(types, pairs, strict=True)), as_of)
-            sources, targets = (states[t] if rows[t] is None else states[t][rows[t]] for t in types)
-        found = self.model.outputs(self._wanted(requests, good), sources, targets)
-        if not ok.all():
+            found = self.model.outputs(names, *self._pair_states(types, ids, as_of))
+        if not everything:
             found = {name: spread(values, ok) for name, values in found.items()}
         at = 0
-        for k, m in enumerate(good):
-            end = at + sides[0][k].shape[0]
-            own = requests[m].outputs or self.default_outputs
-            missing = None if ok[at:end].all() else ~ok[at:end]
-            outcomes[m] = self._result({name: found[name][at:end] for name in own}, missing)
+        for m in good:
+            end = at + sides[0][m].shape[0]
+            missing = None if everything or ok[at:end].all() else ~ok[at:end]
+            mine = requests[m].outputs or self.default_outputs
+            outcomes[m] = self._result({name: found[name][at:end] for name in mine}, missing)
             at = end
+
+    def _pair_states(self, types: list[str], ids: list[IdArray], as_of: int) -> list[FloatArray]:
+        """Final states of both ends of pairs, looked up where that is valid."""
+        if types[0] != types[1]:
+            states, rows = self._states(dict(zip(types, ids, strict=True)), as_of)
+            return [states[t] if (own := rows[t]) is None else states[t][own] for t in types]
+        states, rows = self._states({types[0]: np.concatenate(ids)}, as_of)
+        both, n = rows[types[0]], ids[0].shape[0]
+        ends = (slice(0, n), slice(n, 2 * n)) if both is None else (both[:n], both[n:])
+        return [states[types[0]][end] for end in ends]
 
     def _look_up(
         self,
@@ -353,32 +330,22 @@ class Answerer:
         members: list[int],
         wanted: list[ExternalIds],
         outcomes: list[Any],
-    ) -> tuple[IdArray, list[IdArray], list[int]]:
-        """Global ids of all good requests together, ids of each, and the indices of the good requests.
-
-        Bad requests get their outcome here.
-        """
-        if not members:
-            return _NO_IDS, [], []
-        flat = all_at_once(index, wanted)
+    ) -> dict[int, IdArray]:
+        """Global ids of each good request. Bad requests get their outcome here."""
+        flat = all_at_once(index, wanted) if members else None
         if flat is not None and all_known(flat):
-            if len(wanted) == 1:
-                return flat, [flat], members
             ends = pairwise(accumulate(map(len, wanted), initial=0))
-            return flat, [flat[at:end] for at, end in ends], members
-        found = []
-        good = []
+            return {m: flat[at:end] for m, (at, end) in zip(members, ends, strict=True)}
+        found = {}
         for m, external in zip(members, wanted, strict=True):
             try:
                 ids = index.lookup(external) if len(external) else _NO_IDS
                 if requests[m].on_missing == "error" and not all_known(ids):
                     raise not_found(self.model.graph.version, external, ids)
+                found[m] = ids
             except HoplineError as error:
                 outcomes[m] = error
-                continue
-            found.append(ids)
-            good.append(m)
-        return np.concatenate([_NO_IDS, *found]), found, good
+        return found
 
     def _outputs(
         self, names: Sequence[str], node_type: str, ids: IdArray, as_of: int
@@ -474,9 +441,9 @@ def cut_of(request: ScoreRequest) -> int:
     return NO_CUT if as_of is None else as_of
 
 
-def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
-    """Group requests by time cut, since a plan has one time cut."""
-    groups: dict[int, list[int]] = {}
+def _groups(requests: Sequence[ScoreRequest]) -> list[tuple[tuple[int, bool], list[int]]]:
+    """Group requests by time cut, since a plan has one, and by whether they have inline nodes."""
+    groups: dict[tuple[int, bool], list[int]] = {}
     for m, request in enumerate(requests):
-        groups.setdefault(cut_of(request), []).append(m)
+        groups.setdefault((cut_of(request), bool(request.inline)), []).append(m)
     return list(groups.items())

@@ -9,6 +9,7 @@ from hopline.engine.level import Level, Relation
 from hopline.engine.level_plan import LevelPlan
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.plan import Plan
+from hopline.engine.stage import Given
 from hopline.engine.state_cache import NO_STAMPS
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
@@ -69,8 +70,8 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
         structure = None
         if level.structure is not None:
             structure = level.structure.rows(need.compute, raw, raw_rows)
-        look = plan.guard.look
-        level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out, structure, look)
+        given = Given(own, own_rows, raw, raw_rows, views, structure)
+        level.runner.run(given, out, plan.guard.look)
     stamps = _stamps(need) if need.stamps.shape[0] else NO_STAMPS
     if need.missing is None:
         need.out = out

@@ -1,9 +1,8 @@
-"""Inline nodes that were checked, and their features as float32."""
+"""Features of inline nodes as float32."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,48 +10,11 @@ import numpy as np
 from hopline.errors import BadRequest
 from hopline.float32 import EXACT, changed, refusal
 from hopline.graph.schema import NodeTypeSchema
-from hopline.types import AnyArray, FloatArray, IdArray, InlineNode
+from hopline.types import AnyArray, FloatArray, InlineNode
 
 #: Rows that cost as much as checking an inline node, and ids that cost as much as a row: 4 µs and 0.07 µs,
 #: where a row takes 0.1 to 0.5 µs.
 INLINE_ROWS, LISTED_PER_ROW = 8, 4
-
-
-@dataclass(slots=True)
-class InlineEdges:
-    """In-neighbours of all inline nodes along one edge type, in request order.
-
-    Attributes:
-        offsets: int64 [n+1].
-        neighbors: int64 [E]; global id of a known node, or -1 - i for inline node i.
-        weight: float32 [E] or [0]. attr: float32 [E, d_e] or None.
-    """
-
-    offsets: IdArray
-    neighbors: IdArray
-    weight: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
-    attr: FloatArray | None = None
-
-
-@dataclass(slots=True)
-class InlineNodes:
-    """Checked inline nodes of one type in a request.
-
-    Attributes:
-        node_type: of all of them.
-        features: float32 [n, d].
-        edges: edge type key -> in-neighbours.
-    """
-
-    node_type: str
-    features: FloatArray
-    edges: dict[str, InlineEdges]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that cost as much as they do, besides those that are read of their neighbours."""
-        listed = sum(len(edges.neighbors) for edges in self.edges.values())
-        return INLINE_ROWS * len(self.features) + listed // LISTED_PER_ROW
 
 
 def feature_rows(

@@ -205,13 +205,13 @@ def take(values, rows, out):  # type: ignore[no-untyped-def]
 def weighted_degrees(  # type: ignore[no-untyped-def]
     indptr,
     records,
-    version,
     indices,
+    version,
     time,
-    cumweight,
-    weight,
     nodes,
     as_of,
+    cumweight,
+    weight,
     skip_loops,
     add_loops,
     known,
@@ -278,7 +278,7 @@ def self_loops(neighbors, nodes, offsets, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def loop_weights(indptr, records, version, indices, time, weight, nodes, as_of, out):  # type: ignore[no-untyped-def]
+def loop_weights(indptr, records, indices, version, time, nodes, as_of, weight, out):  # type: ignore[no-untyped-def]
     """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 for nodes without one.
 
     Scans the lists. Arguments as for `weighted_degrees`.

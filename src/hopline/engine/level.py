@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from hopline.artifact import ModelSpec, Stage
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import gcn_coefficients, loop_weights, self_loops, take, weighted_degrees
 from hopline.engine.narrow_kernels import Matrix
+from hopline.engine.overlay import Lists
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
 from hopline.engine.state_cache import NO_STAMPS, StateCache
@@ -27,6 +29,7 @@ _NO_TIMES = frozen(np.empty(0, np.int64))
 _NO_WEIGHTS, _NO_CUMWEIGHTS = frozen(NO_FLOATS), frozen(np.empty(0, np.float64))
 #: For `known` of `weighted_degrees`.
 _NONE_KNOWN: FloatArray = np.empty(0, np.float32)
+_COUNTS = _NO_CUMWEIGHTS, _NO_WEIGHTS, False, False, _NONE_KNOWN
 _SCANS = (
     "edge type {}: the model reads {}, and these edges lie in a graph store, which reads sampled edges "
     "only; serve the folder of the graph"
@@ -88,26 +91,35 @@ class Relation:
             if sampler.is_stored
             else ()
         )
-        self._indptr = frozen(adjacency.indptr)
-        self._records = frozen(adjacency.records)
         self._clock = adjacency.clock
-        self._indices = frozen(adjacency.indices)
+        self._lists = tuple(map(frozen, (adjacency.indptr, adjacency.records, adjacency.indices)))
         self._time = _NO_TIMES if sampler.is_stored else frozen(_or_empty(adjacency.time, np.int64))
         self.gcn_weighted = gcn_weighted and adjacency.weight is not None
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
-        self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
+        cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
+        skips_loops = self.add_loops and adjacency.has_self_loops
+        self._sums = cumweight, self._weight, skips_loops, self.add_loops
         #: float32 [N] of `degree_with_loop`, 0 where it was not asked for yet (such pages take no memory).
         self._known_degrees = _NONE_KNOWN
         if self.add_loops and adjacency.has_self_loops and not isinstance(adjacency, LiveAdjacency):
             self._known_degrees = np.zeros(len(adjacency.indptr) - 1, np.float32)
         self._all_weight = frozen(_or_empty(None if sampler.is_stored else adjacency.weight, np.float32))
 
-    def view(self, base: Matrix, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
+    def view(
+        self,
+        base: Matrix,
+        rows: IdArray,
+        nodes: IdArray,
+        block: Block,
+        as_of: int,
+        lists: Lists | None = None,
+    ) -> EdgeView:
         """The edges of `nodes` in `block`, with the edge data that the stage reads.
 
         Args:
             base: [m, d] previous-level states; rows: int64 [E] into it.
             nodes: int64 [n] destination global ids. block: sampled for them.
+            lists: of an overlay; the ids are those of `overlay.py` then.
         """
         view = EdgeView(base, rows, block.offsets)
         if self._plain:
@@ -115,7 +127,9 @@ class Relation:
         num_edges = block.neighbors.shape[0]
         if self.reads_weight:
             view.weight = np.empty(num_edges, np.float32)
-            if self.sampler.is_stored:
+            if lists is not None:
+                view.weight = lists.weight[block.positions]
+            elif self.sampler.is_stored:
                 view.weight = block.columns["weight"][:num_edges]
             elif self.sampler.packed:
                 assert self.adjacency.weight is not None
@@ -124,18 +138,23 @@ class Relation:
                 take(self._all_weight, block.positions, view.weight)
         if self.reads_attr:
             assert self.adjacency.attr is not None
-            view.attr = (
-                block.columns["attr"][:num_edges]
-                if self.sampler.is_stored
-                else self.adjacency.attr[block.positions]
-            )
+            if lists is not None:
+                view.attr = lists.attr[block.positions]
+            elif self.sampler.is_stored:
+                view.attr = block.columns["attr"][:num_edges]
+            else:
+                view.attr = self.adjacency.attr[block.positions]
         if self.reads_is_self or self.add_loops:
             view.is_self = np.empty(num_edges, np.bool_)
             self_loops(block.neighbors, nodes, block.offsets, view.is_self)
         if self.reads_degree:
-            view.num_eligible = self._degrees(nodes, as_of).astype(np.int64)
+            if lists is None:
+                degrees = self._degrees(nodes, as_of)
+            else:
+                degrees = lists.merged(nodes, as_of, lists.counts, self._degrees)
+            view.num_eligible = degrees.astype(np.int64)
         if self.gcn:
-            self._normalise(view, nodes, block, as_of)
+            self._normalise(view, nodes, block, as_of, lists)
         return view
 
     def new_columns(self, num_edges: int) -> dict[str, AnyArray]:
@@ -152,66 +171,42 @@ class Relation:
 
         Lists with self-loops are scanned, on a snapshot once for each node.
         """
-        skip = self.add_loops and self.adjacency.has_self_loops
         known = self._known_degrees if as_of == NO_CUT else _NONE_KNOWN
-        return self._degrees(nodes, as_of, self.gcn_weighted, skip, self.add_loops, known)
+        return self._degrees(nodes, as_of, (*self._sums, known))
 
-    def _normalise(self, view: EdgeView, nodes: IdArray, block: Block, as_of: int) -> None:
-        loops = NO_FLOATS
-        if self.add_loops and self.adjacency.has_self_loops and self.gcn_weighted:
-            loops = self._loops(nodes, as_of)
+    def _normalise(
+        self, view: EdgeView, nodes: IdArray, block: Block, as_of: int, lists: Lists | None
+    ) -> None:
+        loops, is_weighted = NO_FLOATS, self.add_loops and self.gcn_weighted
+        if lists is None:
+            if is_weighted and self.adjacency.has_self_loops:
+                loops = self._loops(nodes, as_of)
+            own = self.degree_with_loop(nodes, as_of)
+            others = self.degree_with_loop(block.neighbors, as_of)
+        else:
+            listed, listed_loops = lists.degrees(self.gcn_weighted, self.add_loops)
+            if is_weighted:
+                loops = lists.merged(nodes, as_of, listed_loops, self._loops)
+            own = lists.merged(nodes, as_of, listed, self.degree_with_loop)
+            others = lists.merged(block.neighbors, as_of, listed, self.degree_with_loop)
         weight = view.weight if self.gcn_weighted else NO_FLOATS
         view.coefficients = np.empty(block.neighbors.shape[0], np.float32)
         view.self_coefficients = np.empty(nodes.shape[0], np.float32)
-        assert view.num_eligible is not None
-        gcn_coefficients(
-            self.add_loops,
-            view.is_self if view.is_self is not None else np.empty(0, np.bool_),
-            block.offsets,
-            weight,
-            self.degree_with_loop(nodes, as_of),
-            self.degree_with_loop(block.neighbors, as_of),
-            view.num_eligible,
-            loops,
-            view.coefficients,
-            view.self_coefficients,
-        )
+        is_self = np.empty(0, np.bool_) if view.is_self is None else view.is_self
+        found = view.num_eligible, loops, view.coefficients, view.self_coefficients
+        gcn_coefficients(self.add_loops, is_self, block.offsets, weight, own, others, *found)
 
-    def _degrees(
-        self,
-        nodes: IdArray,
-        as_of: int,
-        weighted: bool = False,
-        skip_loops: bool = False,
-        add_loops: bool = False,
-        known: FloatArray = _NONE_KNOWN,
-    ) -> FloatArray:
+    def _degrees(self, nodes: IdArray, as_of: int, how: tuple[Any, ...] = _COUNTS) -> FloatArray:
+        """`weighted_degrees`; how: (cumweight, weight, skip_loops, add_loops, known)."""
         out = np.empty(nodes.shape[0], np.float32)
         time = self._time if as_of != NO_CUT else _NO_TIMES
-        weighted_degrees(
-            self._indptr,
-            self._records,
-            self._clock.version,
-            self._indices,
-            time,
-            self._cumweight if weighted else _NO_CUMWEIGHTS,
-            self._weight if weighted else _NO_WEIGHTS,
-            nodes,
-            as_of,
-            skip_loops,
-            add_loops,
-            known,
-            out,
-        )
+        weighted_degrees(*self._lists, self._clock.version, time, nodes, as_of, *how, out)
         return out
 
     def _loops(self, nodes: IdArray, as_of: int) -> FloatArray:
         out = np.empty(nodes.shape[0], np.float32)
         time = self._time if as_of != NO_CUT else _NO_TIMES
-        version = self._clock.version
-        loop_weights(
-            self._indptr, self._records, version, self._indices, time, self._weight, nodes, as_of, out
-        )
+        loop_weights(*self._lists, self._clock.version, time, nodes, as_of, self._weight, out)
         return out
 
 

@@ -20,11 +20,11 @@ from hopline.engine.encoders import encoder_of
 from hopline.engine.execute import execute
 from hopline.engine.fused_path import FusedPath
 from hopline.engine.guard import Guard
-from hopline.engine.inline import inline_states
-from hopline.engine.inline_features import InlineNodes
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
+from hopline.engine.overlay import Overlay
+from hopline.engine.overlay_states import OverlayStates
 from hopline.engine.plan import Plan, complete, do_without, make_plan, share_there
 from hopline.engine.schema import fitted
 from hopline.engine.source import Ages, FetchedEdgesByType, FetchedRowsByType, RowsAbsent, RowSource
@@ -297,19 +297,24 @@ class Model:
                     return {node_type: states}
         return self._states(self.spec.num_layers, wanted, as_of)
 
-    def inline_states(self, nodes: Mapping[str, InlineNodes], as_of: int) -> FloatArray:
-        """Final states of nodes that the graph does not have, float32 [n, d]: those of the model's type.
+    def overlaid_states(
+        self, overlay: Overlay, types: Sequence[str], wanted: Sequence[IdArray], as_of: int
+    ) -> list[FloatArray]:
+        """Final states of ids of `overlay.py`, int64 [n] for each of `types`: float32 [n, d] each.
 
         Raises: RowsAbsent: as for `final_states`.
         """
 
         def states(level: int, node_type: str, ids: IdArray) -> FloatArray:
+            if level == self.num_hops:
+                return self.final_states({node_type: ids}, as_of)[node_type]
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
-        self.guard.rows += sum(each.num_rows for each in nodes.values())
-        found = inline_states(self.levels, self.features, nodes, as_of, states)
+        self.guard.rows += overlay.num_rows
+        computed = OverlayStates(self.levels, self.features, overlay, as_of, states, self.guard)
+        found = computed.read(types, wanted)
         self.watch.computed()
-        return found[self.spec.head.node_type]
+        return found
 
     @property
     def edge_columns(self) -> dict[str, tuple[str, ...]]:

@@ -29,15 +29,22 @@ _NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
 _Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
 
 
-class _Given(NamedTuple):
-    """The data that a stage reads; see `StageRunner.run`."""
+class Given(NamedTuple):
+    """The data that a stage reads of n destinations.
+
+    Attributes:
+        own, own_rows: previous-level states [m, d] and the destinations' rows in it, for `self`.
+        features, feature_rows: raw features and the destinations' rows in them, for `features`.
+        views: edge type key -> the destinations' edges of this type.
+        structure: float32 [n, s], for `structure`.
+    """
 
     own: Matrix
     own_rows: IdArray
     features: Matrix
     feature_rows: IdArray
     views: dict[str, EdgeView]
-    structure: FloatArray | None
+    structure: FloatArray | None = None
 
 
 class StageRunner:
@@ -115,31 +122,16 @@ class StageRunner:
             self.edge_stage = EdgeStage(folder / stage.file, names, stage.state_dim)
         self.pair = self._find_pair() if stage.packed else None
 
-    def run(
-        self,
-        num_rows: int,
-        own: Matrix,
-        own_rows: IdArray,
-        features: Matrix,
-        feature_rows: IdArray,
-        views: dict[str, EdgeView],
-        out: FloatArray,
-        structure: FloatArray | None = None,
-        look: Callable[[], object] = bool,
-    ) -> FloatArray:
-        """Compute the state of `num_rows` destinations, float32 [num_rows, state_dim].
+    def run(self, given: Given, out: FloatArray, look: Callable[[], object] = bool) -> FloatArray:
+        """Compute the state of n destinations.
 
         Args:
-            own, own_rows: previous-level states [m, d] and the destinations' rows in it, for `self`.
-            features, feature_rows: raw features and the destinations' rows in them, for `features`.
-            views: edge type key -> the destinations' edges of this type.
-            out: float32 [num_rows, state_dim], filled and returned.
-            structure: float32 [num_rows, s], for `structure`.
+            out: float32 [n, state_dim], filled and returned.
             look: called before each chunk; an exception that it raises ends the run.
         """
-        given = _Given(own, own_rows, features, feature_rows, views, structure)
+        num_rows = out.shape[0]
         if self.edge_stage is not None:
-            for a, b in self._spans(num_rows, [views[key].offsets for key in self._edge_types]):
+            for a, b in self._spans(num_rows, [given.views[key].offsets for key in self._edge_types]):
                 look()
                 out[a:b] = self.edge_stage.run(self._feeds(given, a, b))[: b - a]
         elif self.pair is None:
@@ -152,12 +144,12 @@ class StageRunner:
                     self._fill(k, given, a, b, query, self.row_stage.inputs[buffer], place)
                 out[a:b] = self.row_stage.run(b - a)
         else:
-            view = views[self.pair[0]]
+            view = given.views[self.pair[0]]
             for a in range(0, num_rows, self.chunk_rows):
                 look()
                 b = min(a + self.chunk_rows, num_rows)
-                offsets = view.offsets[a : b + 1]
-                out[a:b] = self.run_pair(b - a, own, own_rows[a:b], view.base, view.rows, offsets)
+                own_rows, offsets = given.own_rows[a:b], view.offsets[a : b + 1]
+                out[a:b] = self.run_pair(b - a, given.own, own_rows, view.base, view.rows, offsets)
         return out
 
     def _find_pair(self) -> _Pair | None:
@@ -186,22 +178,9 @@ class StageRunner:
         """
         assert self.row_stage is not None
         assert self.pair is not None
-        _, (own_column, own_width, own_place), mean, column, width, place = self.pair
-        gather_reduce(
-            own,
-            own_rows,
-            own_column,
-            own_width,
-            own_place,
-            base,
-            rows,
-            offsets,
-            mean,
-            column,
-            width,
-            self.row_stage.inputs[0],
-            place,
-        )
+        _, own_part, *part, place = self.pair
+        target = self.row_stage.inputs[0]
+        gather_reduce(own, own_rows, *own_part, base, rows, offsets, *part, target, place)
         return self.row_stage.run(num_rows)
 
     def _width(self, k: int) -> int:
@@ -212,7 +191,7 @@ class StageRunner:
         return last - first if entry.attention is None else entry.attention.width
 
     def _fill(
-        self, k: int, given: _Given, a: int, b: int, query: FloatArray, target: FloatArray, place: int
+        self, k: int, given: Given, a: int, b: int, query: FloatArray, target: FloatArray, place: int
     ) -> None:
         """Write an input of destinations [a, b) into target[: b - a, place:]."""
         entry, (first, last) = self.stage.inputs[k], self._columns[k]
@@ -234,7 +213,7 @@ class StageRunner:
         else:
             target[: b - a] = _per_row(entry, given.views[entry.edge_type], a, b)
 
-    def _run_query(self, given: _Given, a: int, b: int) -> FloatArray:
+    def _run_query(self, given: Given, a: int, b: int) -> FloatArray:
         """The query rows of destinations [a, b), at most `chunk_rows`; valid until the next call."""
         runtime = self.query_stage
         if runtime is None:
@@ -257,7 +236,7 @@ class StageRunner:
             yield a, b
             a = b
 
-    def _feeds(self, given: _Given, a: int, b: int) -> dict[str, AnyArray]:
+    def _feeds(self, given: Given, a: int, b: int) -> dict[str, AnyArray]:
         """The inputs of an edge stage for destinations [a, b), filled up to whole steps of rows."""
         count = b - a
         nodes = np.minimum(self._chunk[: _full_steps(count + 1)], count - 1)

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from hopline.engine.kernels import gather
+from hopline.engine.overlay import ADDED, NODE, Lists
 from hopline.engine.structure_kernels import add_features, add_neighbors, add_rows, finish_rows
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, IdIndex
@@ -30,7 +31,8 @@ from hopline.sampling.keyed import frozen
 from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
-    from hopline.engine.inline_features import InlineNodes
+    from collections.abc import Mapping
+
     from hopline.engine.narrow_kernels import Matrix
 
 
@@ -116,7 +118,7 @@ class Structure:
         """Rows of int64 [n] global ids: float32 [n, S].
 
         Args:
-            features, feature_rows: of the same nodes, as in `StageRunner.run`.
+            features, feature_rows: of the same nodes, as in `Given`.
         """
         if self._is_same:
             same: FloatArray = self._rows.take(ids, axis=0)
@@ -148,26 +150,25 @@ class Structure:
         ids = np.arange(first, self._nodes.num_nodes)
         return self._index.lookup(self._nodes.ids.external(ids)) if ids.shape[0] else ids
 
-    def described(self, nodes: InlineNodes) -> FloatArray:
-        """Rows of nodes that a request describes: one round over the stored rows of their neighbours."""
+    def described(self, ids: IdArray, features: FloatArray, lists: Mapping[str, Lists]) -> FloatArray:
+        """Rows of added nodes of an overlay: one round over the stored rows of their neighbours."""
         self._follow()
-        own = nodes.features @ self._base
-        num_nodes = own.shape[0]
+        own = np.zeros((ids.shape[0], self._base.shape[1]), np.float32)
+        finish_rows(features, self._base, self._restart, np.zeros(ids.shape[0], np.int64), own)
         rows, owners, degrees = [], [], []
         for key in self._lists.keys:
-            edges = nodes.edges[key]
-            is_known = edges.neighbors >= 0
-            at = np.where(is_known, self._at[np.where(is_known, edges.neighbors, 0)], -1)
-            counts = np.diff(edges.offsets)
-            owner = np.repeat(np.arange(num_nodes), counts)
-            kept = at >= 0
-            rows += [self._rows[at[kept]], own[-1 - edges.neighbors[~is_known]]]
-            degrees += [self._degrees[at[kept]], counts[-1 - edges.neighbors[~is_known]]]
+            neighbors, counts = lists[key].neighbors, lists[key].counts
+            is_known = neighbors & ADDED == 0
+            at = np.where(is_known, self._at[np.where(is_known, neighbors & NODE, 0)], -1)
+            owner = np.repeat(np.arange(ids.shape[0]), counts)
+            others, kept = ids.searchsorted(neighbors[~is_known]), at >= 0
+            rows += [self._rows[at[kept]], own[others]]
+            degrees += [self._degrees[at[kept]], counts[others]]
             owners += [owner[kept], owner[~is_known]]
         if not rows:
             return own
         owner = np.concatenate(owners)
-        count = np.bincount(owner, minlength=num_nodes)
+        count = np.bincount(owner, minlength=ids.shape[0])
         # the symmetric weights of the diffusion
         weights = 1 / np.sqrt(np.maximum(np.concatenate(degrees), 1) * count[owner])
         sums = np.zeros(own.shape, np.float32)

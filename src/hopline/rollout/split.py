@@ -17,7 +17,31 @@ from hopline.types import ModelInfo
 _PLACES = 1 << 32
 
 
-class Split:
+class _Ahead:
+    """Base of a `Scorer`: the current version, and a share of requests that are copied or passed on."""
+
+    def __init__(
+        self, current: Version, percent: float, copies: Copies | None, draw: Callable[[], float]
+    ) -> None:
+        self.name = current.name
+        self.version = current.version
+        self.graph_version = current.graph_version
+        self.current = current
+        self._share = percent / 100
+        self._copies = copies
+        self._draw = draw
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """Description of the current version."""
+        return self.current.info(versions)
+
+    def withdraw(self) -> None:
+        """Stop copying: the rollout is over."""
+        if self._copies is not None:
+            self._copies.close()
+
+
+class Split(_Ahead):
     """A `Scorer` that passes each request to one of two versions.
 
     A request with a key always goes the same way while the share stays, and once it goes to the candidate
@@ -43,16 +67,10 @@ class Split:
         draw: Callable[[], float] = random.random,
         is_confirmed: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.name = current.name
-        self.version = current.version
-        self.graph_version = current.graph_version
-        self.current = current
+        super().__init__(current, percent, copies, draw)
         self.candidate = candidate
         self._is_confirmed = is_confirmed
-        self._share = percent / 100
         self._salt = crc32(salt.encode())
-        self._copies = copies
-        self._draw = draw
 
     def accept(self, work: Work) -> None:
         """Pass the work to the current version or to the candidate."""
@@ -66,22 +84,13 @@ class Split:
     def reject_early(self) -> None:
         """Do nothing: only the key of a request decides which version gets it."""
 
-    def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """Description of the current version."""
-        return self.current.info(versions)
-
     @property
     def queued_rows(self) -> int:
         """Predicted rows that wait, of both versions."""
         return self.current.queued_rows + self.candidate.queued_rows
 
-    def withdraw(self) -> None:
-        """Stop copying: the rollout is over."""
-        if self._copies is not None:
-            self._copies.close()
 
-
-class Mirror:
+class Mirror(_Ahead):
     """A `Scorer` with the current version's answers; copies a share of the requests to the candidate.
 
     Args:
@@ -94,13 +103,7 @@ class Mirror:
     def __init__(
         self, current: Version, percent: float, copies: Copies, draw: Callable[[], float] = random.random
     ) -> None:
-        self.name = current.name
-        self.version = current.version
-        self.graph_version = current.graph_version
-        self.current = current
-        self._share = percent / 100
-        self._copies = copies
-        self._draw = draw
+        super().__init__(current, percent, copies, draw)
 
     def accept(self, work: Work) -> None:
         """Pass the work to the current version."""
@@ -110,18 +113,10 @@ class Mirror:
     def reject_early(self) -> None:
         """Do nothing: refused requests are copied too."""
 
-    def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """Description of the current version."""
-        return self.current.info(versions)
-
     @property
     def queued_rows(self) -> int:
         """Predicted rows that wait, of the current version."""
         return self.current.queued_rows
-
-    def withdraw(self) -> None:
-        """Stop copying: the rollout is over."""
-        self._copies.close()
 
 
 def _copied(served: Version, work: Work, copies: Copies | None) -> None:

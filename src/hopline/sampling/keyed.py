@@ -414,18 +414,9 @@ class Sampler:
         num_edges = self.bound(nodes) if bound is None else bound
         if num_nodes >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:
             buffers.reserve(num_nodes, num_edges)
-        total = sample(
-            *self._arrays,
-            nodes,
-            self.fanout,
-            self._mode,
-            self.clock.version,
-            as_of,
-            self.key,
-            buffers.offsets,
-            buffers.positions,
-            buffers.neighbors,
-        )
+        how = self.fanout, self._mode, self.clock.version, as_of, self.key
+        out = buffers.offsets, buffers.positions, buffers.neighbors
+        total = sample(*self._arrays, nodes, *how, *out)
         return Block(buffers, num_nodes, total)
 
 

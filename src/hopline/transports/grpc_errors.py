@@ -1,63 +1,33 @@
-"""gRPC's table from error class to status code. It covers all classes of `hopline.errors`."""
+"""gRPC's table from error class to status code, which follows HTTP's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from hopline import errors
+from hopline.transports.http_errors import HTTP_STATUS
 from turnserve.grpc.status import CallError, StatusCode
 
+#: HTTP status -> code, and the errors that gRPC tells apart.
+_OF_STATUS = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    409: StatusCode.FAILED_PRECONDITION,
+    413: StatusCode.INVALID_ARGUMENT,
+    415: StatusCode.UNIMPLEMENTED,
+    422: StatusCode.FAILED_PRECONDITION,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    500: StatusCode.INTERNAL,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+_CONFIGURED = (errors.FeatureGroupNotFound, errors.FeatureSchemaMismatch, errors.RunMismatch)
 GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
-    errors.HoplineError: StatusCode.INTERNAL,
-    errors.BadRequest: StatusCode.INVALID_ARGUMENT,
-    errors.NodeNotFound: StatusCode.NOT_FOUND,
-    errors.RequestTooLarge: StatusCode.INVALID_ARGUMENT,
-    errors.UnsupportedEncoding: StatusCode.UNIMPLEMENTED,
-    errors.ModelNotFound: StatusCode.NOT_FOUND,
-    errors.ModelNotReady: StatusCode.UNAVAILABLE,
+    **{cls: _OF_STATUS[status] for cls, status in HTTP_STATUS.items()},
+    **dict.fromkeys(_CONFIGURED, StatusCode.FAILED_PRECONDITION),
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
-    errors.RateLimited: StatusCode.RESOURCE_EXHAUSTED,
-    errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
-    errors.PermissionDenied: StatusCode.PERMISSION_DENIED,
-    errors.Conflict: StatusCode.FAILED_PRECONDITION,
-    errors.Unavailable: StatusCode.UNAVAILABLE,
-    errors.IssuerUnavailable: StatusCode.UNAVAILABLE,
-    errors.RepositoryUnavailable: StatusCode.UNAVAILABLE,
-    errors.SnapshotUnavailable: StatusCode.UNAVAILABLE,
-    errors.StoreUnavailable: StatusCode.UNAVAILABLE,
-    errors.GraphStoreUnavailable: StatusCode.UNAVAILABLE,
-    errors.LogFull: StatusCode.UNAVAILABLE,
-    errors.LogFailed: StatusCode.UNAVAILABLE,
-    errors.WriterUnavailable: StatusCode.UNAVAILABLE,
-    errors.GraphBehind: StatusCode.UNAVAILABLE,
-    errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
-    errors.ArtifactError: StatusCode.FAILED_PRECONDITION,
-    errors.ArtifactCorrupted: StatusCode.FAILED_PRECONDITION,
-    errors.SchemaMismatch: StatusCode.FAILED_PRECONDITION,
-    errors.PipelineInvalid: StatusCode.FAILED_PRECONDITION,
-    errors.PrecomputedFileError: StatusCode.FAILED_PRECONDITION,
-    errors.GraphError: StatusCode.INTERNAL,
-    errors.LogDamaged: StatusCode.INTERNAL,
-    errors.SnapshotError: StatusCode.FAILED_PRECONDITION,
-    errors.SnapshotNotFound: StatusCode.NOT_FOUND,
-    errors.SnapshotDamaged: StatusCode.FAILED_PRECONDITION,
-    errors.SnapshotTooLarge: StatusCode.FAILED_PRECONDITION,
-    errors.GraphStoreError: StatusCode.INTERNAL,
-    errors.FeatureStoreError: StatusCode.INTERNAL,
-    errors.FeatureStoreUnavailable: StatusCode.UNAVAILABLE,
-    errors.FeatureGroupNotFound: StatusCode.FAILED_PRECONDITION,
-    errors.FeatureSchemaMismatch: StatusCode.FAILED_PRECONDITION,
-    errors.BatchError: StatusCode.INTERNAL,
-    errors.RunMismatch: StatusCode.FAILED_PRECONDITION,
-    errors.SinkError: StatusCode.INTERNAL,
-    errors.BrokerError: StatusCode.INTERNAL,
-    errors.BrokerUnavailable: StatusCode.UNAVAILABLE,
-    errors.PackagingError: StatusCode.INTERNAL,
-    errors.NotServable: StatusCode.INTERNAL,
-    errors.NotSplittable: StatusCode.INTERNAL,
-    errors.ParityError: StatusCode.INTERNAL,
-    errors.ConfigError: StatusCode.INTERNAL,
-    errors.RuntimeFailure: StatusCode.INTERNAL,
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from hopline.types import ModelInfo
+from hopline.types import ModelInfo, RefusedEvent
 
 _Id: TypeAlias = int | str
 
@@ -276,36 +276,6 @@ class Rollouts(msgspec.Struct):
     """Versions and rollouts of the models that the client may read."""
 
     rollouts: list[RolloutState]
-
-
-class GraphState(msgspec.Struct):
-    """The live graph.
-
-    Attributes:
-        sequence: number of the last change.
-        age_ms: time since the graph last contained all events; null before the writer's first answer.
-        nodes, edges: counts by type.
-    """
-
-    graph_version: str
-    sequence: int
-    age_ms: int | None
-    nodes: dict[str, int]
-    edges: dict[str, int]
-    writer: Literal["up", "away"]
-
-
-class RefusedEvent(msgspec.Struct):
-    """An event that was refused.
-
-    Attributes:
-        index, id: its place in the body; the id of the event, "" without one.
-    """
-
-    index: int
-    id: str
-    code: str
-    reason: str
 
 
 class Applied(msgspec.Struct):

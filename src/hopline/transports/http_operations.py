@@ -23,7 +23,7 @@ from hopline.transports.oip_json import InferBody
 from hopline.transports.path_table import PathTable, split_path
 from hopline.transports.platform_routes import InstancesBody, own_paths
 from hopline.transports.score_json import ScoreBody
-from hopline.types import ModelInfo
+from hopline.types import GraphState, ModelInfo
 
 #: What a route requires: nothing, any authenticated client, or a permission.
 Required: TypeAlias = Literal["open", "any"] | Permission
@@ -160,7 +160,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("drift", "/v1/drift", "A summary of the drift of every version.", "read", answers.Drift),
     Operation("model_drift", "/v1/drift/{model}", "The drift of each quantity of the model's versions.",
               "read", answers.Drift),
-    Operation("graph", "/v1/graph", "The state of the live graph.", "read", answers.GraphState),
+    Operation("graph", "/v1/graph", "The state of the live graph.", "read", GraphState),
     Operation("graph_events", "/v1/graph/events",
               "Change the live graph. Answers when the changes are durable and visible.", "admin",
               answers.Applied, events.BODY, example=_EVENTS, body_types=(JSON, NDJSON, ARROW),

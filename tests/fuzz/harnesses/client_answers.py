@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from hopline.client import wire
-from hopline.client.graph import EventsOutcome, GraphState
+from hopline.client.graph import EventsOutcome
 from hopline.errors import HoplineError
+from hopline.types import GraphState
 
 _READERS = (
     wire.read_result,

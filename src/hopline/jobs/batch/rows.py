@@ -14,6 +14,7 @@ import numpy as np
 from hopline.artifact import ModelSpec, Stage, read_spec
 from hopline.engine.interner import Interner
 from hopline.engine.level import Level
+from hopline.engine.stage import Given
 from hopline.engine.view import EdgeView
 from hopline.graph import Graph
 from hopline.jobs.batch.states import MemoryRows, RowFile
@@ -131,7 +132,7 @@ class RowComputer:
         structure = None
         if self._level.structure is not None:
             structure = self._level.structure.rows(ids, self._raw, ids)
-        runner.run(ids.shape[0], own, own_rows, self._raw, ids, views, out, structure)
+        runner.run(Given(own, own_rows, self._raw, ids, views, structure), out)
         return sum(block.num_edges for block in blocks)
 
     def _compact(
