@@ -282,7 +282,7 @@ def test_a_node_that_a_request_describes_is_refused_since_its_edges_would_change
     node = InlineNode(
         data.x[0].numpy(), {"node__to__node": [1, 2]}, edge_attr={"node__to__node": data.edge_attr[:2]}
     )
-    with pytest.raises(BadRequest, match="edges that leave a node"):
+    with pytest.raises(BadRequest, match=r"edges that leave a node.*add it to a live graph \(keep\)"):
         answer(report, graph, inline=[node])
 
 

@@ -63,7 +63,7 @@ def parse_inline(
     if spec.fanouts.keys() - graph.schema.own_edge_types.keys():
         raise BadRequest(
             "inline: the model reads edges that leave a node. Those of a node that is not in the graph "
-            "would change the states of its neighbours, which no request does: add the node to the graph"
+            "would change its neighbours' states, which no request does: add it to a live graph (keep)"
         )
     groups: dict[str, _Group] = {node_type: {f"inline[{i}]": node for i, node in enumerate(nodes)}}
     for i, each in enumerate(context):
