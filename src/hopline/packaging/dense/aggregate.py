@@ -124,8 +124,8 @@ def _median(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     is_known = ~rows.isnan()
     by_value = torch.where(is_known, rows, torch.full((), torch.inf)).sort(dim=0)
     # a stable order by owner: each node's values together, in their order
-    places = torch.arange(len(rows)).unsqueeze(1)
-    order = (ends[0][by_value.indices] * len(rows) + places).sort(dim=0).indices
+    places = torch.arange(rows.shape[0]).unsqueeze(1)
+    order = (ends[0][by_value.indices] * rows.shape[0] + places).sort(dim=0).indices
     at = ((count - 1.0) / 2).floor().clamp(min=0.0)
     place = torch.where(count > 0, count.cumsum(dim=0) - count + at, torch.zeros(())).long().squeeze(1)
     found = by_value.values.gather(0, order)[place]
