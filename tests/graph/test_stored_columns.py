@@ -11,6 +11,7 @@ import pytest
 from hopline.errors import GraphError
 from hopline.graph import EdgeFile, EdgeTable, Graph, NodeFile, NodeTable
 from hopline.graph.cells import Missing
+from hopline.graph.stored_columns import cell_of, cells_of
 
 LOOP = {("node", "to", "node"): EdgeTable(([0, 1, 2], [1, 2, 0]))}
 FRAME = pd.DataFrame(
@@ -227,6 +228,29 @@ def test_the_first_cells_that_are_not_of_the_type_are_named(tmp_path, cells, col
     with pytest.raises(GraphError, match=message) as refused:
         read(tmp_path, column, nodes="id,x\n" + rows)
     assert "--fill" not in str(refused.value)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "pandas", "request"])
+def test_blanks_around_a_text_are_removed_and_an_empty_one_is_missing(tmp_path, form):
+    cells = [" FR ", "FR", "", "  ", "\u2003x y\t", None]
+    frame = pd.DataFrame({"id": range(len(cells)), "x": cells})
+    if form == "request":
+        read = [cell_of("text", each) for each in cells]
+        assert cells_of("text", cells)[0].tolist() == read
+    else:
+        path = frame
+        if form != "pandas":
+            path = tmp_path / f"nodes.{form}"
+            frame.to_csv(path, index=False) if form == "csv" else frame.to_parquet(path)
+        loop = EdgeFile(pd.DataFrame({"src": [0], "dst": [1]}))
+        graph = Graph.from_parquet(NodeFile(path, "id", columns=["x:text"]), loop)
+        read = graph.node().columns.table.column("x").to_pylist()
+    assert read == ["FR", "FR", None, None, "x y", None]
+
+
+def test_integers_are_no_times_without_a_unit(tmp_path):
+    with pytest.raises(GraphError, match=r"'x' holds integers, not dates: its type is integer"):
+        read(tmp_path, "x:timestamp", nodes="id,x\n1,1704067200\n2,1704067300\n")
 
 
 def test_a_damaged_table_is_refused(tmp_path):

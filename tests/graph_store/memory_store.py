@@ -9,7 +9,7 @@ import numpy as np
 
 from hopline.graph import Graph
 from hopline.graph.store_columns import FetchedEdges
-from hopline.graph_store.base import GraphStore, with_edges_in_store
+from hopline.graph_store.base import GraphStore, in_store
 from hopline.types import IdArray
 
 
@@ -28,7 +28,10 @@ class MemoryStore(GraphStore):
 
     async def open(self) -> None:
         """See `GraphStore.open`."""
-        self.graph = with_edges_in_store(self._whole)
+        whole = self._whole
+        edges = {key: in_store(part) for key, part in whole.edges.items()}
+        self.graph = Graph(whole.schema, whole.nodes, edges, path=whole.path)
+        self.graph.__dict__["version"] = whole.version
 
     async def close(self) -> None:
         """Nothing to release."""

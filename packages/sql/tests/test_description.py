@@ -113,6 +113,85 @@ def test_a_first_column_of_distinct_ids_is_a_key_whatever_its_name(folder, caplo
     assert "left out" not in caplog.text, "columns of rows that are nodes are no columns of edges"
 
 
+def test_whole_numbers_with_missing_cells_are_keys_as_pandas_writes_them(folder):
+    rows = pd.DataFrame(
+        {
+            "id": range(1, 5),
+            "payee_merchant_id": [10, None, 20, 10],
+            "merchant_id": [10, 20, None, 20],
+            "referrer_id": [10, 20, 30, None],
+            "amount": [10, None, 20, 10],
+        }
+    )
+    for form in ("csv", "parquet"):
+        rows.to_csv("payments.csv", index=False) if form == "csv" else rows.to_parquet("payments.parquet")
+        text = described(["merchant=merchants.csv", f"payment=payments.{form}"])
+        found = dict(lines(text, "tables.payment.foreign_keys"))
+        assert list(found.values()) == [
+            "100.0% of its values are in merchant.merchant_id",
+            "100.0% of its values are in merchant.merchant_id",
+            "no table has these ids: the nodes are the values; 66.7% of its values are in "
+            "merchant.merchant_id",
+        ]
+        assert [each for each, _ in lines(text, "tables.payment.columns")] == [
+            'amount = { type = "float" }'
+        ]
+        (folder / "graph.toml").write_text(text)
+        graph = Description("graph.toml").graph()
+        payees = graph.edge(("payment", "payee_merchant", "merchant"))
+        assert np.diff(payees.indptr).tolist() == [2, 1]
+
+
+def test_columns_that_may_be_keys_or_times_say_so(folder):
+    (folder / "payments.csv").write_text(
+        "id,account_id,sender,day,at,ts\n"
+        "1,a1,a1,2024-02-01,2024-02-01T10:00:00Z,1706781600\n"
+        "2,a2,b7,2024-02-02,,1706868000\n"
+    )
+    text = described(["account=accounts.csv", "payment=payments.csv"])
+    comments = {each.split(" ")[0]: why for each, why in lines(text, "tables.payment.columns")}
+    assert comments["sender"].endswith("; 50.0% of its values are in account.id")
+    assert comments["day"].endswith("; the time of its edges, of 3")
+    assert comments["at"].endswith("; day is the time")
+    (folder / "payments.csv").write_text("id,at,ts\n1,2024-02-01T10:00:00Z,1706781600\n")
+    comments = [why for _, why in lines(described(["payments.csv"]), "tables.payments.columns")]
+    assert all(why.endswith('; role = "time" makes it the time of the rows') for why in comments)
+
+
+def test_columns_that_look_like_numbers_dates_or_missing_cells_say_why_they_are_texts(folder):
+    rows = "".join(
+        f'{row},{row % 28 + 1:02}/01/2024,"{row},5",{row:05},2024-01-01T0{row % 9}:00{"Z" * (row % 2)},'
+        f"{['DE', 'N/A', 'FR', 'NULL'][row % 4]},{'NaN' if row == 7 else row}\n"
+        for row in range(40)
+    )
+    (folder / "people.csv").write_text("id,born,worth,zip,seen,country,visits\n" + rows)
+    text = described(["people.csv"])
+    found = {each.split(" ")[0]: (each, why) for each, why in lines(text, "tables.people.columns")}
+    for name, why in (
+        ("born", r"'01/01/2024' is neither an integer nor an ISO 8601 date"),
+        (
+            "worth",
+            r"it holds '0,5' \(40 of 40 .* write numbers without separators and with a decimal point",
+        ),
+        ("zip", r'rather a name than a category; role = "feature" keeps it$'),
+        ("seen", r"line 3, column 'seen': times with and without a zone are mixed"),
+        ("country", r'4 distinct; na = \["N/A", "NULL"\] in its table makes such cells missing'),
+        ("visits", r"line 9, .* holds 'NaN' .*; write na = \['NaN'\] in its table if it marks a missing"),
+    ):
+        assert re.search(why, found[name][1]), found[name]
+        assert "--" not in found[name][1]
+    edited = text.replace('key = "id"', 'key = "id"\nna = ["NaN", "NULL", "N/A"]', 1)
+    edited = edited.replace(found["visits"][0], 'visits = { type = "integer" }')
+    (folder / "graph.toml").write_text(
+        edited
+        + '[tables.visit]\nfile = "people.csv"\n'
+        + 'foreign_keys = { id = { table = "people" }, zip = { table = "zip" } }'
+    )
+    columns = Description("graph.toml").graph().node("people").columns.table
+    assert columns.column("visits").null_count == 1
+    assert columns.column("country").null_count == 20
+
+
 def test_a_table_without_a_key_is_edges_and_a_name_without_a_table_is_the_values(folder):
     text = described(["rates=ratings.csv"])
     assert 'relation = "rates"' in text
@@ -244,6 +323,11 @@ def test_a_wrong_description_is_refused_by_table(folder, old, new, message):
             "one column is the time",
         ),
         (
+            'key = "id"\nforeign_keys = { a = { table = "x", relation = "r" }, '
+            'b = { table = "x", relation = "r" } }',
+            "two foreign keys make edges of one type",
+        ),
+        (
             'foreign_keys = { account_id = { table = "a", reverse = "x" }, merchant = { table = "b" } }',
             "rows without a key have one relation",
         ),
@@ -253,6 +337,36 @@ def test_what_a_table_cannot_be_is_refused(folder, table, message):
     (folder / "graph.toml").write_text(f'[tables.payment]\nfile = "payments.csv"\n{table}\n')
     with pytest.raises(GraphError, match=f"tables.payment: .*{message}"):
         Description("graph.toml")
+
+
+def test_what_a_graph_cannot_be_built_of_is_said_with_the_files_name(folder):
+    (folder / "shops.csv").write_text("shop,name\n0012,a\n0013,b\n")
+    (folder / "visits.csv").write_text("id,shop,note\n1,,x\n2,12,y\n")
+    text = described(["shop=shops.csv", "visit=visits.csv"])
+    assert "[tables.visit.foreign_keys]" not in text, "12 is not 0012"
+    text = """
+        tables.shop = { file = "shops.csv", key = "shop" }
+        tables.visit = { file = "visits.csv", key = "id", foreign_keys = { shop = { table = "shop" } } }
+    """
+    (folder / "graph.toml").write_text(text)
+    with pytest.raises(GraphError, match=r"; visits.csv, line 3, column 'shop' has '12'$"):
+        Description("graph.toml").graph()
+    (folder / "graph.toml").write_text('tables.shop = { file = "shops.csv", key = "shop" }')
+    with pytest.raises(
+        GraphError, match=r"shops.csv: no edge file uses its node type, 'shop'; there are no edges"
+    ):
+        Description("graph.toml").graph()
+    (folder / "visits.csv").write_text("id,shop,ts\n1,0012,1704067200\n2,0013,1704067300\n")
+    wrong = text.replace(
+        "foreign_keys", 'columns = { ts = { role = "time", type = "timestamp" } }, foreign_keys'
+    )
+    (folder / "graph.toml").write_text(wrong)
+    with pytest.raises(
+        GraphError, match=r"'ts' holds integers, not dates: its type is integer; .*time_unit"
+    ):
+        Description("graph.toml").graph()
+    (folder / "graph.toml").write_text(wrong.replace("timestamp", "integer"))
+    assert Description("graph.toml").graph().labels("visit")["ts"].tolist() == [1704067200, 1704067300]
 
 
 def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):

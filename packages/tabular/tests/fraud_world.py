@@ -91,7 +91,8 @@ def fitted_form(frame):
     found["opened"] = [
         math.nan if pd.isna(each) else (each - epoch).total_seconds() for each in frame["opened"]
     ]
-    found["country"] = [math.nan if value is None else value for value in frame["country"]]
+    for name in ("country", "mcc"):
+        found[name] = [(value or "").strip(" \t\u2003") or math.nan for value in frame[name]]
     return found
 
 

@@ -80,8 +80,9 @@ times = st.none() | st.datetimes(pd.Timestamp("1900-01-01"), pd.Timestamp("2200-
 ROWS = st.fixed_dictionaries(
     {
         "amount": numbers,
-        "country": st.none() | st.sampled_from([*fraud.COUNTRIES, "XX", "", "é\0x"]),
-        "mcc": st.sampled_from(["5411", "5812", "0742", "9999", ""]),
+        "country": st.none()
+        | st.sampled_from([*fraud.COUNTRIES, "XX", "", " FR ", "DE\u2003", "\t", "é\0x"]),
+        "mcc": st.sampled_from(["5411", "5812", "0742 ", "9999", ""]),
         "age": st.integers(0, 2**53),
         "active": st.none() | st.booleans(),
         "opened": times.map(lambda time: time and pd.Timestamp(time, tz="UTC")),

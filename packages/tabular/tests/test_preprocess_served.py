@@ -50,6 +50,21 @@ def test_columns_of_a_new_node_are_scored_over_http_and_from_the_client(world, s
         assert client.score_inline("risk", [InlineNode(columns=missing)]).outputs["label"].shape == (1,)
 
 
+def test_texts_of_a_request_are_read_as_those_of_a_table(server):
+    """Without the blanks around them; an empty one is missing, of any column."""
+
+    def logits(**cells):
+        node = {"columns": ROW | cells, "neighbors": [3, 5]}
+        return score(server, inline=[node], outputs=["logits"]).json()["outputs"]["logits"][0]
+
+    assert logits(country=" FR ", mcc="\t0742\n") == logits(country="FR", mcc="0742")
+    nothing = dict.fromkeys(("country", "amount", "active", "opened"))
+    assert (
+        logits(**dict.fromkeys(nothing, "")) == logits(**dict.fromkeys(nothing, "  ")) == logits(**nothing)
+    )
+    assert logits(opened=" 2024-01-31 ") == logits(opened="2024-01-31")
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [

@@ -286,14 +286,10 @@ def absent_cells(table: FileTable, column: Any, missing: Missing) -> Any:
     if is_string(kind):
         cells = pc.if_else(pc.match_substring_regex(cells, _WRITTEN), cells, None)
     found = pc.is_in(
-        cells.cast(pa.float64()) if is_string(kind) else _as_doubles(column), pa.array(numbers)
+        cells.cast(pa.float64()) if is_string(kind) else column.cast(pa.float64(), safe=False),
+        pa.array(numbers),
     )
     return pc.or_(absent, found)
-
-
-def _as_doubles(column: Any) -> Any:
-    """Numbers as float64, rounded where they are integers that it cannot hold."""
-    return column.cast(arrow("pyarrow").float64(), safe=False)
 
 
 def _given(
@@ -319,11 +315,11 @@ def _missing(table: FileTable, name: str, absent: Any, advice: str) -> GraphErro
 
 def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     """Floats or decimals that are integers, as int64."""
-    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    pa, pc, kind = arrow("pyarrow"), arrow("pyarrow.compute"), column.type
+    is_decimal = arrow("pyarrow.types").is_decimal(kind)
     # From here on a float represents more than one integer: it may have been rounded earlier.
-    limit = {16: 2**11, 32: 2**24, 64: 2**53}[column.type.bit_width] if _is_float(column.type) else 2**63
-    kind = column.type
-    if arrow("pyarrow.types").is_decimal(column.type):
+    limit = 2**63 if is_decimal else {16: 2**11, 32: 2**24, 64: 2**53}[kind.bit_width]
+    if is_decimal:
         good = pa.chunked_array([[v == int(v) and abs(v) < limit for v in column.to_pylist()]], pa.bool_())
     else:
         column = column.cast(pa.float64())
@@ -341,7 +337,7 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
             f"{table.place(at, name)}: {cell} is not an integer (nor are {count} of {len(column)} cells); "
             f"{what}"
         )
-    if arrow("pyarrow.types").is_decimal(column.type):
+    if is_decimal:
         return np.array([int(v) for v in column.to_pylist()], np.int64)
     return _numpy(column).astype(np.int64)
 
@@ -361,6 +357,11 @@ def dates(table: FileTable, name: str, column: Any) -> AnyArray:
     at = max(bisect(range(1, len(column) + 1), False, key=lambda n: not cast(column[:n], k)) for k in kinds)
     whole = pc.match_substring_regex(column, _WHOLE)
     odd = pc.index(whole, False).as_py() if whole[at].as_py() else at
+    if odd < 0:
+        raise GraphError(
+            f"{table.what}: column {name!r} holds integers, not dates: its type is integer; as times of "
+            "edges they have the unit time_unit"
+        )
     if not any(cast(column[odd : odd + 1], kind) for kind in kinds):
         raise GraphError(
             f"{table.place(odd, name)}: {column[odd].as_py()!r} is neither an integer nor an ISO 8601 date "
@@ -465,10 +466,6 @@ def is_string(kind: Any) -> bool:
     """True for the types of text."""
     types = arrow("pyarrow.types")
     return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def _is_float(kind: Any) -> bool:
-    return bool(arrow("pyarrow.types").is_floating(kind))
 
 
 def _is_list(kind: Any) -> bool:

@@ -9,13 +9,14 @@ import dataclasses
 import logging
 import re
 from collections.abc import Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.cells import NEAR_NUMBER
+from hopline.graph.cells import NEAR_NUMBER, FileTable
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
 from hopline.graph.typed_table import TYPED
 
@@ -49,12 +50,15 @@ def unify_ids(
         return  # its row numbers are the ids
     strings = _is_strings(known) if name in nodes else any(map(_is_strings, ends.values()))
     for (edge_type, place), end in ends.items():
-        if strings and not _is_strings(end) and _is_text(files[edge_type].path):
+        file = files[edge_type]
+        if strings and not _is_strings(end) and _is_text(path := file.path):
             distinct, codes = np.unique(end, return_inverse=True)
-            where = f"{files[edge_type].path}, row {{}}".format
+            where: Any = f"{path}, row {{}}".format
+            if isinstance(path, FileTable):
+                where = partial(path.place, name=file.dst if place else file.src)
             ends[edge_type, place] = Encoded(list(map(str, distinct.tolist())), codes, where)
         elif strings != _is_strings(end) and len(end):
-            raise _mixed(name, end, files[edge_type].path)
+            raise _mixed(name, end, what_of(file.path))
     if name not in nodes:
         for end in ends.values():
             _check_written_as_ids(end)
@@ -103,8 +107,14 @@ def _is_text(path: Any) -> bool:
     return bool(getattr(path, "is_text", is_text))
 
 
-def _mixed(name: str, end: Any, path: Any) -> GraphError:
-    what = path if isinstance(path, str | Path) else f"the {type(path).__name__}"
+def what_of(source: Any) -> str:
+    """A file or frame, for messages."""
+    if isinstance(source, FileTable):
+        return source.what
+    return str(source) if isinstance(source, str | Path) else f"the {type(source).__name__}"
+
+
+def _mixed(name: str, end: Any, what: str) -> GraphError:
     if not isinstance(end, Encoded):
         return GraphError(
             f"node type {name!r} has string ids, and the edges of {what} hold integers, such as {end[0]}; "

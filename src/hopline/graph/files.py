@@ -127,15 +127,13 @@ def read_tables(
     names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
     counts = num_nodes or {}
     for name, node_file in node_files.items():
+        what = file_ids.what_of(node_file.path)
         if name not in names:
-            known = ", ".join(map(repr, sorted(names)))
-            raise GraphError(
-                f"{_what(node_file.path)}: no edge file uses its node type, {name!r}; edges join {known}"
-            )
+            known = f"edges join {', '.join(map(repr, sorted(names)))}" if names else "there are no edges"
+            raise GraphError(f"{what}: no edge file uses its node type, {name!r}; {known}")
         if name in counts:
             raise GraphError(
-                f"{_what(node_file.path)} already defines the number of nodes of type {name!r}; omit "
-                "--num-nodes"
+                f"{what} already defines the number of nodes of type {name!r}; omit --num-nodes"
             )
     of_nodes = {name: read_nodes(file, progress) for name, file in node_files.items()}
     sources = [id(file.path) for file in node_files.values()]  # whose other columns are of nodes
@@ -321,10 +319,6 @@ def _checked(path: Any) -> Any:
     if not path.is_file():
         raise GraphError(f"{path}: no such file")
     return path
-
-
-def _what(path: Any) -> str:
-    return str(path) if isinstance(path, str | Path) else f"the {type(path).__name__}"
 
 
 def _ending(path: Path) -> str:

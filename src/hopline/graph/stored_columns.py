@@ -62,11 +62,13 @@ _NANOSECONDS = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
 def cell_of(kind: ColumnType, value: Any) -> Any:
     """A value of a request or an event as a number or a text; None for a missing one.
 
-    A boolean is 0 or 1, a time is in microseconds since 1970 (UTC, unless it has a zone).
+    A boolean is 0 or 1, a time is in microseconds since 1970 (UTC, unless it has a zone). Blanks around a
+    string are removed, and an empty one is missing, as in the tables that graphs are built from.
 
     Raises: ValueError: it is no value of the type; says which value, and what the type has.
     """
     try:
+        value = _bare(value) if isinstance(value, str) else value
         if value is None or value != value:
             return None
         found = _cell_of(kind, value)
@@ -83,6 +85,10 @@ def cell_of(kind: ColumnType, value: Any) -> Any:
     if kind == "timestamp" and float(found) != found:
         raise ValueError(f"{shown(value)} is too far from 1970 for fractions of a second")
     return found
+
+
+def _bare(text: str | None) -> str | None:
+    return (text.strip() or None) if text else None
 
 
 def _cell_of(kind: ColumnType, value: Any) -> Any:
@@ -112,7 +118,7 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
     form = object if kind == "text" else np.float64
     if set(map(type, values)) <= _USUAL[kind]:  # a tenth of the time of looking at each
         try:
-            cells = np.array(values, form)
+            cells = np.array([*map(_bare, values)] if kind == "text" else values, form)
         except OverflowError:
             cells = np.array([np.inf])
         if kind == "text" or not (np.abs(cells) > (_LARGEST - 1 if kind == "integer" else _FINITE)).any():

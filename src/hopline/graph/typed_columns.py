@@ -59,6 +59,8 @@ def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
 def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> Any:
     """Convert a column to float64, int64, bool, string or timestamp[us, UTC]; missing cells are null.
 
+    Blanks around a text are removed, and an empty one is missing, whatever the table is read from.
+
     Args:
         wanted: one of `ColumnType`; "" means the type of the column, which is detected in text files.
     Raises: GraphError: the column has another type, or holds integers that float64 cannot.
@@ -69,8 +71,9 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
         is_list = "list<" in str(column.type)
         how = "make a column of each value or place of its lists" if is_list else "convert it"
         raise GraphError(f"{what} holds {column.type}; leave it out, or {how}")
-    if is_text := is_string(column.type):
-        column = trimmed(table, name, column)
+    if is_text := is_string(column.type):  # as `cell_of` reads a text
+        column = pc.utf8_trim_whitespace(trimmed(table, name, column))
+        column = pc.if_else(pc.equal(column, ""), None, column)
     absent = absent_cells(table, column, missing)
     column = pc.if_else(absent, pa.scalar(None, column.type), column)
     is_parsed = is_text and wanted != "text" and (table.is_text or wanted == "timestamp")

@@ -131,18 +131,6 @@ def store_class(url: str, setting: str) -> type[RemoteGraphStore]:
     return found
 
 
-def with_edges_in_store(graph: Graph, readers: Mapping[str, EdgeReader] | None = None) -> Graph:
-    """The same graph, version included, with placeholders for its edges.
-
-    Args:
-        readers: edge type -> reads what is available without waiting.
-    """
-    edges = {key: in_store(part, (readers or {}).get(key)) for key, part in graph.edges.items()}
-    found = Graph(graph.schema, graph.nodes, edges, path=graph.path)
-    found.__dict__["version"] = graph.version
-    return found
-
-
 def in_store(part: Adjacency, reader: EdgeReader | None = None) -> Adjacency:
     """An adjacency with placeholders in place of all arrays but `indptr`."""
     num_edges = part.num_edges

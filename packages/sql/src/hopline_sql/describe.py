@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from hopline.errors import GraphError
-from hopline.graph.cells import Missing
+from hopline.graph.cells import Missing, cast, is_string
 from hopline.graph.edge_times import likely_unit
 from hopline.graph.files import open_table
 from hopline.graph.stored_columns import is_label, type_of
@@ -29,11 +30,16 @@ from hopline_sql.database import opened, query
 #: Texts of which more than this share are distinct, in at least so many rows, are names, not categories. A
 #: first column whose name is that of other rows' ids is a key if so many are distinct.
 _FREE_SHARE, _FREE_ROWS = 0.5, 20
+#: Smallest share of the values that are keys to be named in a comment.
+_NEAR = 0.5
 #: Distinct texts of which all must be keys of a table before a column without its name is a foreign key.
 _TEXTS = 10
 _ID = re.compile(r"(?i)(^|_)(id|key|uuid|no|number)$|(?-i:[a-z](Id|ID|Key))$")
 _ID_OF = re.compile(r"[A-Za-z0-9]_(id|key)$|[a-z](Id|ID|Key)$")
 _END = re.compile(r"(?i)(^|_)(src|dst|source|target|from|to|sender|receiver|payer|payee|parent)(_|$)")
+#: A day in any form; texts that usually mark a missing cell.
+_DAY = r"^[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4}($|[ T])"
+_MARK = r"^(?i:n/?a|nan|null|none|nil|missing|unknown|\?|-|\.)$"
 _TIME = re.compile(r"(?i)(^|_)(time|timestamp|ts|at|date|datetime|when)$|[a-z](At|Time|Date)$")
 
 
@@ -42,14 +48,14 @@ class _Found:
     """A table, and what was found in it.
 
     Attributes:
-        columns: name -> typed column. unread: name -> why it has no type.
+        columns: name -> typed column. notes: name -> why its type is none, or not what it seems to be.
         foreign: column -> (table, comment).
     """
 
     name: str
     source: str
     columns: dict[str, Any]
-    unread: dict[str, str]
+    notes: dict[str, str]
     key: str = ""
     foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -103,16 +109,23 @@ def _read(text: str, database: str, folder: Path) -> _Found:
         given, where = path, f"file = {_text(os.path.relpath(path, folder))}"
     table = open_table(given, TextFormat(), (), silent)
     table.load(table.names)
-    columns, unread = dict[str, Any](), dict[str, str]()
+    columns, notes = dict[str, Any](), dict[str, str]()
     for column in table.names:
-        try:
-            columns[column] = typed(table, column, Missing())
-        except GraphError as error:
+        cells = table.column(column)
+        days = is_string(cells.type) and pc.mean(pc.match_substring_regex(pc.unique(cells), _DAY)).as_py()
+        for kind in ("timestamp" if (days or 0) > 0.5 else "", "text"):
             try:
-                columns[column] = typed(table, column, Missing(), "text")
-            except GraphError:
-                unread[column] = str(error).removeprefix(f"{table.what}: ").replace("\n", " ")
-    return _Found(name, where, columns, unread)
+                columns[column] = typed(table, column, Missing(), kind)
+                break
+            except GraphError as error:
+                notes.setdefault(column, _note(str(error).removeprefix(table.what).lstrip(":, ")))
+    return _Found(name, where, columns, notes)
+
+
+def _note(error: str) -> str:
+    """An error of a column as a comment, whose advice is of a description, not of a command line."""
+    text = re.sub(r" \(--column .*?:text\)|, NAME:text", "", error.replace("\n", " "))
+    return re.sub(r"pass --na (.*?) if", r"write na = [\1] in its table if", text)
 
 
 def _keys(table: _Found, every: Sequence[_Found]) -> Iterator[str]:
@@ -132,11 +145,14 @@ def _keys(table: _Found, every: Sequence[_Found]) -> Iterator[str]:
 
 def _foreign(table: _Found, every: Sequence[_Found]) -> Iterator[tuple[str, tuple[str, str]]]:
     for name, column in table.columns.items():
-        kind = type_of(column.type)
+        values = pc.unique(column).drop_null()
+        if type_of(column.type) == "float" and len(values):  # pandas writes 1.0 where a cell is missing
+            values = values if (whole := cast(values, pa.int64())) is None else whole
+        kind = type_of(values.type)
         if name == table.key or kind not in ("integer", "text") or is_label(name):
             continue
-        values = pc.unique(column).drop_null()
         best: tuple[float, bool, _Found] | None = None
+        near = ""
         for other in every:
             if not other.key or type_of(other.columns[other.key].type) != kind or not len(values):
                 continue
@@ -145,6 +161,8 @@ def _foreign(table: _Found, every: Sequence[_Found]) -> Iterator[tuple[str, tupl
             likely = bool(_ID.search(name) or _END.search(name)) or (
                 kind == "text" and len(values) >= _TEXTS
             )
+            if likely and share >= _NEAR and other is not table:
+                near = f"{share:.1%} of its values are in {other.name}.{other.key}"
             if (by_name and share > 0) or (likely and share == 1.0 and other is not table):
                 best = max(best or (0.0, False, other), (share, by_name, other), key=lambda each: each[:2])
         if best:
@@ -154,7 +172,9 @@ def _foreign(table: _Found, every: Sequence[_Found]) -> Iterator[tuple[str, tupl
             why += "" if share == 1.0 else ": rows with others are refused"
             yield name, (other.name, why)
         elif _ID_OF.search(name) and (base := _base(name)):
-            yield name, (base, "no table has these ids: the nodes are the values")
+            yield name, (base, f"no table has these ids: the nodes are the values{near and f'; {near}'}")
+        elif near:
+            table.notes[name] = near
 
 
 def _section(table: _Found) -> Iterator[str]:
@@ -169,22 +189,32 @@ def _section(table: _Found) -> Iterator[str]:
         yield f"reverse = {_text(f'rev_{table.name}')}  # the same edges in the other direction"
     else:
         yield '# key = "?"  # none was found; rows without one are edges between two foreign keys'
-    time, unit, why = _time_of(table)
-    if unit:
+    times = _times(table)
+    time = next((each for each in times if table.foreign and not table.columns[each].null_count), "")
+    if unit := times.get(time, ""):
         yield f"time_unit = {_text(unit)}  # by the size of the numbers in {time}"
     elif time and table.source.startswith("query"):
         yield 'time_unit = "us"  # of the times of edges; a change feed needs it'
-    names = [name for name in (*table.columns, *table.unread) if name not in (table.key, *table.foreign)]
+    names = [each for each in table.columns | table.notes if each not in (table.key, *table.foreign)]
     others = {name: _column(table, name, is_edges=is_edges) for name in names}
-    if time:
-        others[time] = ("time", others[time][1], f"{others[time][2]}{why}")
+    for name in times:
+        role, kind, known = others[name]
+        if name == time:
+            role, why = "time", "the time of its edges" + (f", of {len(times)}" if len(times) > 1 else "")
+        elif table.foreign and not time:
+            why = "not the time of its edges: cells are missing"
+        else:
+            why = f"{time} is the time" if time else 'role = "time" makes it the time of the rows'
+        others[name] = role, kind, f"{known}; {why}"
     features = [table.columns[name] for name, (role, _, _) in others.items() if role == "feature"]
-    if is_edges and features and all(_is_number(each) for each in features):
+    are_numbers = {type_of(each.type) for each in features} <= {"integer", "float", "boolean"}
+    if is_edges and features and are_numbers and not any(each.null_count for each in features):
         yield "numbers = true  # attributes of edges in float32; else they are columns for preprocessing"
     if table.foreign:
         yield f"[tables.{_name(table.name)}.foreign_keys]"
     for name, (other, comment) in table.foreign.items():
         one = _relation(name)
+        one = name if [*map(_relation, table.foreign)].count(one) > 1 else one
         both = "" if is_edges else f", relation = {_text(one)}, reverse = {_text(f'rev_{one}')}"
         yield f"{_name(name)} = {{ table = {_text(other)}{both} }}  # {comment}"
     if others:
@@ -197,14 +227,18 @@ def _section(table: _Found) -> Iterator[str]:
 
 def _column(table: _Found, name: str, *, is_edges: bool) -> tuple[str, str, str]:
     """Role, type and comment of a column."""
-    if name in table.unread:
-        return "left out", "", table.unread[name]
+    if name not in table.columns:
+        return "left out", "", table.notes[name]
     column = table.columns[name]
     kind, rows = type_of(column.type), len(column)
     known = f"{kind}, {column.null_count / max(1, rows):.1%} missing, "
-    distinct = len(pc.unique(column).drop_null())
+    distinct = pc.unique(column).drop_null()
+    note = f"; {table.notes[name]}" if name in table.notes else ""
     if kind == "text":
-        known += f"{distinct:,} distinct"
+        known += f"{len(distinct):,} distinct"
+        marks = distinct.filter(pc.match_substring_regex(distinct, _MARK)).to_pylist()
+        if marks and " na = " not in note:
+            note += f"; na = {json.dumps(marks)} in its table makes such cells missing"
     else:
         ends = pc.min_max(column).as_py()
         low, high = (each.isoformat() if kind == "timestamp" and each else each for each in ends.values())
@@ -213,32 +247,25 @@ def _column(table: _Found, name: str, *, is_edges: bool) -> tuple[str, str, str]
         return "left out", kind, f"{kind}, every cell is missing"
     if is_label(name):
         role = "left out" if is_edges else "label"
-        return role, kind, f"{known}; a label by its name"
-    if kind == "text" and rows >= _FREE_ROWS and distinct > _FREE_SHARE * rows:
-        return "left out", kind, f"{known}: rather a name than a category"
-    return "feature", kind, known
+        return role, kind, f"{known}; a label by its name{note}"
+    if kind == "text" and rows >= _FREE_ROWS and len(distinct) > _FREE_SHARE * rows:
+        known += ': rather a name than a category; role = "feature" keeps it'
+        return "left out", kind, f"{known}{note}"
+    return "feature", kind, f"{known}{note}"
 
 
-def _is_number(column: Any) -> bool:
-    return type_of(column.type) in ("integer", "float", "boolean") and not column.null_count
-
-
-def _time_of(table: _Found) -> tuple[str, str, str]:
-    """The column of times of a table with foreign keys, its unit if it holds integers, and a comment."""
-    if not table.foreign:
-        return "", "", ""
-    free = {name: each for name, each in table.columns.items() if name not in (table.key, *table.foreign)}
-    dates = [
-        name for name, each in free.items() if type_of(each.type) == "timestamp" and not each.null_count
-    ]
-    if dates:
-        best = next((name for name in dates if _TIME.search(name)), dates[0])
-        return best, "", "; the time of its edges" + (f", of {len(dates)}" if len(dates) > 1 else "")
-    for name, each in free.items():
-        is_time = type_of(each.type) == "integer" and _TIME.search(name) and not each.null_count
-        if is_time and (unit := likely_unit(each.to_numpy())):
-            return name, unit, "; the time of its edges"
-    return "", "", ""
+def _times(table: _Found) -> dict[str, str]:
+    """Columns that may be the time, the likeliest first -> the unit of integers, "" of dates."""
+    free = [name for name in table.columns if name not in (table.key, *table.foreign)]
+    dates = [name for name in free if type_of(table.columns[name].type) == "timestamp"]
+    named = [name for name in free if _TIME.search(name)]
+    found = dict.fromkeys([each for each in named if each in dates], "")
+    found |= {name: "" for name in dates if table.foreign}
+    for name in named:
+        column = table.columns[name].drop_null()
+        if type_of(column.type) == "integer" and (unit := likely_unit(column.to_numpy())):
+            found[name] = unit
+    return found
 
 
 def _forms(name: str) -> list[str]:

@@ -1,28 +1,7 @@
 """The file of a graph's description: tables, keys, foreign keys, and roles of columns.
 
-    database = "postgres://reader@db/shop"      # of the queries; a file is relative to the description
-
-    [tables.account]                            # a table with a key: its rows are nodes of this type
-    file = "accounts.csv"                       # or: query = "select * from accounts"
-    key = "id"
-
-    [tables.account.columns]                    # others are left out
-    country = { type = "text" }                 # role = "feature"
-    is_fraud = { role = "label" }               # for training: `Graph.labels` has it, and no model reads it
-
-    [tables.payment]
-    file = "payments.csv"
-    key = "id"
-    [tables.payment.foreign_keys]               # an edge from each row to the row that it names
-    account_id = { table = "account", relation = "account", reverse = "payments" }
-    [tables.payment.columns]
-    at = { role = "time" }                      # also the time of these edges
-
-    [tables.rates]                              # no key: rows are edges between two foreign keys
-    file = "ratings.csv"
-    foreign_keys = { user = { table = "user" }, movie = { table = "movie" } }
-
-This module reads the file, and builds by `NodeFile` and `EdgeFile`. It knows no values of tables.
+`docs/guides/graphs-from-files.md` has an example. This module reads the file, and builds by `NodeFile` and
+`EdgeFile`. It knows no values of tables.
 """
 
 from __future__ import annotations
@@ -165,7 +144,7 @@ class Description:
             except msgspec.ValidationError as error:
                 raise GraphError(f"{self.path}: tables.{name}: {error}") from None
         for name, table in self.tables.items():
-            if wrong := self._wrong(table):
+            if wrong := self._wrong(name, table):
                 raise GraphError(f"{self.path}: tables.{name}: {wrong}")
 
     def graph(
@@ -263,7 +242,7 @@ class Description:
             back = [((other.table, table.reverse, one.table), dst, src)]
         return found + [each for each in back if each[0][1]]
 
-    def _wrong(self, table: Table) -> str:
+    def _wrong(self, name: str, table: Table) -> str:
         """The reason why a table cannot be built; "" if it can."""
         if bool(table.file) == bool(table.query):
             return 'give it one source: file = "accounts.csv", or query = "select * from accounts"'
@@ -272,6 +251,8 @@ class Description:
             return (
                 f"no key and {count} foreign keys: rows are nodes by a key, or edges between two of these"
             )
+        if len(joins := [each for each, _, _ in self.edges(name)]) > len(set(joins)):
+            return "two foreign keys make edges of one type; give each its own relation and reverse"
         if both := [name for name in table.foreign_keys if name in table.columns]:
             return f"{both[0]!r} is a foreign key, which has no role; name it once"
         if len(table.named("time")) > 1 or len(table.named("weight")) > 1:
