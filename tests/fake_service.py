@@ -202,7 +202,7 @@ class FakeService:
 
     def differing(self) -> dict[str, str]:
         """One version of the model that loads for ever."""
-        return {"loading/1": "this host has graph g; b has graph h"}
+        return {"loading/1": "this worker has graph g; worker b has graph h"}
 
     def index(self) -> list[dict[str, str]]:
         """The index: both versions of each model."""

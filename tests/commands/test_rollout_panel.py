@@ -25,8 +25,9 @@ def test_a_store_that_is_lost_is_shown_and_one_that_answers_is_not():
 
 
 def test_units_that_other_hosts_have_with_another_content_are_shown():
-    up = {"up": True, "differing": {"risk/1": "this host has graph g; b has graph h", "other/1": "x"}}
-    assert "risk/1 is not the same on all hosts: this host has graph g; b has graph h" in shown(store=up)
+    what = "this worker has graph g; worker b has graph h"
+    up = {"up": True, "differing": {"risk/1": what, "other/1": "x"}}
+    assert f"risk/1 is not the same in all workers: {what}" in shown(store=up)
     assert "other/1" not in shown(store=up)
 
 

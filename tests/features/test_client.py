@@ -739,6 +739,30 @@ async def test_a_row_that_is_not_finite_is_a_fault_of_the_store(caplog, wrong):
     await rig.settle()
 
 
+@virtual_time
+async def test_each_bad_row_is_named_in_the_log_and_never_more_than_ten_at_a_time(caplog):
+    class Holed(Numbers):
+        async def fetch(self, group, ids):
+            rows = await super().fetch(group, ids)
+            rows.values[ids % 2 == 0, 1] = np.nan
+            return rows
+
+    rig = Rig(limits=ClientLimits(negative_ttl_s=0.0))
+    rig.store._inner = Holed()
+    with caplog.at_level(logging.WARNING):
+        await rig.fetch(1, 2, 3, 4)
+        await rig.fetch(6)
+        await rig.fetch(6)
+        assert len(caplog.records) == 2  # the same trouble again says nothing
+        assert all(f"the row of {id} has" in caplog.text for id in (2, 4, 6))
+        await rig.fetch(*range(100, 200))
+        for id in range(200, 300, 2):
+            await rig.fetch(id)
+    assert caplog.text.count("the row of") == 3 + 10 + 7
+    assert len(caplog.records) == 10
+    await rig.settle()
+
+
 @pytest.mark.parametrize("fault", ["dead", "hanging", "slow", "wide"])
 @virtual_time
 async def test_an_l2_in_trouble_is_gone_around(fault):

@@ -48,7 +48,8 @@ async def test_answers_are_equal_bit_for_bit(config):
     inside = load.served
     metrics = Metrics()
     limits = ModelLimits.of(config)
-    program = Program(arguments=msgspec.to_builtins(Unit("1")))
+    content = {name: value for name, value in load.content.items() if name != "graph"}
+    program = Program(arguments={"unit": msgspec.to_builtins(Unit("1")), "content": content})
     config = config.replace(state_cache__memory_bytes=2**20)
     apart = ProcessVersion("sage", "1", config, limits, metrics, program=program)
     await apart.begin()

@@ -344,6 +344,26 @@ def test_an_index_in_two_parts_is_refused_with_one_of_a_part(tmp_path):
         package(Net(), graph, tmp_path)
 
 
+@pytest.mark.parametrize("by_column", [False, True])
+def test_edges_that_a_mask_leaves_out_are_refused_with_a_weight_that_is_taken(tmp_path, by_column):
+    class Net(nn.Module):
+        def __init__(self, weighs):
+            super().__init__()
+            self.last, self.weighs = pyg.GraphConv(6, 3), weighs
+
+        def forward(self, x, edge_index):
+            keep = (x[:, 0][edge_index[0]] if by_column or self.weighs else x[edge_index[0], 0]) > 0
+            if self.weighs:
+                return self.last(x, edge_index, edge_weight=keep.float())
+            return self.last(x, edge_index[:, keep])
+
+    data = one_way()[0]
+    graph = Graph.from_pyg(Data(x=data.x, edge_index=data.edge_index))
+    with pytest.raises(NotSplittable, match=r"weight 0, conv\(x, edge_index, edge_weight=keep.float\(\)\)"):
+        package(Net(False), graph, tmp_path, fanouts=[-1])
+    package(Net(True), graph, tmp_path, fanouts=[-1])
+
+
 class Shared(nn.Module):
     """What a node gives to its out-neighbours, in shares that `share` computes over its out-edges."""
 

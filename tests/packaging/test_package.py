@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -129,6 +130,18 @@ def sage(tmp_path_factory):
         progress=lambda step, done: steps.append((step, done)),
     )
     return model, graph, report, steps
+
+
+def test_packagings_in_threads_run_one_after_the_other(tmp_path):
+    """Each traces, and so replaces functions of the process, while it alone may."""
+    graph = homogeneous()
+    with ThreadPoolExecutor(2) as threads:
+        made = [
+            threads.submit(package, models.GraphSAGE(6, 8, 1, 4).eval(), graph, tmp_path / name, name=name)
+            for name in "ab"
+        ]
+        for each in made:
+            assert each.result().spec.parity["max_abs_diff"] < 1e-4
 
 
 def test_artifact_holds_all_that_a_server_needs(sage):

@@ -140,6 +140,9 @@ class StubLoader:
     async def check_unchanged(self, load: Load) -> None:
         pass
 
+    def forget(self, model: str, unit_id: str) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -1,13 +1,16 @@
 """Loads of a version whose files have changed since it was loaded: none reports what is not so."""
 
+import os
 import shutil
+import signal
 
 import msgspec
 import numpy as np
 import pytest
 
-from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest, HoplineError, ModelNotReady
 from hopline.rollout.rollout import RolloutRequest
+from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests import loaded_units_rig as rig
 from tests.engine import zoo
@@ -105,3 +108,87 @@ async def test_a_load_of_a_loaded_version_with_a_graph_folder_that_was_written_a
     with pytest.raises(ArtifactError, match=f"sage/{unit} is loaded with another graph than"):
         await service.load("sage", "1", graph=str(root / "later"))
     await rig.stop(service)
+
+
+async def replaced(workers, index):
+    """The worker that takes the place of another one."""
+    await rig.stop(workers[index])
+    workers[index] = Service(workers[index].config)
+    await workers[index].start()
+    return workers[index]
+
+
+async def test_a_worker_that_is_replaced_refuses_a_version_that_was_packaged_again(root, workers):
+    rig.publish(root, "2")
+    assert await workers[0].load("sage", "2") == "2"
+    before = await answers(workers[0], version="1")
+    package_again(root)
+    later = await replaced(workers, 1)
+    with pytest.raises(ModelNotReady, match=CHANGED):
+        await answers(later, version="1")
+    assert await rig.version_of(later) == "2"
+    assert np.array_equal(await answers(workers[0], version="1"), before)
+    with pytest.raises(ArtifactError, match=CHANGED):
+        await workers[0].load("sage", "1")
+    await workers[0].unload("sage", "1")
+    await workers[0].load("sage", "1", serve=False)
+    after = [await answers(worker, version="1") for worker in workers]
+    assert np.array_equal(*after)
+    assert not np.allclose(after[0], before)
+
+
+async def test_a_worker_that_is_replaced_refuses_to_start_without_another_version(root, workers):
+    before = await answers(workers[0])
+    package_again(root)
+    gone = workers.pop()
+    await rig.stop(gone)
+    with pytest.raises(ArtifactError, match=f"{CHANGED}.*another version, or unload 1"):
+        await Service(gone.config).start()
+    assert np.array_equal(await answers(workers[0]), before)
+
+
+async def test_a_worker_that_is_replaced_refuses_another_graph_under_the_same_name(root, workers):
+    zoo.homogeneous(2).save(root / "graph", overwrite=True)
+    gone = workers.pop()
+    await rig.stop(gone)
+    with pytest.raises(ArtifactError, match="sage/1 is loaded with another graph than"):
+        await Service(gone.config).start()
+
+
+async def test_files_that_are_put_back_are_loaded_where_they_were_refused(root, workers, tmp_path):
+    rig.publish(root, "2")
+    await workers[0].load("sage", "2")
+    shutil.copytree(root / "models" / "sage" / "1", tmp_path / "kept")
+    package_again(root)
+    later = await replaced(workers, 1)
+    shutil.rmtree(root / "models" / "sage" / "1")
+    shutil.copytree(tmp_path / "kept", root / "models" / "sage" / "1")
+    await workers[0].load("sage", "1", serve=False)
+    assert np.array_equal(await answers(later, version="1"), await answers(workers[0], version="1"))
+
+
+async def test_an_isolated_process_that_is_restarted_refuses_a_version_that_was_packaged_again(root):
+    (root / "models" / "sage" / "serving.toml").write_text("isolate = true\n")
+    service = await rig.started(root)
+    await answers(service)
+    package_again(root)
+    served = service._lifecycle.loaded.served("sage", "1")
+    os.kill(served.pid, signal.SIGKILL)
+    await rig.until(lambda: "than there is now" in service.describe("sage").reason)
+    with pytest.raises(HoplineError, match=CHANGED):
+        await answers(service)
+    await rig.stop(service)
+
+
+async def test_a_version_that_changes_while_it_is_loaded_is_refused(root, monkeypatch):
+    from hopline.models.graph_kind import GraphKind
+
+    load = GraphKind.load
+
+    async def slow(*arguments):
+        await load(*arguments)
+        package_again(root)
+
+    monkeypatch.setattr(GraphKind, "load", slow)
+    with pytest.raises(ArtifactError, match=CHANGED):
+        await rig.started(root)

@@ -15,11 +15,11 @@ def test_only_units_that_both_have_with_other_contents_differ() -> None:
         "older": Ack(1, 1, {}),  # a Hopline that does not report contents
     }
     assert differences(MINE, others) == {
-        "m/2": "this host has graph g, artifact b; other has graph h, artifact b"
+        "m/2": "this worker has graph g, artifact b; worker other has graph h, artifact b"
     }
 
 
 def test_all_members_that_differ_are_named() -> None:
     others = {name: Ack(1, 1, {}, {"m/1": f"graph {name}, artifact a"}) for name in ("y", "x")}
     text = differences(MINE, others)["m/1"]
-    assert text.endswith("; x has graph x, artifact a; y has graph y, artifact a")
+    assert text.endswith("; worker x has graph x, artifact a; worker y has graph y, artifact a")

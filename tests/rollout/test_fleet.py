@@ -113,11 +113,11 @@ async def test_hosts_with_another_graph_are_reported_by_all_until_they_are_gone(
 
     await rig.until(lambda: all(told(each) for each in (first, same, other)))
     assert first.lifecycle.differing == {f"{MODEL}/1": told(first)}
-    assert told(first).startswith("this host has graph g, artifact a; ")
+    assert told(first).startswith("this worker has graph g, artifact a; ")
     assert told(first).count("graph h") == told(first).count("graph g") == 1
     assert told(other).count("graph g") == 2
     assert differs(first) == differs(other) == 1
-    assert any("is not the same on all hosts" in record.getMessage() for record in caplog.records)
+    assert any("is not the same in all workers" in record.getMessage() for record in caplog.records)
     fleet.hosts.remove(other)
     await other.lifecycle.close()
     await rig.until(lambda: not told(first) and not told(same))

@@ -180,7 +180,7 @@ class Units:
         self.errors = [error] * 100
         self.loads = 0
         self.loaded = LoadedUnits(self, self, lambda: None, Metrics())
-        self.leave = lambda name: None
+        self.leave = self.forget = lambda *names: None
 
     async def load(self, name, unit):
         self.loads += 1

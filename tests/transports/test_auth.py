@@ -142,7 +142,7 @@ def test_readiness_names_the_models_that_the_client_may_read(door: Door, path: s
     assert {"sage", "link", "loading"} <= set(reader["models"])
     assert reader["reasons"] == [
         "model loading: LOADING: its weights are being read",
-        "model loading/1: not the same on all hosts: this host has graph g; b has graph h",
+        "model loading/1: not the same in all workers: this worker has graph g; worker b has graph h",
     ]
 
 

@@ -22,7 +22,7 @@ def test_health_and_readiness(server: RunningServer) -> None:
     assert ready["ready"] is True
     assert ready["reasons"] == [
         "model loading: LOADING: its weights are being read",
-        "model loading/1: not the same on all hosts: this host has graph g; b has graph h",
+        "model loading/1: not the same in all workers: this worker has graph g; worker b has graph h",
     ]
     assert httpx.head(f"{server.url}/readyz").status_code == 200
 

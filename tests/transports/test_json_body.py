@@ -44,6 +44,8 @@ def test_other_encodings_of_text_are_named(encoding: str) -> None:
         ("application/json; charset=iso-8859-1", b'{"nodes":["n1"]}', 200),
         ("application/json; charset=iso-8859-1", '{"nodes":["nÃ©"]}'.encode(), 400),
         ("application/json; charset=utf-16", '{"nodes":["n1"]}'.encode("utf-16"), 400),
+        ("application/json; charset=utf-16", b'{"nodes":["n1"]}', 400),
+        ("application/json; charset=UTF-32LE", b'{"nodes":["n1"]}', 400),
         ("application/json; charset=utf-8; charset=utf-16", b'{"nodes":["n1"]}', 400),
         ("application/json; charset=utf-8; charset=utf-8", b'{"nodes":["n1"]}', 400),
         ("application/json; Charset=utf-16", '{"nodes":["nÃ©"]}'.encode(), 400),

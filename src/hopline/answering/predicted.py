@@ -48,11 +48,6 @@ _LEAST_SHARE, _MOST_SHARE = 1 / 1024, 16.0
 class PredictedRows:
     """Predicts the rows of requests to one model on one graph.
 
-    Args:
-        spec: the model.
-        graph: that it answers about.
-        num_hops: of the model.
-
     Attributes:
         direct, below: for a node of which nothing is known.
         share: see the module.

@@ -178,7 +178,7 @@ def _panel(found: dict[str, Any]) -> Group:
         )
     for unit, what in (store or {}).get("differing", {}).items():
         if unit.startswith(f"{found['model']}/"):
-            parts.append(Text(f"  {unit} is not the same on all hosts: {what}", style="red"))
+            parts.append(Text(f"  {unit} is not the same in all workers: {what}", style="red"))
     rollout = found["rollout"]
     if rollout is not None:
         parts += _running(rollout)

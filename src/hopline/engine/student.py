@@ -44,11 +44,6 @@ class StudentSpec(msgspec.Struct, frozen=True):
 class Student:
     """A student, loaded. One call at a time: calls share buffers.
 
-    Args:
-        folder: the teacher's version folder.
-        spec: the teacher.
-        threads: of the runtime.
-
     Raises:
         ArtifactError: student.json is malformed, or of another model than the teacher.
         ArtifactCorrupted: student.onnx is absent or changed.

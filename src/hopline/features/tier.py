@@ -121,8 +121,8 @@ class WriteBack:
         self._waiting, self._num_waiting = [], 0
 
 
-#: Seconds between two log messages about a failing store.
-_LOG_EVERY_S = 10.0
+#: Seconds in which a store has at most `_MOST` log messages, all different, each of as many rows.
+_LOG_EVERY_S, _MOST = 10.0, 10
 
 
 class Tier:
@@ -154,6 +154,7 @@ class Tier:
         self._clock = clock
         self._was_closed = True
         self._silent_until = float("-inf")
+        self._said: set[str] = set()
         self._metrics.breaker(name, 0)
 
     async def read(
@@ -242,7 +243,8 @@ class Tier:
         finally:
             self._metrics.called(self.store.kind, self.name, outcome, self._clock() - verdict.began)
         if rows.problems:
-            self._complain("%d of %d rows cannot be used: %s", rows.num_invalid, len(ids), rows.problems[0])
+            what = "; ".join(rows.problems[:_MOST])
+            self._complain("%d of %d rows cannot be used: %s", rows.num_invalid, len(ids), what)
         if not _fits(rows, len(ids), group.dim):
             self._complain("returned arrays that are not %d rows of %d float32", len(ids), group.dim)
             return Reason.INVALID
@@ -261,10 +263,8 @@ class Tier:
         rows.invalid = bad if rows.invalid is None else rows.invalid | bad
         rows.num_invalid += where.shape[0]
         rows.found = rows.found & ~bad
-        self._complain(
-            "%d of %d rows cannot be used: %s",
-            where.shape[0], len(ids), not_finite(group, ids, rows.values, int(where[0])),
-        )  # fmt: skip
+        what = "; ".join(not_finite(group, ids, rows.values, row) for row in where[:_MOST].tolist())
+        self._complain("%d of %d rows cannot be used: %s", where.shape[0], len(ids), what)
         rows.values = np.where(rows.found[:, None], rows.values, np.float32(0))
 
     def _note(self) -> None:
@@ -284,7 +284,10 @@ class Tier:
         now = self._clock()
         if now >= self._silent_until:
             self._silent_until = now + _LOG_EVERY_S
-            log.warning("feature store %s (%s) " + text, self.store.kind, self.name, *values)
+            self._said.clear()
+        if len(self._said) < _MOST and (said := text % values) not in self._said:
+            self._said.add(said)
+            log.warning("feature store %s (%s) %s", self.store.kind, self.name, said)
 
 
 class Verdict:

@@ -21,9 +21,6 @@ class TlsFiles:
     New connections use a new certificate, and trust the authorities of a new client CA file alone, within a
     second; open ones continue. Each change makes new contexts: OpenSSL only adds keys of another kind and
     authorities to a context, and a session of the old one could be resumed.
-
-    Args:
-        config: section `tls`.
     """
 
     def __init__(self, config: TlsConfig) -> None:

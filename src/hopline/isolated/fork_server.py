@@ -68,11 +68,7 @@ def _stop_threads() -> None:
 
 
 class ForkServer:
-    """See the module.
-
-    Args:
-        control: to the server.
-    """
+    """See the module."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

@@ -78,12 +78,7 @@ class ModelOrders:
 
 
 def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
-    """The process's life, from its orders to its end.
-
-    Args:
-        orders: JSON of `ProcessVersion`.
-        wire_fd: socket to the server.
-    """
+    """The process's life, from its orders to its end."""
     import uvloop
 
     from hopline.observe.logs import configure_logs

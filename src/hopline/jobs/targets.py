@@ -17,11 +17,7 @@ _TIMEOUT_S = 120.0
 
 
 class ServerTarget:
-    """A running server, over its JSON API: float32 values are transferred bit for bit.
-
-    Args:
-        url, api_key, token: see `AsyncClient`.
-    """
+    """A running server, over its JSON API: float32 values are transferred bit for bit."""
 
     def __init__(self, url: str, api_key: str | None = None, token: str | None = None) -> None:
         self._client = AsyncClient(url, api_key=api_key, token=token, timeout=_TIMEOUT_S)

@@ -63,12 +63,7 @@ _PATIENCE_S = 5.0
 
 
 class WriterWatch:
-    """Polls the writer's status and exports it as metrics.
-
-    Args:
-        link: to the writer.
-        metrics: of the server.
-    """
+    """Polls the writer's status and exports it as metrics."""
 
     def __init__(self, link: WriterLink, metrics: Metrics) -> None:
         self._link = link
@@ -126,11 +121,7 @@ _UNKNOWN = "the events may or may not be in the stream: send them again with the
 
 
 class _StreamSender:
-    """Sends events to the stream that the graph follows.
-
-    Args:
-        address: of the stream.
-    """
+    """Sends events to the stream that the graph follows."""
 
     def __init__(self, address: str) -> None:
         self._sink: Sink = open_sink(address, "live.stream")

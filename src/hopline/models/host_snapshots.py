@@ -29,10 +29,6 @@ DEFAULT_CACHE = Path("~/.cache/hopline/snapshots")
 class HostSnapshots:
     """The snapshots that a server process may open. Methods block, and count their failures.
 
-    Args:
-        config: of the server.
-        metrics: of the server.
-
     Attributes:
         base: URL of the server's own snapshots (`graph.path`); "" where its graph is a folder.
     """

@@ -13,15 +13,16 @@ from hopline.models.loader import Loader
 
 
 async def open_unit(orders: ModelOrders) -> QueuedVersion:
-    """A factory; `arguments` are the unit's fields.
+    """A factory; `arguments` are the unit's fields, and the content that the server found.
 
-    Raises: HoplineError: it cannot be loaded.
+    Raises: HoplineError: it cannot be loaded, or its content is another one.
     """
 
     def resolve(name: str, version: str | None) -> Version:
         raise RuntimeFailure(f"{orders.name} runs alone, without {name!r}")
 
-    unit = msgspec.convert(orders.arguments, Unit)
+    unit = msgspec.convert(orders.arguments["unit"], Unit)
     load = await Loader(orders.config, orders.metrics, orders.recorders, resolve).load(orders.name, unit)
+    load.check_same(orders.arguments["content"] | {"graph": load.content["graph"]}, load.content)
     assert isinstance(load.served, QueuedVersion)
     return load.served

@@ -151,11 +151,7 @@ def _nesting(model: str, folder_of: Callable[[str], Path | None], around: frozen
 
 
 class Offline:
-    """Describes the models of a repository without loading them, for checks of a model over others.
-
-    Args:
-        repository: where models are.
-    """
+    """Describes the models of a repository without loading them, for checks of a model over others."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository

@@ -6,24 +6,28 @@ One object owns them, from the first one taken on, and gives them back once, the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
 
 from hopline.answering.served import Version
 from hopline.answering.unit import Unit
-from hopline.errors import Overloaded
+from hopline.errors import ArtifactError, Overloaded
+from hopline.files import locked, write_atomically
 from hopline.remote_address import is_address
 
 
 class Load:
     """Resources of one loaded unit; released once.
 
-    Args:
-        model: name.
-        unit: that is loaded.
-
     Attributes:
-        content: of the files that it was made of (`version_folder.content_of`), and the model's limits.
+        content: of the files that it was made of (`version_folder.content_of`), and its graph's version.
+        limits: of the model's serving.toml, as text.
     """
+
+    limits = ""
 
     def __init__(self, model: str, unit: Unit) -> None:
         self.model = model
@@ -64,6 +68,43 @@ class Load:
 
     def __repr__(self) -> str:
         return f"{self.model}/{self.unit.id}"
+
+    def check_same(self, first: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Check that the first load's content is the present one. Raises: ArtifactError: what differs."""
+        changed = sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))
+        if changed:
+            raise ArtifactError(
+                f"{self} is loaded with another {', '.join(changed[:5])} than there is now: package what "
+                f"changed as another version, or unload {self.unit.id} and load it again"
+            )
+
+
+class FirstContents:
+    """The content of each unit's first load: all workers of a server answer from the same, or not at all.
+
+    Args:
+        folder: that the workers share while the server runs, also those that replace others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def check(self, load: Load) -> None:
+        """Keep the content of a first load, or compare a later one. Raises: ArtifactError: they differ."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._file(load.model, load.unit.id)
+        with locked(self._folder / "lock"):
+            if not file.exists():
+                write_atomically(file, msgspec.json.encode(load.content), durable=False)
+            first = msgspec.json.decode(file.read_bytes())
+        load.check_same(first, load.content)
+
+    def forget(self, model: str, unit_id: str) -> None:
+        """The server unloads a unit: its next load is a first one."""
+        self._file(model, unit_id).unlink(missing_ok=True)
+
+    def _file(self, model: str, unit_id: str) -> Path:
+        return self._folder / sha256(f"{model}/{unit_id}".encode()).hexdigest()
 
 
 class LoadLimit:

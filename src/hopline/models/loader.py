@@ -24,7 +24,7 @@ from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.graph.storage import read as read_manifest
 from hopline.models.kinds import find_kind, kind_of, nesting
-from hopline.models.load import Load
+from hopline.models.load import FirstContents, Load
 from hopline.models.local_repository import LocalRepository
 from hopline.models.repositories import configured_repository
 from hopline.models.repository import Repository
@@ -72,6 +72,8 @@ class Loader:
         place_models(config.compute.device)
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
+        folder = config.worker.metrics_dir  # "" in a server of one process, whose end is the server's
+        self._first = FirstContents(Path(folder) / "contents") if folder else None
         self._starter: ProcessStarter | None = None
 
     def expect(self, num_units: int) -> None:
@@ -193,6 +195,8 @@ class Loader:
         load = Load(model, unit)
         try:
             await self._load(load)
+            if self._first is not None:
+                await self.tools.in_thread(self._first.check, load)
             return load
         except BaseException as error:
             await load.give_back()
@@ -214,28 +218,29 @@ class Loader:
         Raises: HoplineError: it is not, and what differs; or it cannot be loaded any more, and why.
         """
         about = self._fetched, load.model, load.unit.version
-        _, _, content = await self.tools.in_waiting_thread(*about)
-        names = content.keys() | load.content.keys()
-        changed = sorted(name for name in names if content.get(name) != load.content.get(name))
+        _, limits, content = await self.tools.in_waiting_thread(*about)
         graph = load.unit.graph
+        version = load.content["graph"]
         if graph and not is_address(graph):
-            manifest = await self.tools.in_thread(read_manifest, Path(graph))
-            changed += ["graph"] * (manifest.version != load.served.graph_version)
-        if changed:
-            raise ArtifactError(
-                f"{load} is loaded with another {', '.join(changed[:5])} than there is now: package what "
-                f"changed as another version, or unload {load.unit.id} and load it again"
-            )
+            version = (await self.tools.in_thread(read_manifest, Path(graph))).version
+        first = load.content | {"serving.toml": load.limits}
+        load.check_same(first, content | {"serving.toml": repr(limits), "graph": version})
+
+    def forget(self, model: str, unit_id: str) -> None:
+        """As `FirstContents.forget`."""
+        if self._first is not None:
+            self._first.forget(model, unit_id)
 
     def _fetched(self, model: str, version: str) -> tuple[Path, ModelLimits, dict[str, str]]:
         folder, limits = self.repository.fetch(model, version), self.limits(model)
-        return folder, limits, content_of(folder) | {"serving.toml": repr(limits)}
+        return folder, limits, content_of(folder)
 
     async def _load(self, load: Load) -> None:
         tools = self.tools
         folder, limits, load.content = await tools.in_waiting_thread(
             self._fetched, load.model, load.unit.version
         )
+        load.limits = repr(limits)
         kind = await tools.in_thread(find_kind, folder)
         await tools.in_thread(kind.check, folder, load.model)
         isolated = kind.isolates and not self.config.worker.isolated
@@ -244,6 +249,11 @@ class Loader:
             await tools.in_thread(load.served.warm_up)
         else:
             await kind.load(load, folder, limits, tools)
+        load.check_same(load.content, await tools.in_thread(content_of, folder))  # written meanwhile
+        # A live graph moves on, and so do the models below a pipeline.
+        moves = self.config.worker.live_memory and not load.unit.graph
+        moves = moves or await tools.in_thread(kind.models_below, folder) is not None
+        load.content["graph"] = "" if moves else load.served.graph_version
         if kind.caches:
             load.served = await tools.in_thread(self._wrapped, load.served, limits, load.unit)
 
@@ -259,6 +269,8 @@ class Loader:
         from hopline.isolated.version import ProcessVersion, Program
 
         self._starter = self._starter or ProcessStarter()
+        # It is started again and again, and must not find other files than now.
+        arguments = {"unit": msgspec.to_builtins(load.unit), "content": load.content.copy()}
         return await ProcessVersion(
             load.model,
             load.unit.id,
@@ -266,7 +278,7 @@ class Loader:
             limits,
             self.tools.metrics,
             self.tools.recorders,
-            program=Program("", msgspec.to_builtins(load.unit), _SHADOW_NICE if load.unit.shadow else 0),
+            program=Program("", arguments, _SHADOW_NICE if load.unit.shadow else 0),
             starter=self._starter,
         ).begin()
 

@@ -15,9 +15,6 @@ log = logging.getLogger(__name__)
 class LocalRepository:
     """See `Repository`; hidden folders and files are not models.
 
-    Args:
-        folder: of models.
-
     Raises:
         ConfigError: it is not a folder.
     """

@@ -92,11 +92,7 @@ def registry(tracking_uri: str | None) -> Iterator[MlflowRegistry]:
 
 
 class MlflowRegistry:
-    """Finds and downloads registered models.
-
-    Args:
-        client: an MlflowClient.
-    """
+    """Finds and downloads registered models."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -44,7 +44,11 @@ SHARES = (
     "; where a softmax over the edges that leave a node is read by the edges that enter one, write e = "
     "logits.exp() and e / scatter(e, edge_index[0], 0, x.size(0))[edge_index[0]] in its place"
 )
-TWO_PARTS = "; take the column first: x[:, 0][edge_index[i]], not x[edge_index[i], 0]"
+LEFT_OUT = (
+    "edges cannot be left out in forward, as by edge_index[:, keep]: give them the weight 0, conv(x, "
+    "edge_index, edge_weight=keep.float()), or build the graph without them"
+)
+TWO_PARTS = f"; take the column first: x[:, 0][edge_index[i]], not x[edge_index[i], 0]; {LEFT_OUT}"
 BACK_TO_NODES = (
     "; a graph's row cannot go back to its nodes, as in x - global_mean_pool(x, batch)[batch]: compute "
     "with rows of nodes before the readout, and with rows of graphs after it"

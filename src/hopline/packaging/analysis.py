@@ -20,7 +20,16 @@ from torch_geometric.utils import softmax
 from hopline.errors import NotSplittable
 from hopline.graph.schema import GRAPH_TYPE, reverse_key
 from hopline.packaging import edges as lists
-from hopline.packaging.advice import BACK_TO_NODES, OUT_EDGES, SHARES, SUMS, TWO_PARTS, hint, instead_of
+from hopline.packaging.advice import (
+    BACK_TO_NODES,
+    LEFT_OUT,
+    OUT_EDGES,
+    SHARES,
+    SUMS,
+    TWO_PARTS,
+    hint,
+    instead_of,
+)
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
@@ -284,6 +293,8 @@ class _Analysis(fx.Interpreter):
         if value.dim() == 0 or value.shape[0] != rows:
             made = describe(self.traced.module, n)
             why = _NOT_FIRST if rows in value.shape[1:] else _OTHER_ROWS
+            if domain.kind == "edge" and value.shape[0] == 2:
+                why = LEFT_OUT
             raise NotSplittable(
                 f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: {why}"
                 + (f"; {instead_of(made)}" if "unique" in made else "")

@@ -6,6 +6,7 @@ Run the module, split it, compare what would be served, rename into place: the s
 from __future__ import annotations
 
 import importlib.metadata
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -118,6 +119,10 @@ def _not_a_module(given: Any, what: str) -> str:
     return f"{what} must be a torch.nn.Module; got {type(given).__name__}"
 
 
+#: Held by the one thread that may trace.
+_ALONE = threading.Lock()
+
+
 def package(
     module: nn.Module, graph: Graph, repository: Path | str, *, name: str, fanouts: Fanouts,
     task: Task | Mapping[str, Task], version: str = "1", sampling: Sampling = "uniform",
@@ -131,6 +136,9 @@ def package(
     preprocess: Mapping[Any, Any] | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
+
+    Tracing replaces functions of torch and PyG for its duration: meanwhile no other thread of the process
+    may run a model. A second call in another thread waits for the first.
 
     Args:
         module: called with node features and edges (`x, edge_index`, or `x_dict, edge_index_dict`) and
@@ -265,6 +273,7 @@ def package(
         producer={name: importlib.metadata.version(name) for name in _PRODUCERS},
     )  # fmt: skip
     with (
+        _ALONE,
         shown(progress, f"packaging {name}") as step,
         new_version(Path(repository), name, version, overwrite=overwrite) as place,
         torch.no_grad(),

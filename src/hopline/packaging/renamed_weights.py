@@ -33,9 +33,6 @@ class _Form(NamedTuple):
 def converted(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
     """Convert the weights of earlier PyG.
 
-    Args:
-        state: weight name -> tensor.
-
     Returns: the state dict with present names; notes on what was converted; reasons for what was not.
     """
     state, notes, reasons = dict(state), [], []

@@ -46,6 +46,7 @@ _REMEDIES: dict[Kind, str] = {
     "the clock": "give ages and times as feature columns, and measure time outside of forward",
     "random bytes": "draw in __init__ and keep a buffer",
     "the environment": "read it in __init__",
+    "how it runs": "write self.training or x.dtype, or read it in __init__",
 }
 _SAME = "a server must answer the same question the same way"
 
@@ -164,7 +165,7 @@ class _Check:
             kept.answers(self._probe.check, self._pairs)
         if self.seen.conditions:
             raise NotServable(f"forward calls torch.cond ({self.seen.conditions[0]}): {instead_of('')}")
-        for kind in ("the clock", "the environment"):
+        for kind in ("the clock", "the environment", "how it runs"):
             self._read_outside(kind)
         if self.seen.gradients:
             raise NotServable(

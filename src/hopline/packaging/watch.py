@@ -38,7 +38,7 @@ _DECISIONS = frozenset(
      "unique", "unique_consecutive"}
 )  # fmt: skip
 
-Kind = Literal["the clock", "random bytes", "the environment", "a file"]
+Kind = Literal["the clock", "random bytes", "the environment", "how it runs", "a file"]
 _CLOCKS = (
     "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
     "process_time_ns", "thread_time", "thread_time_ns", "localtime", "gmtime", "ctime", "asctime",
@@ -47,8 +47,12 @@ _CLOCKS = (
 _PROCESS = (
     "getpid", "getppid", "getcwd", "uname", "cpu_count", "getloadavg", "sched_getaffinity",
 )  # fmt: skip
+_ASKS = re.compile("(is|are)_.*_enabled|get_(default|autocast|deterministic|float32)_")
+#: Functions of torch that ask in which mode it runs, in C and in Python.
+_MODES = {each for name, each in vars(torch).items() if _ASKS.match(name)}
 #: Functions written in C that answer something else at another time or place.
 SOURCES: dict[Any, Kind] = {
+    **dict.fromkeys(_MODES, "how it runs"),
     **{getattr(time, name): "the clock" for name in _CLOCKS},
     datetime.datetime.now: "the clock",
     datetime.datetime.utcnow: "the clock",
@@ -67,8 +71,14 @@ _COND = inspect.unwrap(torch.cond).__code__
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES = re.compile("datetime64|M8|Timestamp|Period|DatetimeIndex|to_datetime|date_range")
 _CLOCK_WORDS = {"now", "today", "utcnow"}
-#: Functions of Python that read or write a file with code that no profile shows.
-_FILES = {torch.load.__code__: "torch.load", torch.save.__code__: "torch.save"}
+#: Functions of Python that do so, such as reading a file, with code that no profile shows.
+_READERS: dict[CodeType, tuple[str, Kind]] = {
+    **{each.__code__: (f"torch.{each.__name__}", "a file") for each in (torch.load, torch.save)},
+    **{
+        each.__code__: (f"torch.{each.__name__}", "how it runs")
+        for each in filter(inspect.isfunction, _MODES)
+    },
+}
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
@@ -148,8 +158,8 @@ class _Watch(TorchFunctionMode):
                 self.seen.codes[code] = frame.f_globals
                 if _reads_clock(frame):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
-            elif code in _FILES and (caller := _caller(frame)) and is_users(caller.f_code.co_filename):
-                self._read(_FILES[code], "a file")
+            elif code in _READERS and (caller := _caller(frame)) and is_users(caller.f_code.co_filename):
+                self._read(*_READERS[code])
         elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
             file = frame.f_code.co_filename
             # A dataclass as a key; a library that asks if a value is hashable.
@@ -160,7 +170,8 @@ class _Watch(TorchFunctionMode):
             # Clocks that torch, PyG and this package read decide nothing.
             if caller is None or not caller.f_code.co_filename.startswith(LIBRARIES):
                 owner = getattr(arg.__self__, "__name__", "") or arg.__module__
-                self._read(f"{owner.replace('posix', 'os')}.{arg.__name__}", SOURCES[arg])
+                owner = owner.replace("posix", "os").removesuffix("._C")
+                self._read(f"{owner}.{arg.__name__}", SOURCES[arg])
 
     def _read(self, what: str, kind: Kind) -> None:
         self.seen.readings[f"{what} at {user_line()}"] = kind

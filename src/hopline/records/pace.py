@@ -15,11 +15,7 @@ _REST_S = 100e-6
 
 
 class Pace:
-    """Sleeps when a pause is due; call it between pieces of work.
-
-    Args:
-        clock, sleep: replaceable for tests.
-    """
+    """Sleeps when a pause is due; call it between pieces of work."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], object] = time.sleep

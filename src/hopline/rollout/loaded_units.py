@@ -234,6 +234,8 @@ class LoadedUnits:
             for unit_id in [unit_id for other, unit_id in self.failed if other == name]:
                 if again or unit_id not in wanted:
                     self._unfail(name, unit_id)
+                if unit_id not in wanted:
+                    self._loader.forget(name, unit_id)
             self.route(name)
             for unit_id in [unit_id for other, unit_id in self._loaded if other == name]:
                 if unit_id not in wanted and not self._needed[name, unit_id]:
@@ -323,6 +325,7 @@ class LoadedUnits:
 
     def _retire(self, name: str, unit_id: str) -> None:
         load = self._loaded.pop((name, unit_id))
+        self._loader.forget(name, unit_id)
         served = load.served
         served.close(f"{name}/{unit_id} was unloaded")
 

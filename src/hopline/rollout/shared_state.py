@@ -248,10 +248,10 @@ class SharedState:
         found = differences(self._followers.contents(), others)
         for unit, what in found.items():
             if self.differing.get(unit) != what:
-                log.warning("%s is not the same on all hosts, and so are its answers: %s", unit, what)
+                log.warning("%s is not the same in all workers, nor are its answers: %s", unit, what)
             self._differs(*unit.rsplit("/", 1)).set(1)
         for unit in self.differing.keys() - found.keys():
-            log.info("%s is the same on all hosts again", unit)
+            log.info("%s is the same in all workers again", unit)
             self._differs(*unit.rsplit("/", 1)).set(0)
         self.differing = found
 
@@ -422,6 +422,6 @@ def differences(mine: Mapping[str, str], others: Mapping[str, Ack]) -> dict[str,
             if ack.contents.get(unit, content) != content
         }
         if theirs:
-            listed = "; ".join(f"{member} has {other}" for member, other in theirs.items())
-            found[unit] = f"this host has {content}; {listed}"
+            listed = "; ".join(f"worker {member} has {other}" for member, other in theirs.items())
+            found[unit] = f"this worker has {content}; {listed}"
     return found

@@ -58,11 +58,7 @@ class _Record(msgspec.Struct):
 
 
 class VerifiedFiles:
-    """The record of a cache; written only by the process that holds the cache's lock.
-
-    Args:
-        path: of the record.
-    """
+    """The record of a cache; written only by the process that holds the cache's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -56,9 +56,6 @@ def encode_large(budget: Budget, result: ScoreResult, encode: Callable[[], Answe
     Until it is encoded, the answer reserves what its JSON will need. An answer alone is always encoded:
     its estimate is at most the whole budget.
 
-    Args:
-        encode: encodes the result.
-
     Returns: done when it is encoded, in this loop; with Overloaded if the budget has no room.
     """
     loop = asyncio.get_running_loop()

@@ -20,10 +20,6 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 def check_name(field: str, name: str) -> None:
     """Refuse an invalid name.
 
-    Args:
-        field: field of the message.
-        name: the value.
-
     Raises: BadRequest: too long, or with NUL or another control character.
     """
     if len(name) > MAX_NAME_LENGTH:

@@ -93,9 +93,6 @@ class RequestReader:
     def tensors(self, request: Any) -> list[Tensor]:
         """Return the inputs, from raw or typed contents.
 
-        Args:
-            request: an OuterInferRequest.
-
         Raises:
             BadRequest: both forms together, contents that do not match, unknown parameters, or an invalid
                 input.

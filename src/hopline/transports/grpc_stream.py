@@ -55,10 +55,6 @@ class TextParts:
     A client asks for them as it asks Triton's decoupled models: with the request parameter
     `triton_enable_empty_final_response`. Each response has the new text. The last one has the parameter
     `triton_final_response`, the rest of the text and the other outputs.
-
-    Args:
-        request: an OuterInferRequest.
-        offer: see `Offer`.
     """
 
     def __init__(self, request: Any, offer: Offer) -> None:

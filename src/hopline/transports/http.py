@@ -264,7 +264,7 @@ class HttpApp:
                 states[name] = "UNAVAILABLE"
         for named, what in service.differing().items():
             if self._shows(request, named.rpartition("/")[0]):
-                reasons.append(f"model {named}: not the same on all hosts: {what}")
+                reasons.append(f"model {named}: not the same in all workers: {what}")
         body = encode_json({"ready": ready, "reasons": reasons, "models": states})
         return Response(body, 200 if ready else 503, headers=id_line)
 

@@ -24,6 +24,8 @@ BodyT = TypeVar("BodyT")
 
 #: Precedes the place at the end of msgspec's message; a place contains no text of the caller.
 _AT = " - at `"
+#: Charsets in which ASCII's bytes are other characters.
+_NOT_ASCII = re.compile(r"utf-?(16|32|7)|ucs|iso-10646|ebcdic", re.IGNORECASE)
 _CHARSET = re.compile(rb'(?<![^\s;,])charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 #: The field of the body that a place is in, or that a message without a place names.
 _TOP = re.compile(r"(?:key in )?\$\.(\w+)")
@@ -82,14 +84,16 @@ def decode_body(
 
 
 def check_charset(content_type: bytes, body: bytes) -> None:
-    """Refuse text with a declared charset other than UTF-8, unless the text is ASCII.
+    """Refuse text with a declared charset other than UTF-8, unless it is of ASCII's bytes in both.
 
     Raises: BadRequest: that, or several charsets, of which a reader would silently take one.
     """
     found = [charset.decode("latin-1") for charset in _CHARSET.findall(content_type)]
     if len(found) > 1:
         raise BadRequest(f"content-type has charset {quoted(', '.join(found))}; send one charset, once")
-    if not found or found[0].lower() in ("utf-8", "utf8", "us-ascii", "ascii") or body.isascii():
+    if not found or found[0].lower() in ("utf-8", "utf8", "us-ascii", "ascii"):
+        return
+    if body.isascii() and not _NOT_ASCII.match(found[0]):
         return
     raise BadRequest(f"content-type has charset {quoted(found[0])}; send JSON as UTF-8 (RFC 8259, 8.1)")
 

@@ -32,13 +32,7 @@ from hopline.types import IdArray
 
 
 class _NodeWriter(ColumnWriter):
-    """Writes the nodes of one type.
-
-    Args:
-        memory: of the node type.
-        ids: of the newest version.
-        columns: of its table.
-    """
+    """Writes the nodes of one type."""
 
     def __init__(self, memory: NodeMemory, ids: LiveIds, columns: Sequence[ColumnSchema]) -> None:
         super().__init__(memory, columns)

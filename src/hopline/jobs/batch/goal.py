@@ -29,9 +29,6 @@ _NAMED = 20
 class PreviousRun:
     """A finished run whose work folder was kept.
 
-    Args:
-        folder: its work folder.
-
     Raises:
         BatchError: the folder holds no run, or a run without states.
     """

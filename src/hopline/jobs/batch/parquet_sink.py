@@ -36,9 +36,6 @@ _LONGEST_MESSAGE = 300
 class RemoteFile:
     """A file at a URL that is written in one step.
 
-    Args:
-        url: of the file.
-
     Attributes:
         shown: the URL without possible passwords.
 
@@ -100,12 +97,7 @@ Columns = Mapping[str, AnyArray | list[str]]
 
 
 class _Rows:
-    """A buffer of rows for one row group.
-
-    Args:
-        schema: of the table.
-        num_rows: of a group.
-    """
+    """A buffer of rows for one row group."""
 
     def __init__(self, schema: TableSchema, num_rows: int) -> None:
         self._pa = _arrow("pyarrow")

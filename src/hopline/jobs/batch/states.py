@@ -139,10 +139,6 @@ def disk_errors(path: Path) -> Iterator[None]:
 class RowFile:
     """A float32 `.npy` file of rows, mapped for reading.
 
-    Args:
-        path: of the file.
-        writable: rows will be written.
-
     Attributes:
         array: float32 [N, d], read-only.
     """

@@ -220,10 +220,6 @@ class Fleet:
 
         On one host the state has no models that were never changed: later workers use those that the first
         worker of the server found. A fleet of several hosts has all of them in its state.
-
-        Args:
-            saved: the newest state.
-            found: asks the repository.
         """
         content = self.store.once(lambda: msgspec.json.encode(found()))
         first = msgspec.json.decode(content, type=FirstState)
