@@ -13,6 +13,8 @@ from hopline.engine import (
     level,
     model,
     outputs,
+    overlay,
+    overlay_states,
     plan,
     stage,
     state_cache,
@@ -233,18 +235,20 @@ def cache_answers_what_was_asked_for_before(patch):
 
 @fault("engine", "gat")
 def unseen_nodes_lose_their_last_neighbour(patch):
-    def wrong(sample, sampler, edges):
-        offsets, picked = sample
-        picked, offsets = without_last(picked, offsets)
-        return offsets.astype(np.int64), picked
+    def wrong(block, *_):
+        (kept, block.offsets) = without_last(np.arange(block.num_edges), block.offsets)
+        for each in (block.neighbors, block.positions):
+            each[: len(kept)] = each[kept]
+        block.num_edges = len(kept)
+        return block
 
-    after(patch, inline, "_sample", wrong)
+    after(patch, overlay_states.OverlayStates, "_sample", wrong)
 
 
 @fault("engine", "few")
 def references_among_unseen_nodes_lead_to_the_first(patch):
     def wrong(resolved, *_):
-        resolved[0][resolved[0] < 0] = -1
+        resolved[0][resolved[0] >= overlay.ADDED] = overlay.ADDED
         return resolved
 
     after(patch, inline, "_resolve", wrong)
@@ -252,15 +256,8 @@ def references_among_unseen_nodes_lead_to_the_first(patch):
 
 @fault("engine", "gcn_of_weighted")
 def unseen_nodes_read_weights_that_the_model_does_not(patch):
-    right = inline._normalise
-
-    def wrong(view, edges, relation, *rest):
-        relation.gcn_weighted = True
-        view.weight = edges.weight
-        right(view, edges, relation, *rest)
-        relation.gcn_weighted = False
-
-    patch.setattr(inline, "_normalise", wrong)
+    right = overlay.Lists.degrees
+    patch.setattr(overlay.Lists, "degrees", lambda self, _, loops: right(self, True, loops))
 
 
 @fault("engine", "gine")
