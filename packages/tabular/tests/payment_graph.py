@@ -74,7 +74,7 @@ def fitted_form(frame):
     """A frame as the transformer was fitted, made by other means: NaN, seconds since 1970, 0 and 1."""
     found, epoch = frame.copy(), pd.Timestamp(0, tz="UTC")
     found["online"] = [np.nan if value is None else float(value) for value in frame["online"]]
-    found["currency"] = [np.nan if value is None else value for value in frame["currency"]]
+    found["currency"] = [(value or "").strip() or np.nan for value in frame["currency"]]
     found["paid_at"] = [
         np.nan if pd.isna(each) else (each - epoch).total_seconds() for each in frame["paid_at"]
     ]

@@ -293,7 +293,7 @@ class _Analysis(fx.Interpreter):
         if value.dim() == 0 or value.shape[0] != rows:
             made = describe(self.traced.module, n)
             why = _NOT_FIRST if rows in value.shape[1:] else _OTHER_ROWS
-            if domain.kind == "edge" and value.shape[0] == 2:
+            if domain.kind == "edge" and value.shape[:1] == (2,):
                 why = LEFT_OUT
             raise NotSplittable(
                 f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: {why}"
