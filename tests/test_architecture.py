@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 2392,
     "observe": 1056,
-    "packaging": 10817,
+    "packaging": 10803,
     "process": 1815,
     "records": 2260,
     "rollout": 4013,

@@ -19,17 +19,8 @@ from torch_geometric.utils import softmax
 
 from hopline.errors import NotSplittable
 from hopline.graph.schema import GRAPH_TYPE, reverse_key
+from hopline.packaging import advice
 from hopline.packaging import edges as lists
-from hopline.packaging.advice import (
-    BACK_TO_NODES,
-    LEFT_OUT,
-    OUT_EDGES,
-    SHARES,
-    SUMS,
-    TWO_PARTS,
-    hint,
-    instead_of,
-)
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
@@ -123,12 +114,12 @@ class _Analysis(fx.Interpreter):
         try:
             value = super().run_node(n)
         except KeyError:
-            what = OUT_EDGES if "__rev_" in str(slot) else "{}, which the graph does not have"
+            what = advice.OUT_EDGES if "__rev_" in str(slot) else "{}, which the graph does not have"
             raise NotSplittable(f"the model reads {what.format(slot)}") from None
         except Exception as error:  # user code
             raise NotSplittable(
                 f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
-                f"{error}; the graph gives {self.given}{hint(error, traced.module, self.slots)}"
+                f"{error}; the graph gives {self.given}{advice.hint(error, traced.module, self.slots)}"
             ) from error
         level = max((traced.levels.get(arg, 0) for arg in n.all_input_nodes), default=0)
         if n.target is lists.neighbour_rows:
@@ -172,17 +163,19 @@ class _Analysis(fx.Interpreter):
         found = {self.traced.domains[arg] for arg in inputs if arg in self.traced.domains}
         if len(found) > 1:
             names = " and ".join(sorted(map(str, found)))
-            way_out = BACK_TO_NODES if lists.Domain("node", GRAPH_TYPE) in found else self._way_out(n)
+            way_out = (
+                advice.BACK_TO_NODES if lists.Domain("node", GRAPH_TYPE) in found else self._way_out(n)
+            )
             types = {each.type for each in found}
             if any(reverse_key(key) in types for key in types if key.count("__") == 2):
-                way_out = SHARES
+                way_out = advice.SHARES
             raise self._refusal(n, f"combines rows of {names}{way_out}")
         return next(iter(found), None)
 
     def _way_out(self, n: fx.Node) -> str:
         """The remedy for code that reads or sums rows by an end of edges; for other code, words for it."""
         if n.target is operator.getitem and isinstance(n.args[1], tuple) and lists.end_of(n.args[1][0]):
-            return TWO_PARTS
+            return advice.TWO_PARTS
         name = getattr(n.target, "__name__", str(n.target))
         is_sum = re.match("bincount|scatter|index_(add|put|reduce)", name)
         for index in n.all_input_nodes if is_sum else ():
@@ -190,7 +183,7 @@ class _Analysis(fx.Interpreter):
                 index = index.all_input_nodes[0]
             if end := lists.end_of(index):
                 known = [key in self.binding.relations for key in (end[0].type, reverse_key(end[0].type))]
-                return SUMS.format(1 - end[1] if known == [False, True] else end[1])
+                return advice.SUMS.format(1 - end[1] if known == [False, True] else end[1])
         return " outside of a message-passing layer"
 
     def _refusal(self, n: fx.Node, reason: str) -> NotSplittable:
@@ -294,10 +287,10 @@ class _Analysis(fx.Interpreter):
             made = describe(self.traced.module, n)
             why = _NOT_FIRST if rows in value.shape[1:] else _OTHER_ROWS
             if domain.kind == "edge" and value.shape[:1] == (2,):
-                why = LEFT_OUT
+                why = advice.LEFT_OUT
             raise NotSplittable(
                 f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: {why}"
-                + (f"; {instead_of(made)}" if "unique" in made else "")
+                + (f"; {advice.instead_of(made)}" if "unique" in made else "")
             )
 
 

@@ -49,23 +49,19 @@ _PROCESS = (
 )  # fmt: skip
 _ASKS = re.compile("(is|are)_.*_enabled|get_(default|autocast|deterministic|float32)_")
 #: Functions of torch that ask in which mode it runs, in C and in Python.
-_MODES = {each for name, each in vars(torch).items() if _ASKS.match(name)}
+_MODES: set[Any] = {each for name, each in vars(torch).items() if _ASKS.match(name)}
 #: Functions written in C that answer something else at another time or place.
 SOURCES: dict[Any, Kind] = {
     **dict.fromkeys(_MODES, "how it runs"),
     **{getattr(time, name): "the clock" for name in _CLOCKS},
-    datetime.datetime.now: "the clock",
-    datetime.datetime.utcnow: "the clock",
-    datetime.datetime.today: "the clock",
+    **{getattr(datetime.datetime, name): "the clock" for name in ("now", "utcnow", "today")},
     datetime.date.today: "the clock",
     os.urandom: "random bytes",
     **({uuid._generate_time_safe: "the clock"} if hasattr(uuid, "_generate_time_safe") else {}),
-    torch.get_num_threads: "the environment",
     **{getattr(os, name): "the environment" for name in _PROCESS if hasattr(os, name)},
-    socket.gethostname: "the environment",
-    hash: "the environment",  # of text, in each process another
-    io.open: "a file",
-    os.stat: "a file",
+    # the hash of a text is another one in each process
+    **dict.fromkeys((torch.get_num_threads, socket.gethostname, hash), "the environment"),
+    **dict.fromkeys((io.open, os.stat), "a file"),
 }
 _COND = inspect.unwrap(torch.cond).__code__
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
@@ -73,11 +69,8 @@ _CLOCK_TYPES = re.compile("datetime64|M8|Timestamp|Period|DatetimeIndex|to_datet
 _CLOCK_WORDS = {"now", "today", "utcnow"}
 #: Functions of Python that do so, such as reading a file, with code that no profile shows.
 _READERS: dict[CodeType, tuple[str, Kind]] = {
-    **{each.__code__: (f"torch.{each.__name__}", "a file") for each in (torch.load, torch.save)},
-    **{
-        each.__code__: (f"torch.{each.__name__}", "how it runs")
-        for each in filter(inspect.isfunction, _MODES)
-    },
+    each.__code__: (f"torch.{each.__name__}", SOURCES.get(each, "a file"))
+    for each in filter(inspect.isfunction, {torch.load, torch.save, *_MODES})
 }
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
