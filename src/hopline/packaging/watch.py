@@ -67,7 +67,7 @@ _COND = inspect.unwrap(torch.cond).__code__
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES = re.compile("datetime64|M8|Timestamp|Period|DatetimeIndex|to_datetime|date_range")
 _CLOCK_WORDS = {"now", "today", "utcnow"}
-#: Functions of Python that read a file or a mode of torch. A profile shows their code, and nothing below it.
+#: Functions of Python that read a file or a mode of torch. A profile shows their code and nothing below it.
 _READERS: dict[CodeType, tuple[str, Kind]] = {
     each.__code__: (f"torch.{each.__name__}", SOURCES.get(each, "a file"))
     for each in filter(inspect.isfunction, {torch.load, torch.save, *_MODES})

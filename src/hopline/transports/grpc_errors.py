@@ -8,7 +8,7 @@ from hopline import errors
 from hopline.transports.http_errors import HTTP_STATUS
 from turnserve.grpc.status import CallError, StatusCode
 
-#: HTTP status -> code, and the errors that have a code of their own in gRPC.
+#: HTTP status -> code, and the errors that have a separate code in gRPC.
 _OF_STATUS = {
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
