@@ -104,11 +104,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3526,
+    "(top)": 3527,
     "answering": 5112,
     "brokers": 361,
     "client": 1023,
-    "commands": 3196,
+    "commands": 3195,
     "config": 1333,
     "engine": 7675,
     "events": 2426,
@@ -121,7 +121,7 @@ BUDGET: dict[str, int] = {
     "kernels": 624,
     "live": 2038,
     "memory": 400,
-    "models": 2392,
+    "models": 2135,
     "observe": 1056,
     "packaging": 10803,
     "process": 1815,

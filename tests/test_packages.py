@@ -63,7 +63,7 @@ BUDGET = {
     "hopline-slo": 879,
     "hopline-sql": 1223,
     "hopline-stores": 6075,
-    "hopline-tabular": 2978,
+    "hopline-tabular": 3236,
     "hopline-tokens": 629,
     "turnserve": 5474,
 }

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token, Url, open_admin, server_url
 from hopline.commands.screen import Screen, whole
+from hopline.doors import NAMES
 
 
 def import_model(
@@ -28,11 +29,9 @@ def import_model(
 
     An estimator is unpickled, which runs code in the file: import only from registries that you trust.
     """
-    from hopline.models.mlflow import import_from_mlflow
-
     console = Screen()
     with console.status(f"importing {reference}"):
-        imported = import_from_mlflow(
+        imported = NAMES.require("models.import_from_mlflow")(
             reference,
             repository,
             name=name,

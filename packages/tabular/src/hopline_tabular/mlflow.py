@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from hopline.doors import NAMES
 from hopline.errors import ArtifactError, PackagingError
 from hopline.models.kinds import find_kind
 from hopline.models.version_folder import verify
@@ -192,9 +191,11 @@ def import_from_mlflow(
         how = "copied"
         notes: tuple[str, ...] = ()
         if logged is not None:
+            from hopline_tabular.packaging import package_tabular  # needs what packages
+
             how = "packaged"
             estimator, sample = logged
-            report = NAMES.require("packaging.package_tabular")(
+            report = package_tabular(
                 estimator, sample, Path(scratch) / ".packaged", name=name, version=version, progress=False
             )
             folder, notes = report.path, report.notes

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from hopline.commands import models
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
-from hopline.models.mlflow import import_from_mlflow, parse
+from hopline_tabular.mlflow import import_from_mlflow, parse
 from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import read_tabular
 from packages.tabular.tests import tabular_models
