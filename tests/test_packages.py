@@ -62,7 +62,7 @@ BUDGET = {
     "hopline-serverless": 811,
     "hopline-slo": 879,
     "hopline-sql": 1223,
-    "hopline-stores": 6075,
+    "hopline-stores": 6379,
     "hopline-tabular": 3236,
     "hopline-tokens": 629,
     "turnserve": 5474,

@@ -12,10 +12,10 @@ import pytest
 
 from hopline import remote_address
 from hopline.errors import RepositoryUnavailable, SnapshotUnavailable
-from hopline.models.remote_repository import FsspecRepository
 from hopline.remote_address import LEAST_BYTES, RemoteFiles, limited, open_address
 from hopline.snapshots.manifest import SnapshotFile
 from hopline.snapshots.store import SnapshotStore
+from hopline_stores.repository import FsspecRepository
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ NAMES = Door(
     packages={
         **dict.fromkeys(("artifact.Column", "package.sklearn", "package.preprocess"), "'hopline[tabular]'"),
         "models.import_from_mlflow": "'hopline[mlflow]'",
+        "models.remote_repository": "'hopline[remote]'",
         **dict.fromkeys(("packaging.TabularReport", "packaging.package_tabular"), "'hopline[tabular]'"),
         **dict.fromkeys(("ray.RetryingHandle", "ray.application", "ray.build"), "'hopline[ray-serve]'"),
         **dict.fromkeys(("serverless.application", "serverless.handler"), "'hopline[serverless]'"),

@@ -14,6 +14,7 @@ import pytest
 from hopline.config.folders import needed_folder
 from hopline.config.reader import load_config
 from hopline.config.schema import Config
+from hopline.doors import Door
 from hopline.errors import (
     ArtifactCorrupted,
     ArtifactError,
@@ -23,8 +24,8 @@ from hopline.errors import (
     RepositoryUnavailable,
 )
 from hopline.models.local_repository import LocalRepository
-from hopline.models.remote_repository import FsspecRepository
 from hopline.models.repositories import configured_repository, open_repository
+from hopline_stores.repository import FsspecRepository
 from tests import versions
 from tests.versions import FILES, version
 
@@ -364,6 +365,12 @@ def test_addresses_that_cannot_be_used_say_why(address, told, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ConfigError, match=f"models.repository: {told}"):
         open_repository(address)
+
+
+def test_a_url_without_the_package_that_reads_it_names_the_extra(monkeypatch):
+    monkeypatch.setattr(Door, "installed", lambda door: {})
+    with pytest.raises(ConfigError, match=r"models.repository: s3://…@bucket: .*'hopline\[remote\]'"):
+        open_repository("s3://key:secret@bucket")
 
 
 def test_passwords_in_addresses_are_not_shown(tmp_path):

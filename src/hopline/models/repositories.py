@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from hopline.artifact import ModelSpec, read_spec
 from hopline.config.schema import Config
+from hopline.config.urls import shown
+from hopline.doors import NAMES
 from hopline.errors import ConfigError
 from hopline.files import expanded
 from hopline.models.kinds import kind_of
@@ -41,9 +44,11 @@ def open_repository(address: str | Path, cache: Path | None = None) -> Repositor
     if isinstance(address, str) and "://" in address:
         scheme, _, rest = address.partition("://")
         if scheme.lower() != "file":
-            from hopline.models.remote_repository import FsspecRepository
-
-            return FsspecRepository(address, expanded(cache or DEFAULT_CACHE, "models.cache"))
+            try:
+                made = NAMES.require("models.remote_repository")
+            except ModuleNotFoundError as error:
+                raise ConfigError(f"models.repository: {shown(address)}: {error}") from None
+            return cast(Repository, made(address, expanded(cache or DEFAULT_CACHE, "models.cache")))
         address = "/" + rest.lstrip("/")
     return LocalRepository(expanded(address, "models.repository"))
 

@@ -141,7 +141,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise ConfigError(f"models.cache: {path} cannot be written: {error.strerror or error}") from None
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.models.remote")
 
 _LONGEST_MESSAGE = 300
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
