@@ -61,6 +61,7 @@ attributes of that edge are the mean or sum of the other edges' attributes, or `
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -73,6 +74,8 @@ from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
 FORMAT_VERSION = 7
+#: Fields of model.json on which no answer depends.
+NOT_CONTENT = ("name", "version", "parity", "producer", "digest")
 #: The first formats with the input kind `attend`, named outputs, preprocessing, heads of several node types
 #: or later nodes' rows that are not zeros, preprocessing of edges, and rows of edges (blocks before).
 ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT, EDGE_ENCODER_FORMAT = 2, 3, 4, 5, 6
@@ -442,16 +445,41 @@ def write_spec(folder: Path, spec: SpecT) -> SpecT:
     for name in sorted(spec.files_read(folder) - files.keys()):
         raise PackagingError(f"{spec.name}/{spec.version}: cannot be written: no file {folder / name}")
     written: SpecT = msgspec.structs.replace(cast(Any, spec), files=files)
-    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
+    fields = msgspec.json.decode(msgspec.json.encode(written))
+    fields["digest"] = hash_of_fields(fields)
+    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(fields), indent=1))
     return written
+
+
+def hash_of(value: Any) -> str:
+    """16 hexadecimal digits of SHA-256, for a value that JSON can hold; the order of keys is ignored."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def hash_of_fields(fields: Mapping[str, Any]) -> str:
+    """The hash of the fields of a model.json that decide what the version answers."""
+    return hash_of({name: value for name, value in fields.items() if name not in NOT_CONTENT})
+
+
+def check_fields(content: bytes, path: Path | str) -> None:
+    """Compare the fields of a model.json with its digest, which versions of an earlier Hopline lack.
+
+    Raises: ArtifactCorrupted: they differ.
+    """
+    try:
+        fields = msgspec.json.decode(content)
+    except UNREADABLE as error:
+        raise ArtifactCorrupted(f"{path}: not a valid model.json: {error}; package again") from None
+    if fields.get("digest", actual := hash_of_fields(fields)) != actual:
+        raise ArtifactCorrupted(
+            f"{path}: its fields hash to {actual}, its digest is {fields['digest']}; package or copy it "
+            "again, or remove the digest if the change is meant"
+        )
 
 
 def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
     """Read and check the artifact of a graph model.
-
-    Args:
-        folder: `<repository>/<model>/<version>`.
-        verify: compare the sha256 of every file.
 
     Raises: ArtifactError, ArtifactCorrupted: as `read_artifact`.
     """
@@ -498,6 +526,7 @@ def read_artifact(folder: Path, spec_type: type[SpecT], kind: str, *, verify: bo
             f"{folder / name}: this model reads it, and model.json has no sha256 of it; package again"
         )
     if verify:
+        check_fields(content, path)
         check_files(folder, spec.files)
     return spec
 

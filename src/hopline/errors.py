@@ -326,7 +326,7 @@ class ArtifactError(HoplineError, ValueError):
 
 
 class ArtifactCorrupted(ArtifactError):
-    """A file of the artifact is missing, or its sha256 is not the recorded one."""
+    """A file of the artifact is missing or has another sha256, or `model.json` another digest."""
 
     code = "artifact_corrupted"
 

@@ -34,9 +34,6 @@ _free = threading.BoundedSemaphore(MAX_READS)
 class RemoteFiles:
     """The files at an address.
 
-    Args:
-        driver: of fsspec.
-
     Attributes:
         driver: for what writes.
         is_local: the files are on this machine.

@@ -65,6 +65,7 @@ async def test_a_version_that_was_written_again_with_the_same_content_can_be_loa
     service = await rig.started(root)
     file = root / "models" / "sage" / "1" / "model.json"
     spec = msgspec.json.decode(file.read_bytes())
+    del spec["digest"]  # as of an earlier Hopline: a person may change the fields
     file.write_bytes(msgspec.json.encode({**spec, "producer": {"torch": "another"}, "parity": {}}))
     assert await service.load("sage", "1") == "1"
     file.write_bytes(msgspec.json.encode({**spec, "salt": 7}))

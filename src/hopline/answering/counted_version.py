@@ -24,13 +24,6 @@ _UNMEASURED: Mapping[str, float] = {}
 class CountedVersion:
     """A version that counts what it answers.
 
-    Args:
-        name, version, graph_version: see `Version`.
-        config: for prices, and the device of models.
-        metrics: of this model version.
-        recorders: get every batch.
-        clock: seconds, monotonic.
-
     Attributes:
         admission: of its requests; set by the subclass.
     """

@@ -38,14 +38,6 @@ class StoreMetrics:
 class EdgeFetcher:
     """Reads edges for the requests of one model.
 
-    Args:
-        store: opened.
-        columns: edge type -> columns that the model reads.
-        timeout_s: the longest that a request waits for the edges of one hop.
-        metrics: of the store; None for no counts.
-        breaker: shared by all models of the store: while it is open, reads fail immediately.
-        clock: seconds, monotonic.
-
     Attributes:
         rows: node type -> feature rows that are read from the same disk as the edges; {} for none.
         timeout_s: as given.

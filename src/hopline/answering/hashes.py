@@ -6,24 +6,12 @@ SHA-256 each.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from hopline.artifact import ModelSpec, Spec
-
-_DIGITS = 16
-#: Fields of model.json on which no answer depends.
-NOT_CONTENT = ("name", "version", "parity", "producer")
-
-
-def hash_of(value: Any) -> str:
-    """The hash of a value that JSON can hold, whatever order its keys are in."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+from hopline.artifact import ModelSpec, Spec, hash_of, hash_of_fields
 
 
 def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
@@ -51,8 +39,7 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
 
 def content_hash(spec: Spec) -> str:
     """The hash of all that decides what a version answers."""
-    fields = msgspec.to_builtins(spec)
-    return hash_of({name: value for name, value in fields.items() if name not in NOT_CONTENT})
+    return hash_of_fields(msgspec.to_builtins(spec))
 
 
 def _features(schema: Mapping[str, Any]) -> Any:

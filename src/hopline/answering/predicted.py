@@ -81,11 +81,7 @@ class PredictedRows:
         self.large: dict[_Key, int] = {}
 
     def of(self, request: ScoreRequest, num_seeds: int) -> tuple[float, float]:
-        """(direct, below) of a request.
-
-        Args:
-            num_seeds: that it asks for.
-        """
+        """(direct, below) of a request."""
         if request.inline:
             own = request.node_type or self._spec.head.node_type
             direct, below = self._size.described(own, request.inline)
@@ -195,10 +191,6 @@ def first_costs(
     preflight: Callable[[IdArray], object], guard: Guard, num_nodes: int
 ) -> tuple[IdArray, tuple[int, int], tuple[float, float]]:
     """Times of made-up requests for one node and for `MEASURED` nodes, from all over the graph.
-
-    Args:
-        preflight: answers about nodes.
-        guard: counts their rows.
 
     Returns: (the nodes, rows of both requests, microseconds of processor time of both).
     """

@@ -35,12 +35,7 @@ _MAX_REFUSED = 0.05
 
 
 class RecentRequests:
-    """A recorder of small requests that were answered.
-
-    Args:
-        recorders: of all versions; it is in the list while it takes requests.
-        clock: seconds, monotonic.
-    """
+    """A recorder of small requests that were answered."""
 
     def __init__(self, recorders: list[Recorder], clock: Callable[[], float] = time.monotonic) -> None:
         self._recorders = recorders

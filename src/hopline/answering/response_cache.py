@@ -77,16 +77,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_other, order="deterministic").encode
 
 
 class CachedVersion:
-    """See `Version`.
-
-    Args:
-        inner: computes.
-        limits: `cache_bytes` (above 0), `cache_ttl_s`, `timeout_ms`.
-        config: of the server.
-        metrics: of the server.
-        recorders: get answers that `inner` does not see; the list may change.
-        clock: seconds, monotonic.
-    """
+    """See `Version`."""
 
     def __init__(
         self,

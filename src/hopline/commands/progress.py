@@ -29,12 +29,7 @@ class RowRate(ProgressColumn):
 
 @contextlib.contextmanager
 def progress_bars(*more: ProgressColumn, quiet: bool = False, transient: bool = False) -> Iterator[Advance]:
-    """A bar for each step; nothing if stderr is not a terminal.
-
-    Args:
-        more: columns after the bar.
-        transient: remove the bars at the end.
-    """
+    """A bar for each step; nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), *more, TimeRemainingColumn())
     disable = quiet or not console.is_terminal

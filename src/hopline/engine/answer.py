@@ -40,12 +40,6 @@ _NO_IDS: IdArray = np.empty(0, np.int64)
 class Answerer:
     """Answers batches with one model.
 
-    Args:
-        model: used by one caller at a time.
-        default_outputs: for requests that name no outputs.
-        max_inline_neighbors: limit of one inline node.
-        version: the model version that answers report; "" uses the artifact's own version.
-
     Attributes:
         rows: node type -> final rows that need not be computed; may be replaced between batches.
         row_counts: requested rows by outcome, counted while `rows` is not empty.

@@ -79,10 +79,6 @@ def write_structure(
 class Structure:
     """The rows of a folder, for the nodes of one graph.
 
-    Args:
-        folder: from `write_structure`.
-        graph: whose nodes will be requested.
-
     Raises:
         ArtifactError: the folder cannot be read.
         SchemaMismatch: ids of the graph are of another kind.

@@ -52,10 +52,6 @@ class CircuitBreaker:
     Every call that `allow` permits should be followed by `record`, or by `abandon` if it was cancelled
     without a result. A call that does neither delays the next probe by `probe_s`.
 
-    Args:
-        policy: see `BreakerPolicy`.
-        rng: numbers in [0, 1), for the jitter.
-
     Attributes:
         state: "closed", "open" or "half_open".
     """

@@ -56,13 +56,7 @@ def _others(claims, ids, owner, now, pending):  # type: ignore[no-untyped-def]
 
 
 class Claims:
-    """The claims on one node type's rows. Times are int64 milliseconds on a clock shared by all processes.
-
-    Args:
-        arena: memory for the claims.
-        num_nodes: ids are in [0, num_nodes).
-        process: number of this process, below MAX_OWNERS.
-    """
+    """The claims on one node type's rows. Times: int64 milliseconds, on a clock of all processes."""
 
     def __init__(self, arena: Arena, num_nodes: int, process: int) -> None:
         self._claims = arena.take((num_nodes,), np.int64)

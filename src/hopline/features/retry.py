@@ -32,12 +32,7 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """Counts calls, and grants retries in proportion; one for each store.
-
-    Args:
-        policy: see `RetryPolicy`.
-        rng: numbers in [0, 1), for the back-off.
-    """
+    """Counts calls, and grants retries in proportion; one for each store."""
 
     __slots__ = ("_policy", "_rng", "_window")
 

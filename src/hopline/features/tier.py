@@ -37,12 +37,6 @@ class WriteBack:
     A failed write drops its rows, since L2 is a copy. Writes do not affect the breaker, since a store that
     refuses them (full, read-only) may still be readable. While the breaker is not closed, nothing is
     written.
-
-    Args:
-        tier: L2.
-        group: group of the copies, see `stamped.py`.
-        max_rows: limit of waiting rows.
-        metrics: counts rows "written" and "write_dropped".
     """
 
     def __init__(self, tier: Tier, group: FeatureGroup, max_rows: int, metrics: ClientMetrics) -> None:

@@ -11,35 +11,63 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
 
 from hopline.graph.schema import GraphSchema
 from hopline.process.cgroup import usable_cpus
 from hopline.types import AnyArray, Progress, silent
 
-_LEAF_BYTES = 8 << 20
+#: `map`, or as `map`: in threads, or at a limited rate.
+Run: TypeAlias = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
+
+#: Bytes of a leaf.
+LEAF_BYTES = 8 << 20
 _DERIVED = ("slots", "cumweight", "weight_sums")
 
 
 def digests(arrays: Mapping[str, AnyArray], progress: Progress = silent) -> dict[str, str]:
     """Digests of many arrays, each 64 hex digits, computed by all cores."""
     leaves = [
-        (name, view[begin : begin + _LEAF_BYTES])
+        (name, view[begin : begin + LEAF_BYTES])
         for name, array in arrays.items()
         for view in [bytes_of(array)]
-        for begin in range(0, len(view), _LEAF_BYTES)
+        for begin in range(0, len(view), LEAF_BYTES)
     ]
-    roots = {
-        name: hashlib.blake2b(f"{array.dtype.str} {list(array.shape)} ".encode(), digest_size=32)
-        for name, array in arrays.items()
-    }
+    roots = {name: _root(array.dtype.str, array.shape) for name, array in arrays.items()}
     with ThreadPoolExecutor(max_workers=usable_cpus()) as pool:
         hashed = pool.map(lambda leaf: hashlib.blake2b(leaf[1], digest_size=32).digest(), leaves)
         for i, ((name, _), leaf_digest) in enumerate(zip(leaves, hashed, strict=True)):
             roots[name].update(leaf_digest)
             progress("hashing", (i + 1) / len(leaves))
     return {name: root.hexdigest() for name, root in roots.items()}
+
+
+def of_file(path: Path, dtype: str, shape: Sequence[int], file_bytes: int, run: Run) -> str:
+    """The digest of the array in a .npy file of so many bytes, read from the file. Raises: OSError."""
+    root = _root(dtype, shape)
+    with path.open("rb", buffering=0) as file:
+        # Pages that are read once must not drive out those that requests read.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_NOREUSE)
+
+        def leaf(place: int) -> bytes:
+            content = os.pread(file.fileno(), min(LEAF_BYTES, file_bytes - place), place)
+            return hashlib.blake2b(content, digest_size=32).digest()
+
+        first = file_bytes - math.prod(shape) * np.dtype(dtype).itemsize
+        for each in run(leaf, range(first, file_bytes, LEAF_BYTES)):
+            root.update(each)
+    return root.hexdigest()
+
+
+def _root(dtype: str, shape: Sequence[int]) -> hashlib.blake2b:
+    return hashlib.blake2b(f"{dtype} {list(shape)} ".encode(), digest_size=32)
 
 
 def version_of(schema: GraphSchema, array_digests: Mapping[str, str]) -> str:

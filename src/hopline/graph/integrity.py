@@ -15,13 +15,14 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hopline.files import boot_id
+from hopline.files import boot_id, locked, write_atomically
 from hopline.graph import codec_kernels as packed
 from hopline.graph.columns import read_only
 from hopline.graph.edge_data import id_at
@@ -32,6 +33,8 @@ from hopline.types import AnyArray
 
 #: Reading less than this takes less time than a note saves.
 _NOTED_BYTES = 16 << 20
+#: Seconds for which a found error is believed: the file may be right again, and look the same.
+_ERROR_S = 60.0
 #: Ids that are decoded in one call.
 _TEXTS = 1 << 16
 #: Relative error that a stored running sum of weights may have: of float64, over 10**7 additions.
@@ -129,43 +132,64 @@ def _wrong_text(blob: AnyArray, offsets: AnyArray) -> str:
 
 
 class CheckNote:
-    """A note that files of a graph were checked on this machine since it started.
+    """A note of what a check of files found on this machine since it started.
 
     Args:
         paths: the files, which exist.
         text: what else the check depends on.
+        shared: folder for the note where the user has no cache folder; None for none.
     """
 
-    def __init__(self, paths: Iterable[Path], text: bytes) -> None:
+    def __init__(self, paths: Iterable[Path], text: bytes, shared: Path | None = None) -> None:
         found = [os.stat(path) for path in paths]
-        self._is_worth = sum(status.st_size for status in found) >= _NOTED_BYTES
         named = hashlib.blake2b(text, digest_size=16)
         for status in found:
             each = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
             named.update(repr(each).encode())
+        self._name, boot = named.hexdigest(), boot_id()
         # A user of a container may have no home: the path stays as it is then.
         cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-        self._is_worth = self._is_worth and cache.is_absolute()
-        self._boot = boot_id()
-        self._path = cache / "hopline" / "checked" / self._boot / named.hexdigest()
+        self._folders = [cache / "hopline" / "checked" / boot] if boot and cache.is_absolute() else []
+        self._folders += [] if shared is None else [shared]
+        if sum(status.st_size for status in found) < _NOTED_BYTES:
+            self._folders = []
 
-    @property
-    def exists(self) -> bool:
-        """The same files were checked, and the machine has not restarted since."""
-        return self._is_worth and bool(self._boot) and self._path.is_file()
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[CheckNote]:
+        """Hold the note's lock: one process checks, and the others find its note."""
+        with contextlib.ExitStack() as stack:
+            for folder in self._folders:
+                with contextlib.suppress(OSError):
+                    _make(folder)
+                    stack.enter_context(locked(folder / f"{self._name}.lock"))
+                    break
+            yield self
 
-    def write(self) -> None:
-        """Note that the files are right. Without a writable cache folder they are checked each time."""
-        if not self._is_worth or not self._boot:
-            return
-        with contextlib.suppress(OSError):
-            folder = self._path.parent
-            if not folder.is_dir():
-                folder.mkdir(parents=True, mode=0o700)
-                for earlier in folder.parent.iterdir():  # before a restart
-                    if earlier != folder:
-                        shutil.rmtree(earlier, ignore_errors=True)
-            self._path.touch()
+    def read(self) -> str | None:
+        """The error that was found, for a minute; "" for none; None where the files are to be checked."""
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                path = folder / self._name
+                error = path.read_text()
+                if not error or time.time() - path.stat().st_mtime < _ERROR_S:
+                    return error
+        return None
+
+    def write(self, error: str = "") -> None:
+        """Note what was found. Where no folder can be written, the files are checked each time."""
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                _make(folder)
+                write_atomically(folder / self._name, error.encode(), durable=False)
+                return
+
+
+def _make(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, mode=0o700)
+        for earlier in folder.parent.iterdir():  # before a restart
+            if folder.name == boot_id() and earlier != folder:
+                shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _read(array: Any) -> Any:

@@ -94,9 +94,6 @@ def left_out(data: Any, columns: Sequence[str] = ()) -> dict[str, tuple[str, ...
 
     Those of a type have a row for each of its nodes or edges; "" has all others. Columns are logged: labels
     and masks of a split as information, others as a warning.
-
-    Args:
-        columns: as for `tables_of`.
     """
     owners: list[tuple[Any, dict[int | None, str]]]
     if hasattr(data, "metadata") and hasattr(data, "node_types"):

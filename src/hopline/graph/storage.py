@@ -13,7 +13,7 @@
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
 shape with graph.json, and checks the contents that compiled code indexes by (`integrity.py`). Hashes are
-only compared by `verify`.
+compared by `verify`, and by servers (`file_watch.py`).
 """
 
 from __future__ import annotations
@@ -253,10 +253,7 @@ def load(
     if verify:
         for name, actual in digest.digests(arrays).items():
             if actual != manifest.arrays[name].blake2b:
-                raise GraphError(
-                    f"{folder / name}.npy: its hash is {actual[:12]}…, {MANIFEST} says "
-                    f"{manifest.arrays[name].blake2b[:12]}…; copy or build the graph again"
-                )
+                raise GraphError(changed(folder / f"{name}.npy", actual, manifest.arrays[name]))
     try:
         nodes, edges = _nodes(folder / MANIFEST, manifest, arrays), _edges(folder, manifest, arrays)
     except KeyError as error:
@@ -264,6 +261,14 @@ def load(
     _check_shapes(folder / MANIFEST, manifest, nodes, edges)
     _check_contents(folder, manifest, arrays, edges)
     return nodes, edges
+
+
+def changed(path: Path, actual: str, stored: StoredArray) -> str:
+    """The error in a file whose digest is another one."""
+    return (
+        f"{path} is damaged: its hash is {actual[:12]}…, {MANIFEST} says {stored.blake2b[:12]}…; copy or "
+        "build the graph again"
+    )
 
 
 class _FormatOnly(msgspec.Struct):
@@ -364,7 +369,7 @@ def _check_contents(
     """Refuse numbers that compiled code would follow out of the graph, and what graph.json says wrongly."""
     paths = [folder / f"{name}.npy" for name in arrays if not name.endswith(_NOT_INDEXED_BY)]
     note = integrity.CheckNote(paths, msgspec.json.encode(manifest))
-    if note.exists:
+    if note.read() == "":
         return
     counts = manifest.num_nodes
     for name in manifest.graph_schema.node_types:

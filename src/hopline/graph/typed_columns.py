@@ -31,9 +31,6 @@ _ALSO = {("integer", "text"), ("integer", "float"), ("boolean", "integer"), ("bo
 def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
     """The columns of a node type or edge type, as a `pyarrow.Table` with their types.
 
-    Args:
-        what: the type, for messages.
-
     Raises: GraphError: a column has no type, another one than `column_types` says, or the name of a label.
     """
     source = TypedTable(table.columns, lambda done: None)

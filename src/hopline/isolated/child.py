@@ -84,11 +84,6 @@ class ModelProcess(asyncio.Protocol):
     ) -> ModelProcess:
         """Start a process and wait until its model is ready.
 
-        Args:
-            starter: begins it.
-            orders: as `main` reads them.
-            user: gets its reports from then on.
-
         Raises:
             HoplineError: why the model cannot be opened.
             ProcessEnded: the process ended instead.

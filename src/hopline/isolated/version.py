@@ -66,17 +66,7 @@ class Program:
 
 
 class ProcessVersion(CountedVersion):
-    """See the module; `begin` starts it.
-
-    Args:
-        name, version: see `Version`.
-        config: of the server.
-        limits: of the model.
-        metrics: of the server.
-        recorders: get every batch.
-        program: what runs there.
-        starter: starts processes; None creates one.
-    """
+    """See the module; `begin` starts it."""
 
     def __init__(
         self,

@@ -31,15 +31,7 @@ _UNKNOWN = "the change may or may not have been applied: send it again with the 
 
 
 class WriterLink:
-    """A connection to the writer, used from one event loop; see the module.
-
-    Args:
-        path: of the socket.
-        name: of this client, for the writer's log.
-        patience_s: seconds that a call waits for a connection.
-        timeout_s: seconds that it then waits for the answer.
-        quiet: do not log changes of the connection.
-    """
+    """A connection to the writer, used from one event loop; see the module."""
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ import msgspec
 from hopline.errors import Conflict, GraphError, HoplineError
 from hopline.graph import Graph
 from hopline.graph.edge_times import with_likely_unit
+from hopline.graph.file_watch import open_compared
 from hopline.graph.live.home import LOCK, LiveHome
 from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.lock import Owner, read_owner, this_process
@@ -212,7 +213,7 @@ async def _live(orders: WriterOrders) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     on_parent_end(stopping.set)
-    base = await _started(stopping, Graph.open, orders.graph)
+    base = await _started(stopping, open_compared, Path(orders.graph))
     shared = SharedSnapshots(orders.snapshots, base.version) if orders.snapshots else None
     if shared is not None:
         await _started(stopping, shared.fetch, Path(orders.folder))

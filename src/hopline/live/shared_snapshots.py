@@ -37,12 +37,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SharedSnapshots:
-    """The snapshots of one graph at an address.
-
-    Args:
-        address: a folder, or a URL that fsspec has a driver for.
-        lineage: of the graph.
-    """
+    """The snapshots of one graph at an address."""
 
     def __init__(self, address: str, lineage: str) -> None:
         self._address = address

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hopline.errors import GraphError, WriterUnavailable
 from hopline.graph import Graph
+from hopline.graph.file_watch import open_compared
 from hopline.graph.live.home import graph_folder
 from hopline.graph.live.manifest import NAME, read_manifest
 from hopline.graph.live.version import version_name
@@ -21,7 +22,7 @@ def open_graph(path: Path, *, fresh: bool = True) -> Graph:
 
     Raises: GraphError.
     """
-    return open_snapshot(path, fresh=fresh) if is_live_folder(path) else Graph.open(path)
+    return open_snapshot(path, fresh=fresh) if is_live_folder(path) else open_compared(path)
 
 
 def is_live_folder(path: Path) -> bool:
@@ -50,7 +51,7 @@ def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
         if manifest is None:
             raise GraphError(f"{folder} is not a folder of a live graph: it has no {NAME}")
         if not manifest.snapshots:  # nothing has changed, or no writer runs
-            return Graph.open(manifest.base)
+            return open_compared(Path(manifest.base))
         entry = manifest.snapshots[0]
         try:
             graph = Graph.open(graph_folder(folder, entry))

@@ -67,14 +67,7 @@ def _behind(found: str, wanted: GraphVersion) -> GraphBehind:
 
 
 class VersionWait:
-    """Holds requests until the live graph has the version that they need.
-
-    Args:
-        memory: of the live graph.
-        accept: takes a request whose version the graph has. Raises: HoplineError.
-        wait_s: as `live.min_version_wait_ms`.
-        metrics: of the server.
-    """
+    """Holds requests until the live graph has the version that they need."""
 
     def __init__(
         self, memory: LiveMemory, accept: Callable[[Work], object], wait_s: float, metrics: Metrics

@@ -36,6 +36,7 @@ async def load_graph_version(load: Load, folder: Path, limits: ModelLimits, tool
     warn_of_overflow(spec)
     inputs = await tools.inputs.take(unit)
     load.hold_async(lambda: tools.inputs.give_back(unit))
+    load.files = inputs.files
     if inputs.sources is not None and spec.encoders:
         sources = await inputs.sources.encoded(folder, spec, inputs.graph, tools.regions)
         load.hold_async(sources.give_back)

@@ -110,9 +110,6 @@ class HostSnapshots:
     def take(self, text: str) -> HeldSnapshot:
         """A verified copy, fetched now if this host has none; to be released, then `tidy` is due.
 
-        Args:
-            text: address with an id.
-
         Raises: HoplineError: it cannot be had; the message says why.
         """
         with self._counting():

@@ -16,6 +16,7 @@ from hopline.answering.served import Version
 from hopline.answering.unit import Unit
 from hopline.errors import ArtifactError, Overloaded
 from hopline.files import locked, write_atomically
+from hopline.graph.file_watch import FileWatch
 from hopline.remote_address import is_address
 
 
@@ -25,9 +26,11 @@ class Load:
     Attributes:
         content: of the files that it was made of (`version_folder.content_of`), and its graph's version.
         limits: of the model's serving.toml, as text.
+        files: that its answers are read from, where those are watched.
     """
 
     limits = ""
+    files: FileWatch | None = None
 
     def __init__(self, model: str, unit: Unit) -> None:
         self.model = model

@@ -49,14 +49,7 @@ _SHADOW_NICE = 19
 
 
 class Loader:
-    """Loads units of all kinds of models.
-
-    Args:
-        config: resolved.
-        metrics: of the server.
-        recorders: get every batch.
-        resolve: model name and version -> what serves; for models that use others.
-    """
+    """Loads units of all kinds of models."""
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ from hopline.errors import (
 from hopline.features.breaker import CircuitBreaker
 from hopline.files import expanded
 from hopline.graph import Graph
+from hopline.graph.file_watch import FileWatch
 from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.graph_store.base import GraphStore, store_class
@@ -134,12 +135,14 @@ class ModelInputs:
         sources: of features that are not in it.
         snapshot: whose copy the graph is, where it came from an address.
         store: of edges that are not in it.
+        files: of the graph, where they are in a folder.
     """
 
     graph: Graph | LiveView
     sources: Sources | None = None
     snapshot: HeldSnapshot | None = None
     store: OpenGraphStore | None = None
+    files: FileWatch | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -156,13 +159,6 @@ class _Opening:
 
 class SharedInputs:
     """The graphs and feature stores that units share.
-
-    Args:
-        config: of the server.
-        metrics: of the server.
-        threads: for what blocks.
-        waiting_threads: for what waits for addresses.
-        populator: populates the memory of caches.
 
     Attributes:
         snapshots: at addresses.
@@ -210,7 +206,10 @@ class SharedInputs:
         if is_on(unit, self.snapshots.base):
             self._own = key  # the newest that was asked for
         try:
-            return await asyncio.shield(opening.task)
+            inputs = await asyncio.shield(opening.task)
+            if inputs.files is not None:
+                inputs.files.check()
+            return inputs
         except BaseException as error:
             if key == _OWN and isinstance(error, HoplineError):
                 self.own_failure = error
@@ -232,7 +231,9 @@ class SharedInputs:
     async def _leave(self, key: _Key, opening: _Opening) -> None:
         opening.num_users -= 1
         failed = opening.task.done() and (opening.task.cancelled() or opening.task.exception() is not None)
-        if self._open.get(key) is opening and (failed or (key != _OWN and not opening.num_users)):
+        files = None if failed or not opening.task.done() else opening.task.result().files
+        ends = key != _OWN or (files is not None and files.damage)
+        if self._open.get(key) is opening and (failed or (ends and not opening.num_users)):
             del self._open[key]  # first: a user that comes while it is closed opens it again
             if not failed:
                 await _closed(opening)
@@ -245,7 +246,7 @@ class SharedInputs:
 
     async def _opened(self, unit: Unit) -> ModelInputs:
         loop = asyncio.get_running_loop()
-        snapshot, store = None, None
+        snapshot, store, files = None, None, None
         graph: Graph | LiveView
         if is_address(unit.graph):
             snapshot = await loop.run_in_executor(self._waiting_threads, self.snapshots.take, unit.graph)
@@ -254,7 +255,8 @@ class SharedInputs:
                 store = await OpenGraphStore.open(self._config, self._metrics)
                 graph = store.graph
             else:
-                graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
+                opened = loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
+                graph, files = await opened
             if isinstance(graph, LiveView):
                 return ModelInputs(graph, await self._open_sources(graph, unit))
             if store is None and self._config.graph.memory == "disk":
@@ -263,21 +265,25 @@ class SharedInputs:
             features = not self._config.features.store and (store is None or not store.rows)
             sources = await self._open_sources(graph, unit)
             await loop.run_in_executor(self._threads, lambda: prefault(graph, features=features))
-            return ModelInputs(graph, sources, snapshot, store)
+            return ModelInputs(graph, sources, snapshot, store, files)
         except BaseException:
+            if files is not None:
+                files.stop()
             if store is not None:
                 await store.close()
             if snapshot is not None:
                 snapshot.release()
             raise
 
-    def _open_graph(self, unit: Unit, snapshot: HeldSnapshot | None) -> Graph | LiveView:
+    def _open_graph(
+        self, unit: Unit, snapshot: HeldSnapshot | None
+    ) -> tuple[Graph | LiveView, FileWatch | None]:
         if self._config.worker.live_memory and not unit.graph:
             from hopline.answering.live_graph import open_live_graph
 
-            return open_live_graph(self._config)
+            return open_live_graph(self._config), None
         if snapshot is not None:
-            graph = Graph.open(snapshot.graph)
+            graph, files = self._open_folder(snapshot.graph, are_right=True)
             if graph.version != snapshot.manifest.graph_version:
                 raise SnapshotDamaged(
                     f"{shown(unit.graph)}: its graph is {graph.version}, its manifest says "
@@ -285,7 +291,7 @@ class SharedInputs:
                 )
         elif unit.graph:
             try:
-                graph = Graph.open(Path(unit.graph))
+                graph, files = self._open_folder(Path(unit.graph))
             except (GraphError, OSError, ValueError) as error:
                 raise BadRequest(f"graph: {unit.graph} is not a graph snapshot: {error}") from None
         elif self.snapshots.base:
@@ -294,11 +300,18 @@ class SharedInputs:
                 "and now it is an address; load it again with this address, or remove models.state"
             )
         else:
-            graph = Graph.open(needed_folder(self._config, "graph.path"))
+            graph, files = self._open_folder(needed_folder(self._config, "graph.path"))
         memory = self._config.graph.memory
         if memory == "huge" or (memory == "auto" and self._config.worker.count == 1):
             graph = in_huge_pages(graph, features=not self._config.features.store)
-        return graph
+        return graph, files
+
+    def _open_folder(self, folder: Path, *, are_right: bool = False) -> tuple[Graph, FileWatch]:
+        shared = self._config.worker.metrics_dir  # of all workers of this server
+        files = FileWatch(folder, Path(shared) / "checked" if shared else None, are_right=are_right)
+        graph = Graph.open(folder)
+        files.start(graph.version)
+        return graph, files
 
     async def _open_sources(self, graph: Graph | LiveView, unit: Unit) -> Sources | None:
         if not self._config.features.store:
@@ -340,6 +353,8 @@ async def _closed(opening: _Opening) -> None:
         inputs = await opening.task
     except Exception:  # the waiting callers got it
         return
+    if inputs.files is not None:
+        inputs.files.stop()
     if inputs.sources is not None:
         await inputs.sources.close()
     if inputs.store is not None:

@@ -34,12 +34,6 @@ MAX_LOADS = 16
 class Tools:
     """See the module.
 
-    Args:
-        config: resolved.
-        metrics: of the server.
-        recorders: get every batch.
-        resolve: model name and version -> what serves; for models that use others.
-
     Attributes:
         executor: threads for batches that are too dear for the event loop.
         inputs: graphs and feature stores that are open.

@@ -11,8 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from hopline.answering.hashes import NOT_CONTENT
-from hopline.artifact import check_files, sha256_of
+from hopline.artifact import NOT_CONTENT, check_fields, check_files, sha256_of
 from hopline.engine.student import SPEC_FILE
 from hopline.errors import ArtifactError, BadRequest
 from hopline.files import check_regular
@@ -127,4 +126,6 @@ def verify(folder: Path, shown: str = "") -> None:
         ) from None
     except OSError as error:
         raise ArtifactError(f"{shown} cannot be read: {error}") from None
-    check_files(folder, listed_files(content, f"{shown}/{MARKERS[0]}"), shown)
+    files = listed_files(content, f"{shown}/{MARKERS[0]}")
+    check_fields(content, f"{shown}/{MARKERS[0]}")
+    check_files(folder, files, shown)

@@ -76,14 +76,6 @@ class LinkLog:
 class Link:
     """See the module. Used from one event loop.
 
-    Args:
-        path: of the socket.
-        wire: the framing.
-        handshake: the first messages.
-        user: is notified of connections and messages.
-        report: logs states of the connection, each once.
-        first_pause_s: between attempts; doubled up to a second.
-
     Attributes:
         problem: why there is no connection, as it was logged last; "" while there is one.
     """

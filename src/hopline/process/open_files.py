@@ -23,11 +23,7 @@ class OpenFiles:
         self._quiet_until = 0.0
 
     def tick(self, now: float) -> None:
-        """Warn if no file can be opened, at most once a minute.
-
-        Args:
-            now: seconds, of any clock.
-        """
+        """Warn if no file can be opened, at most once a minute."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:

@@ -154,13 +154,7 @@ _TAIL_BYTES = 2**16
 
 
 class Journal:
-    """The files of one worker; used by one thread, after `open`.
-
-    Args:
-        settings: folder, limits and format; `path` is set.
-        worker: index of this worker.
-        clock: time.time.
-    """
+    """The files of one worker; used by one thread, after `open`."""
 
     def __init__(
         self, settings: PredictionLogConfig, worker: int, clock: Callable[[], float] = time.time

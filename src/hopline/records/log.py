@@ -92,13 +92,7 @@ _FIRST_BYTES, _DECAY = 1024.0, 0.999
 
 
 class PredictionLog:
-    """A `Recorder` that writes the prediction log; one for each worker.
-
-    Args:
-        config: sections `prediction_log` (its `path` is set) and `worker`.
-        metrics: counts written and dropped entries.
-        clock: time.time.
-    """
+    """A `Recorder` that writes the prediction log; one for each worker."""
 
     def __init__(self, config: Config, metrics: Metrics, clock: Callable[[], float] = time.time) -> None:
         self._settings = config.prediction_log

@@ -88,12 +88,7 @@ class LogReader:
                 heapq.heappop(heads)
 
     def last(self, count: int, model: str | None = None) -> list[Entry]:
-        """The last entries, oldest first; reads only as many files as needed.
-
-        Args:
-            count: most entries.
-            model: only entries of this model.
-        """
+        """The last entries, oldest first; reads only as many files as needed."""
         found: list[Entry] = []
         for file in sorted(self.files, key=lambda file: -_changed(file.path)):
             if len(found) == count and _changed(file.path) < found[0].time:

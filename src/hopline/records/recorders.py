@@ -129,10 +129,6 @@ class DriftRecorder(_Owned, Protocol):
 class Recorders:
     """The recorders that the settings enable.
 
-    Args:
-        config: sections `prediction_log`, `drift`, `tracing` and `log`.
-        metrics: of the server.
-
     Attributes:
         all: the enabled recorders.
         drift: for its reports; None if it is off.

@@ -66,8 +66,6 @@ class Lifecycle:
     """Loads, switches and unloads versions in one worker.
 
     Args:
-        config: resolved.
-        metrics: of the server.
         loader: makes units.
         recorders: the list that versions report their answers to; monitors are added while they are needed.
         clock: seconds since the epoch; the store's by default.
@@ -312,6 +310,7 @@ class Lifecycle:
             await asyncio.sleep(_LOOK_S)
             try:
                 self._recent.look()
+                self.loaded.withdraw_damaged()
                 self._state.report_store()
                 await self._state.follow()
                 if self._rollouts.is_busy:

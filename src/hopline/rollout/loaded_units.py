@@ -21,7 +21,7 @@ from typing import Any
 
 from hopline.answering.served import Scorer, Version
 from hopline.answering.unit import Unit
-from hopline.errors import HoplineError, ModelNotReady
+from hopline.errors import GraphError, HoplineError, ModelNotReady
 from hopline.models.load import Load
 from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
@@ -74,12 +74,6 @@ class Failure:
 
 class LoadedUnits:
     """The units that are loaded in this process, and where requests go.
-
-    Args:
-        loader: makes units.
-        judge: decides which version gets a request while a rollout is under way.
-        settled: is called when this process has come closer to the state: see `is_settled`.
-        metrics: of the server.
 
     Attributes:
         state: that is followed.
@@ -197,6 +191,15 @@ class LoadedUnits:
             loop = asyncio.get_running_loop()
             failure.timer = loop.call_later(wait_s, self._try_again, name, unit_id)
         log.error("cannot load %s/%s, which is unavailable: %s", name, unit_id, failure)
+
+    def withdraw_damaged(self) -> None:
+        """Let no unit answer whose files were found damaged: it is unavailable until it is loaded again."""
+        for (name, unit_id), load in list(self._loaded.items()):
+            if load.files is not None and load.files.damage:
+                self._retire(name, unit_id, forget=False)
+                self._fail(name, unit_id, GraphError(load.files.damage))
+                self.route(name)
+                self._settled()
 
     def _try_again(self, name: str, unit_id: str) -> None:
         state = self.model(name)
@@ -323,9 +326,10 @@ class LoadedUnits:
         if not self._needed[name, unit_id]:
             del self._needed[name, unit_id]
 
-    def _retire(self, name: str, unit_id: str) -> None:
+    def _retire(self, name: str, unit_id: str, *, forget: bool = True) -> None:
         load = self._loaded.pop((name, unit_id))
-        self._loader.forget(name, unit_id)
+        if forget:
+            self._loader.forget(name, unit_id)
         served = load.served
         served.close(f"{name}/{unit_id} was unloaded")
 

@@ -39,14 +39,6 @@ _LONGEST_PAUSE_S = 600.0
 class SnapshotWatch:
     """See the module.
 
-    Args:
-        config: `snapshots`.
-        models: the state of each model. begin, unload: as in `Lifecycle`.
-        snapshots: of the server's own address.
-        leads: True if this worker decides for all.
-        metrics: of the server.
-        clock: seconds.
-
     Raises: ConfigError: gates or steps that make no sense.
     """
 

@@ -91,14 +91,7 @@ class Split(_Ahead):
 
 
 class Mirror(_Ahead):
-    """A `Scorer` with the current version's answers; copies a share of the requests to the candidate.
-
-    Args:
-        current: the version that answers.
-        percent: of requests copied.
-        copies: to the candidate.
-        draw: in [0, 1); for tests.
-    """
+    """A `Scorer` with the current version's answers; copies a share of the requests to the candidate."""
 
     def __init__(
         self, current: Version, percent: float, copies: Copies, draw: Callable[[], float] = random.random

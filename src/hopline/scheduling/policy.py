@@ -89,10 +89,6 @@ class BatchPolicy:
     def slice_rows(self, cost: CostModel, first_rows: int) -> int | None:
         """Rows of a batch that keeps a shared loop for at most a slice.
 
-        Args:
-            cost: of this model.
-            first_rows: of the request that goes first.
-
         Returns: None where not even that one fits; it runs on a thread, in a batch of any size.
         """
         rows = cost.rows_within(min(self.slice_us, self.inline_cost_us))

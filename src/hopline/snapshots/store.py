@@ -45,10 +45,6 @@ class Listed(NamedTuple):
 class SnapshotStore:
     """The snapshots at one address.
 
-    Args:
-        base: URL of the folder.
-        setting: the setting or argument that it is of, for errors.
-
     Attributes:
         shown: the URL without possible passwords.
 

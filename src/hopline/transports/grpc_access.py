@@ -63,12 +63,7 @@ _METHODS: dict[str, Required] = {
 
 
 class GrpcGuard:
-    """Authenticates calls and checks their permissions.
-
-    Args:
-        gate: authenticates clients.
-        permission_of: what a method requires, by its name.
-    """
+    """Authenticates calls and checks their permissions."""
 
     def __init__(self, gate: Gatekeeper, permission_of: Callable[[str], Required]) -> None:
         self._gate = gate
@@ -80,11 +75,6 @@ class GrpcGuard:
         """Admit a call before a message has arrived; return its client, None for an open method.
 
         Checks what does not depend on the message, and counts the call if it is to be scored.
-
-        Args:
-            method: its name.
-            authorization, api_key: from the call's metadata.
-            peer: holder of the connection's client certificate.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """

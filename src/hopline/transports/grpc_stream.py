@@ -144,11 +144,6 @@ class _Place:
 class InferStream(Listener):
     """The requests of one call. The call ends after the client's last message, when all are answered.
 
-    Args:
-        call: the call to read and write.
-        steps: how a request is answered.
-        ended: called once, with the error if the call failed.
-
     Attributes:
         call: the call.
     """

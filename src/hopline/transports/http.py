@@ -66,11 +66,6 @@ _decode_index = msgspec.json.Decoder(IndexBody).decode
 class HttpApp:
     """The application: a `Handler` for connections.
 
-    Args:
-        service: answers the requests.
-        config: limits.
-        gate: authenticates clients; None without authentication.
-
     Attributes:
         budget: memory for answers while they are encoded; the listener's, if there is one.
         loop_share: what the loop encodes in one turn.

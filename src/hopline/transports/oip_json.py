@@ -169,12 +169,7 @@ def json_part(body: bytes, length: bytes | None) -> bytes:
 
 
 def logged_id(infer: InferBody, headers: dict[bytes, bytes], id_line: bytes) -> str:
-    """The id by which a caller finds an inference in the log: of its header, else of its body, else ours.
-
-    Args:
-        headers: of the request.
-        id_line: the header `x-request-id` of the answer.
-    """
+    """The id by which a caller finds an inference in the log: the header's, else the body's, else ours."""
     if infer.id and b"x-request-id" not in headers:
         return infer.id[:_MAX_ID]
     return id_line[14:-2].decode()

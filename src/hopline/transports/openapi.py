@@ -81,12 +81,7 @@ _ATTRIBUTE = re.compile(r"^    (?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 
 
 class Description:
-    """The description of a server's HTTP API.
-
-    Args:
-        operations: its routes.
-        config: names the settings of authentication.
-    """
+    """The description of a server's HTTP API."""
 
     def __init__(self, operations: Sequence[Operation], config: Config) -> None:
         self._operations = operations

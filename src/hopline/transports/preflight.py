@@ -31,12 +31,7 @@ _ANSWER_BYTES = 1 << 20
 
 
 async def preflight(service: Service, config: Config, examples: Iterable[ScoreRequest]) -> int:
-    """Send example requests as a client would, for a tenth of a second; return how many were sent.
-
-    Args:
-        service: receives the requests.
-        examples: requests for nodes or pairs, each with its model and version.
-    """
+    """Send example requests as a client would, for a tenth of a second; return how many were sent."""
     stage = _Stage(service)
     app = HttpApp(cast("Service", stage), config)
     endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=config.server.max_body_bytes)

@@ -162,13 +162,6 @@ def score_request(
 ) -> ScoreRequest:
     """Build the transport-neutral request.
 
-    Args:
-        model: from the path.
-        version: from the path; must not contradict the body's version.
-        body: the decoded body.
-        deadline: on time.monotonic()'s clock.
-        request_id: for logs.
-
     Raises:
         BadRequest: path and body name different versions, rows have different columns, or as_of is invalid.
     """

@@ -28,12 +28,7 @@ from hopline.remote_address import open_address
 
 
 class VersionCache:
-    """Copies of what one address has.
-
-    Args:
-        folder: of all addresses; made when it is first written to.
-        address: whose versions these are.
-    """
+    """Copies of what one address has."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder = folder / hashlib.sha256(address.encode()).hexdigest()[:16]
@@ -151,10 +146,6 @@ T = TypeVar("T")
 
 class FsspecRepository:
     """See `Repository`.
-
-    Args:
-        url: of the folder of models.
-        cache: folder for copies.
 
     Raises:
         ConfigError: an unknown scheme, or a driver that is not installed.

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopline.answering.hashes import content_hash, hash_of
-from hopline.artifact import read_artifact
+from hopline.answering.hashes import content_hash
+from hopline.artifact import hash_of, read_artifact
 from hopline.types import ModelInfo, TensorInfo
 
 #: Represents a missing string in a model's tensors and fitted categories: a private-use character

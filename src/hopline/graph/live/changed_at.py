@@ -86,12 +86,7 @@ def _mark_out(sources, indptr, out, first, targets, following, changed_at, versi
 
 
 class OutNeighbors:
-    """For each source node, the destinations whose lists contain it, for one edge type.
-
-    Args:
-        memory: of the edge type; the newest lists are read.
-        num_sources: capacity of the source type.
-    """
+    """For each source node, the destinations whose lists contain it, for one edge type."""
 
     def __init__(self, memory: EdgeMemory, num_sources: int) -> None:
         self._memory = memory

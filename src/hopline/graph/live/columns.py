@@ -43,11 +43,7 @@ class LiveColumns:
 
 
 class ColumnWriter:
-    """Converts rows of one type to cells, and writes their texts.
-
-    Args:
-        memory: of the type. columns: of its table.
-    """
+    """Converts rows of one type to cells, and writes their texts."""
 
     def __init__(self, memory: ColumnMemory, columns: Sequence[ColumnSchema]) -> None:
         self._columns = memory

@@ -42,14 +42,7 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
 
 
 class EdgeWriter(ColumnWriter):
-    """Writes the lists of one edge type, and the rows of its columns.
-
-    Args:
-        memory: of the edge type.
-        room: of the plan.
-        columns: of its table.
-        oldest: the oldest version that a reader may read.
-    """
+    """Writes the lists of one edge type, and the rows of its columns."""
 
     def __init__(
         self, memory: EdgeMemory, room: EdgeRoom, columns: Sequence[ColumnSchema], oldest: Callable[[], int]

@@ -61,14 +61,6 @@ class GraphKeeper:
 
     Used by one thread; `write_snapshot` may run in another one.
 
-    Args:
-        home: just opened.
-        writer: of memory that is empty, or that an earlier writer of this home filled.
-        view: creates a reader of the memory, for snapshots.
-        now_ms: the clock, ms since 1970.
-        capacity: event ids that are remembered.
-        follows: only a stream changes the graph, and names its versions.
-
     Attributes:
         follows: see the argument.
         positions: source -> the position that follows its last event in the graph.

@@ -203,12 +203,6 @@ class LiveAdjacency(LiveColumns):
 class LiveView:
     """A live graph, read by one reader.
 
-    Args:
-        memory: filled.
-        schema: of the graph.
-        ids: node type -> index of a snapshot of its lineage.
-        path: folder of the original graph.
-
     Attributes:
         clock: the pinned version, or the last one.
         on_pin: called when a version is pinned.

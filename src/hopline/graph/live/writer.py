@@ -132,12 +132,6 @@ class Prepared:
 class LiveWriter:
     """Writes the memory of a live graph.
 
-    Args:
-        memory: filled by this class, now or before.
-        schema: of the graph.
-        base: node type -> index of a snapshot of its lineage.
-        now_ms: the clock, ms since 1970.
-
     Attributes:
         sequence: of the newest version that was prepared.
         offset: place in the stream of the newest version that was published.

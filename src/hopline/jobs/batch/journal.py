@@ -92,11 +92,6 @@ _NAMES = {
 class WorkFolder:
     """Opens or creates the work folder of a run.
 
-    Args:
-        folder: `<out>.run`.
-        manifest: of the new run.
-        restart: discard the work of another run.
-
     Attributes:
         resumed: True if marks existed.
 

@@ -79,13 +79,7 @@ def columns_of(spec: ModelSpec, names: tuple[str, ...], state_dim: int) -> tuple
 
 
 class _Head:
-    """The head of a model over many rows; for one thread.
-
-    Args:
-        folder, spec: the model.
-        state_dim: columns of a final state.
-        names: from `chosen_outputs`.
-    """
+    """The head of a model over many rows; for one thread."""
 
     def __init__(self, folder: Path, spec: ModelSpec, state_dim: int, names: tuple[str, ...]) -> None:
         self._spec = spec
