@@ -111,9 +111,9 @@ BUDGET: dict[str, int] = {
     "commands": 3190,
     "config": 1333,
     "engine": 7665,
-    "events": 2426,
+    "events": 2433,
     "features": 3751,
-    "graph": 13406,
+    "graph": 13464,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1703,
@@ -131,8 +131,8 @@ BUDGET: dict[str, int] = {
     "sampling": 442,
     "scheduling": 1563,
     "snapshots": 1237,
-    "testing": 885,
-    "transports": 6694,
+    "testing": 796,
+    "transports": 6695,
 }
 
 

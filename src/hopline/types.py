@@ -28,7 +28,7 @@ ExternalId = int | str
 ExternalIds = Sequence[int] | Sequence[str] | IdArray
 #: An id as JSON has it: of 64 bits.
 ContextId: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | str
-Cell: TypeAlias = ContextId | float | bool | None
+Cell: TypeAlias = ContextId | float | bool | list[ContextId | float | bool | None] | None
 
 OnMissing = Literal["error", "null"]
 Priority = Literal["high", "normal", "low"]

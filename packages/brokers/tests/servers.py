@@ -42,7 +42,13 @@ class KafkaServer(BrokerServer):
 
     def command(self) -> list[str]:
         """See `BrokerServer.command`."""
-        return [sys.executable, "-P", "-m", "hopline.testing.kafka_mock", "--port", str(self.port)]
+        return [
+            sys.executable,
+            "-P",
+            str(Path(__file__).with_name("kafka_mock.py")),
+            "--port",
+            str(self.port),
+        ]
 
     async def make(self, topic: str) -> None:
         """Nothing: the mock creates topics for producers."""

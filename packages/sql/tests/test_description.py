@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from hopline import cli
 from hopline.errors import GraphError
+from hopline.events.decode import Decoder
 from hopline.graph import EdgeFile, Graph, NodeFile
 from hopline_sql import Description
 from hopline_sql.describe import described
+from hopline_sql.feed import ChangeFeed
 from packages.sql.tests.postgres_server import postgres
 from packages.sql.tests.test_database import execute
 
@@ -367,6 +369,39 @@ def test_what_a_graph_cannot_be_built_of_is_said_with_the_files_name(folder):
         Description("graph.toml").graph()
     (folder / "graph.toml").write_text(wrong.replace("timestamp", "integer"))
     assert Description("graph.toml").graph().labels("visit")["ts"].tolist() == [1704067200, 1704067300]
+
+
+VECTORS = """
+create table items (id text primary key, price double precision not null, emb real[]);
+create table buys (item text references items, to_item text references items);
+insert into items values ('a', 1.5, '{0.5,1,-2}'), ('b', 2, null), ('c', 3, '{0.25,0,7}');
+insert into buys values ('a', 'b'), ('b', 'c')
+"""
+
+
+def test_a_vector_of_postgres_is_a_column_for_each_place_in_a_graph_and_a_list_in_its_feed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with postgres() as database:
+        execute(database, VECTORS)
+        (tmp_path / "graph.toml").write_text(described((), database))
+        text = (tmp_path / "graph.toml").read_text()
+        assert ("emb = {  }", "a vector of 3 numbers, 33.3% missing") in lines(text, "tables.items.columns")
+        text = text.replace('key = "id"', 'key = "id"\ndeletes = "keep"')
+        (tmp_path / "graph.toml").write_text(text)
+        description = Description(tmp_path / "graph.toml")
+        graph = description.graph()
+    frame = graph.frame("items")
+    assert list(frame) == ["price", "emb_0", "emb_1", "emb_2"]
+    np.testing.assert_array_equal(frame[["emb_0", "emb_2"]], [[0.5, -2], [np.nan] * 2, [0.25, 7]])
+    after = {"id": "d", "price": 4.5, "emb": [1.5, 2.0, 3.0]}
+    source = {"table": "items", "schema": "public", "txId": 7}
+    (event,) = ChangeFeed(description).events(
+        json.dumps({"op": "c", "before": None, "after": after, "source": source}).encode()
+    )
+    decoded = Decoder(graph.schema).decode([json.dumps([event]).encode()])
+    assert (event["columns"], decoded.refused) == ({"price": 4.5, "emb": [1.5, 2.0, 3.0]}, [])
 
 
 def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):

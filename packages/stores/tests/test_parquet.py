@@ -149,14 +149,23 @@ async def test_a_file_of_others_is_not_changed(tmp_path):
     await store.close()
 
 
-async def test_a_file_without_numbers_has_columns_and_is_refused_as_rows_of_numbers(tmp_path):
-    pq.write_table(pa.table({"id": [1], "f": ["a"]}), tmp_path / "g.parquet")
+@pytest.mark.parametrize(
+    ("others", "columns"),
+    [
+        ({"f": ["a"]}, {"f": "text"}),
+        ({"f": [[1.0, 2.0]], "g": [2.0]}, {"f_0": "float", "f_1": "float", "g": "float"}),
+    ],
+)
+async def test_a_file_that_is_no_matrix_has_columns_and_is_refused_as_rows_of_numbers(
+    tmp_path, others, columns
+):
+    pq.write_table(pa.table({"id": [1], **others}), tmp_path / "g.parquet")
     store = await opened(tmp_path)
     with pytest.raises(FeatureStoreError, match=r"g\.parquet: features must be one column of lists"):
         await store.describe("g")
     with pytest.raises(FeatureStoreError, match=r"g\.parquet: features must be one column of lists"):
         await store.fetch(FeatureGroup("g", 1), [1])
-    assert (await store.describe_columns("g")).columns == {"f": "text"}
+    assert (await store.describe_columns("g")).columns == columns
     await store.close()
 
 
@@ -164,7 +173,7 @@ async def test_a_file_without_numbers_has_columns_and_is_refused_as_rows_of_numb
     ("columns", "said"),
     [
         ({"key": [1], "f": [1.0]}, "no column 'id'"),
-        ({"id": [1], "f": [[1.0]], "g": [2.0]}, "features must be one column of lists"),
+        ({"id": [1]}, "features must be one column of lists"),
     ],
 )
 async def test_a_file_that_cannot_be_used_is_named_with_the_setting(tmp_path, columns, said):

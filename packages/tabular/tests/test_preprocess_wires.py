@@ -228,10 +228,16 @@ def test_a_float_tensor_for_integers_may_not_have_rounded_them(monkeypatch, wire
 
 
 @OF_JSON
-@pytest.mark.parametrize("value", [[1], {"a": 1}, 2**70], ids=str)
+@pytest.mark.parametrize("value", [[[1]], {"a": 1}, 2**70], ids=str)
 def test_a_value_that_no_column_has_is_named_by_its_column(wires, wire, value):
     with pytest.raises(Refused, match=r"\$(\.inline)?\[0\]\.columns\['amount'\]"):
         getattr(wires, wire)([{"columns": ROW | {"amount": value}}])
+
+
+@OF_JSON
+def test_a_list_for_a_column_that_is_no_vector_is_named_with_the_value(wires, wire):
+    with pytest.raises(Refused, match=r"inline\[0\].columns: 'amount': \[1\] instead of a number"):
+        getattr(wires, wire)([{"columns": ROW | {"amount": [1]}}])
 
 
 @pytest.mark.parametrize(

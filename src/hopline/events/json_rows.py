@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import AddEdge, AddNode, RemoveEdge, Vector, _Node
 from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, NodeTypeSchema
-from hopline.graph.stored_columns import cells_of
+from hopline.graph.stored_columns import cells_of, vectors_of, with_places
 from hopline.types import AnyArray, IdArray
 
 _INT64 = np.iinfo(np.int64)
@@ -91,14 +91,21 @@ def _read_columns(
     Returns: also their cells and texts; a removal needs no values.
     """
     names = {column.name: None for column in columns}.keys()
+    every: list[Mapping[str, Any]] = [event.columns or {} for event in events]
+    vectors = vectors_of(names)
+    for row, sent in enumerate(every if vectors else ()):
+        try:
+            every[row] = with_places(sent, vectors)
+        except ValueError as error:
+            refusals.add(int(numbers[row]), "bad_shape", f"{what}: column {error}")
     wrong = [
         row
         for row, event in enumerate(events)
-        if (event.columns or {}).keys() != names and type(event) is not RemoveEdge
+        if every[row].keys() != names and type(event) is not RemoveEdge
     ]
     for row in wrong:
-        given, number = events[row].columns, int(numbers[row])
-        foreign = [name for name in given or () if name not in names]
+        given, number = every[row], int(numbers[row])
+        foreign = [name for name in given if name not in names]
         if foreign or not names:
             is_edge = type(events[row]) is AddEdge
             has = (
@@ -107,13 +114,13 @@ def _read_columns(
             why = f"{what} has no column {_listed(foreign)}; {has}"
             refusals.add(number, "schema_changed", why)
         else:
-            lacks = [name for name in names if name not in (given or ())]
+            lacks = [name for name in names if name not in given]
             why = (
                 f"{what}: columns without {_listed(lacks)}; it has {checks.takes(columns)}; null is missing"
             )
             refusals.add(number, "bad_shape", why)
     kept = sorted({*range(len(events))}.difference(wrong)) if wrong else None
-    rows = [event.columns or {} for event in (events if kept is None else [events[row] for row in kept])]
+    rows = every if kept is None else [every[row] for row in kept]
 
     def read(column: ColumnSchema) -> tuple[AnyArray, dict[int, str]]:
         return cells_of(column.type, [row.get(column.name) for row in rows])

@@ -13,7 +13,6 @@ import numpy as np
 
 from hopline.errors import GraphError
 from hopline.graph import cells, file_ids
-from hopline.graph.arrow import arrow
 from hopline.graph.cells import FileTable, Missing
 from hopline.graph.columns import matrix
 from hopline.graph.schema import ColumnType
@@ -21,7 +20,7 @@ from hopline.graph.stored_columns import is_label
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, check_by_type
 from hopline.graph.text_stream import PACKED
 from hopline.graph.text_table import TextFormat, TextTable
-from hopline.graph.typed_columns import typed
+from hopline.graph.typed_columns import typed_columns
 from hopline.graph.typed_table import TYPED, TypedTable
 from hopline.types import AnyArray, Progress, silent
 
@@ -223,8 +222,8 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
 
 
 def _read_columns(table: FileTable, kept: Mapping[str, str], missing: Missing) -> dict[str, Any]:
-    read = {name: typed(table, name, missing, kind) for name, kind in kept.items()}
-    return {"columns": arrow("pyarrow").table(read), "column_types": dict.fromkeys(kept, "")}
+    read = typed_columns(table, kept, missing)
+    return {"columns": read, "column_types": dict.fromkeys(read.column_names, "")}
 
 
 def _kept_columns(table: FileTable, given: Sequence[str], rest: Sequence[str]) -> dict[str, str]:

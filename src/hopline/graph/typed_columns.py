@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from hopline.errors import GraphError
@@ -17,7 +18,7 @@ from hopline.graph.cells import (
     trimmed,
 )
 from hopline.graph.schema import ColumnType
-from hopline.graph.stored_columns import is_label, type_of
+from hopline.graph.stored_columns import is_label, places_of, type_of
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.graph.typed_table import TypedTable
 
@@ -49,8 +50,22 @@ def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
     if not source.names:
         raise GraphError(f"{what}: columns is a table without columns; leave it out")
     source.load(source.names)
-    read = {column: typed(source, column, Missing(), types.get(column, "")) for column in source.names}
-    return arrow("pyarrow").table(read)
+    return typed_columns(source, {name: types.get(name, "") for name in source.names}, Missing())
+
+
+def typed_columns(table: FileTable, kinds: Mapping[str, str], missing: Missing) -> Any:
+    """Columns as `typed` has them, with one for each place of a vector, as a `pyarrow.Table`.
+
+    Args:
+        kinds: column -> its type, or "".
+    """
+    found = dict[str, Any]()
+    for name, kind in kinds.items():
+        places = places_of(name, table.column(name))
+        if taken := next((place for place in places if place in kinds), ""):
+            raise GraphError(f"{table.what}: {name!r} is a vector, and {taken!r} is a column; rename one")
+        found |= places or {name: typed(table, name, missing, kind)}
+    return arrow("pyarrow").table(found)
 
 
 def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> Any:
@@ -66,7 +81,7 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     column, what = table.column(name), f"{table.what}: column {name!r}"
     if not type_of(column.type):  # of a list, a duration, a period of pandas
         is_list = "list<" in str(column.type)
-        how = "make a column of each value or place of its lists" if is_list else "convert it"
+        how = "make a column of each value (lists of floats need one length)" if is_list else "convert it"
         raise GraphError(f"{what} holds {column.type}; leave it out, or {how}")
     if is_text := is_string(column.type):  # as `cell_of` reads a text
         column = pc.utf8_trim_whitespace(trimmed(table, name, column))

@@ -22,12 +22,13 @@ from hopline.errors import BadRequest, quoted
 from hopline.request_fields import FIELDS
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, read_as_of, time_limit_of
-from hopline.types import UNREADABLE, AnyArray, InlineNode, ScoreRequest, ScoreResult
+from hopline.types import UNREADABLE, AnyArray, Cell, InlineNode, ScoreRequest, ScoreResult
 from turnserve.compression import PIECE_BYTES
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str
 _Row: TypeAlias = dict[str, Scalar]
+_Cells: TypeAlias = dict[str, Cell]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 #: Values that are encoded at a time, in a millisecond: an encoder holds the interpreter lock.
 SLICE_VALUES = 2**14
@@ -42,9 +43,9 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     features: list[float] | None = None
     neighbors: list[_Id] | dict[str, list[_Id]] = []
     id: _Id | None = None
-    edge_attr: list[list[float] | _Row] | dict[str, list[list[float] | _Row]] = []
+    edge_attr: list[list[float] | _Cells] | dict[str, list[list[float] | _Cells]] = []
     edge_weight: list[float] | dict[str, list[float]] = []
-    columns: dict[str, Scalar] | None = None
+    columns: _Cells | None = None
 
     def __post_init__(self) -> None:
         if (self.features is None) == (self.columns is None):

@@ -14,6 +14,7 @@ from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.schema import ColumnType, GraphSchema
+from hopline.graph.stored_columns import vectors_of, with_places
 from hopline.records.reader import LogReader
 from hopline.types import AnyArray, ExternalId, FloatArray
 from hopline_drift.skew import Column, Finding, Kind, Limits, differences, kind_of, row_differences
@@ -149,6 +150,9 @@ class Known:
         if id_column and id_column not in values:
             raise BadRequest(f"--id: {path} has no column {id_column!r}; it has {', '.join(values)}")
         ids = values.get(id_column, []) if id_column else []
+        for name, length in vectors_of(types).items():
+            rows = [cell or [None] * length for cell in values.pop(name, ())]
+            values |= {f"{name}_{at}": list(each) for at, each in enumerate(zip(*rows, strict=False))}
         found = dict[str, Column]()
         for name, cells in values.items():
             if not types and name == id_column:
@@ -187,22 +191,30 @@ def _typed(kind: ColumnType, text: str | None) -> Any:
     return int(number) if number.is_integer() and "." not in text and abs(number) < 2**53 else number
 
 
+def _placed(row: Mapping[str, Any], vectors: Mapping[str, int]) -> Mapping[str, Any]:
+    """As `with_places`; a vector of another length, which the server refused, is no column."""
+    with contextlib.suppress(ValueError):
+        return with_places(row, vectors)
+    return row
+
+
 def compare_columns(
     logged: Logged, known: Known, types: Mapping[str, ColumnType], limits: Limits
 ) -> Iterator[Finding]:
     """Skew of raw columns: of all values, and row by row where ids match."""
-    against = known.against
+    against, vectors = known.against, vectors_of(types)
+    sent = [_placed(row, vectors) for row in logged.rows]
     for name, kind in types.items():
         there = known.columns.get(name)
         if there is None:
             yield Finding(against, name, "column", f"{against} has no column {name!r}", 1.0)
             continue
-        rows = [at for at, row in enumerate(logged.rows) if name in row]
-        if logged.rows and (share := 1 - len(rows) / len(logged.rows)) > limits.share:
+        rows = [at for at, row in enumerate(sent) if name in row]
+        if sent and (share := 1 - len(rows) / len(sent)) > limits.share:
             yield Finding(
                 "served", name, "column", f"{share:.1%} of served rows have no such column", share
             )
-        served = Column.of(kind, [logged.rows[at][name] for at in rows])
+        served = Column.of(kind, [sent[at][name] for at in rows])
         yield from differences(name, served, there, against, limits)
         same = [
             (place, known.row_of[id])

@@ -21,7 +21,7 @@ from hopline.errors import GraphError
 from hopline.graph.cells import Missing, cast, is_string
 from hopline.graph.edge_times import likely_unit
 from hopline.graph.files import open_table
-from hopline.graph.stored_columns import is_label, type_of
+from hopline.graph.stored_columns import is_label, places_of, type_of
 from hopline.graph.text_table import TextFormat
 from hopline.graph.typed_columns import typed
 from hopline.types import silent
@@ -32,6 +32,8 @@ from hopline_sql.database import opened, query
 _FREE_SHARE, _FREE_ROWS = 0.5, 20
 #: Smallest share of the values that are keys to be named in a comment.
 _NEAR = 0.5
+#: The first words of the note of a column of lists that is one float column for each place.
+_VECTOR = "a vector"
 #: Distinct texts of which all must be keys of a table before a column without its name is a foreign key.
 _TEXTS = 10
 _ID = re.compile(r"(?i)(^|_)(id|key|uuid|no|number)$|(?-i:[a-z](Id|ID|Key))$")
@@ -112,6 +114,9 @@ def _read(text: str, database: str, folder: Path) -> _Found:
     columns, notes = dict[str, Any](), dict[str, str]()
     for column in table.names:
         cells = table.column(column)
+        if length := len(places_of(column, cells)):
+            notes[column] = f"{_VECTOR} of {length} numbers, {cells.null_count / len(cells):.1%} missing"
+            continue
         days = is_string(cells.type) and pc.mean(pc.match_substring_regex(pc.unique(cells), _DAY)).as_py()
         for kind in ("timestamp" if (days or 0) > 0.5 else "", "text"):
             try:
@@ -206,9 +211,9 @@ def _section(table: _Found) -> Iterator[str]:
         else:
             why = f"{time} is the time" if time else 'role = "time" makes it the time of the rows'
         others[name] = role, kind, f"{known}; {why}"
-    features = [table.columns[name] for name, (role, _, _) in others.items() if role == "feature"]
-    are_numbers = {type_of(each.type) for each in features} <= {"integer", "float", "boolean"}
-    if is_edges and features and are_numbers and not any(each.null_count for each in features):
+    features = {name: kind for name, (role, kind, _) in others.items() if role == "feature"}
+    are_numbers = {*features.values()} <= {"integer", "float", "boolean"}
+    if is_edges and features and are_numbers and not any(table.columns[n].null_count for n in features):
         yield "numbers = true  # attributes of edges in float32; else they are columns for preprocessing"
     if table.foreign:
         yield f"[tables.{_name(table.name)}.foreign_keys]"
@@ -228,7 +233,8 @@ def _section(table: _Found) -> Iterator[str]:
 def _column(table: _Found, name: str, *, is_edges: bool) -> tuple[str, str, str]:
     """Role, type and comment of a column."""
     if name not in table.columns:
-        return "left out", "", table.notes[name]
+        note = table.notes[name]
+        return "feature" if note.startswith(_VECTOR) else "left out", "", note
     column = table.columns[name]
     kind, rows = type_of(column.type), len(column)
     known = f"{kind}, {column.null_count / max(1, rows):.1%} missing, "

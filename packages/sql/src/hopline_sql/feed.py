@@ -230,7 +230,7 @@ class _Rows:
             return _decimal(value, int(field["parameters"]["scale"]))
         if kind == _VARIABLE:
             return _decimal(value["value"], int(value["scale"]))
-        if isinstance(value, dict | list):
+        if isinstance(value, dict):
             raise GraphError(f"{self._name}: {name!r} is {kind or 'a structure'}, which no column holds")
         return value
 
@@ -238,7 +238,7 @@ class _Rows:
         value = self._value(row, name)
         if isinstance(value, Decimal) and value == int(value):
             return int(value)
-        if isinstance(value, float | _Moment | Decimal):
+        if isinstance(value, float | _Moment | Decimal | list):
             raise GraphError(f"{self._name}: {name!r} is {value}, which is not an id")
         return value
 

@@ -32,7 +32,7 @@ from hopline.features.base import COLUMNS, ColumnRow, FeatureGroup, FeatureStore
 from hopline.features.ids import IdRows, index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found, refuse_changed
 from hopline.files import draft_of, publish_file, temporary_root
-from hopline.graph.stored_columns import type_of
+from hopline.graph.stored_columns import places_of, type_of
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
@@ -297,7 +297,7 @@ def _table_of(files: _Files, id_column: str) -> _Table:
         columns = {name: table.column(name) for name in table.column_names if name != id_column}
         for name, column in list(columns.items()):
             if not type_of(column.type):
-                del columns[name]  # lists and others
+                columns |= places_of(name, columns.pop(name))  # other lists are no columns
             elif types.is_date(column.type):
                 columns[name] = column.cast(arrow.timestamp("s"))
             elif types.is_decimal(column.type) or types.is_null(column.type):
@@ -369,7 +369,7 @@ def _files_of(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
             f"{paths[0]}: features must be one column of lists of equal length, or columns of numbers; "
             f"its columns: {', '.join(f'{field.name} ({field.type})' for field in schema)}"
         )
-        if columns or len(schema) < 2:
+        if len(schema) < 2:
             raise FeatureStoreError(refusal)
         return _Files(FeatureGroup(name, 0), paths, (), refusal)
     dim = sum(map(_width, types))

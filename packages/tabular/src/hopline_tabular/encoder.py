@@ -11,7 +11,7 @@ import numpy as np
 
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
-from hopline.graph.stored_columns import WORDS, cell_of, shown
+from hopline.graph.stored_columns import WORDS, cell_of, shown, vectors_of, with_places
 from hopline.types import FloatArray, TensorInfo
 from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel
@@ -40,6 +40,7 @@ class ColumnEncoder:
         self._model = TabularModel(folder, spec)
         self._checks = [(one.name, ColumnCheck(one, WORDS[types[one.name]]).check) for one in spec.columns]
         self._types = {column.name: types[column.name] for column in spec.columns}
+        self._vectors = vectors_of(self._types)
         made = {"boolean": False, "timestamp": "1970-01-01"}
         self.example = {each.name: made.get(types[each.name], made_up(each)) for each in spec.columns}
         self.columns: list[dict[str, Any]] = [
@@ -105,8 +106,12 @@ class ColumnEncoder:
         """As `RowEncoder.read`; a column that the preprocessing does not read is ignored."""
         columns: dict[str, list[Any]] = {name: [] for name in self._types}
         for place, row in zip(places, given, strict=True):
+            try:
+                row = with_places(row or {}, self._vectors)
+            except ValueError as error:
+                raise BadRequest(f"{place}: {error}") from None
             for name, kind in self._types.items():
-                if row is None or name not in row:
+                if name not in row:
                     takes = [
                         f"{one['name']} ({one['type']}{_NULL[one['nullable']]})" for one in self.columns
                     ]
