@@ -14,7 +14,7 @@ from hopline_mesh.commands.warm import SIGNATURES as MESH_SIGNATURES
 
 #: Kernels that call one another, and half of the time: compiled in one process.
 ENGINE = (
-    *("hopline.engine.fused_path", "hopline.engine.kernels", "hopline.engine.plan"),
+    *("hopline.engine.fused_plan", "hopline.engine.kernels", "hopline.engine.plan"),
     *("hopline.engine.state_cache", "hopline.sampling."),
 )
 

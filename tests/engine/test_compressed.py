@@ -35,5 +35,5 @@ def test_every_kind_of_model_answers_alike(cases, name, memory):
 def test_without_weights_answers_are_those_of_the_graph_itself(cases):
     case = cases["plain"]
     models = [load(case, graph) for graph in (case.graph.compressed(), case.graph)]
-    assert all(model._fused_path is not None for model in models)
+    assert all(model._fused_plan is not None for model in models)
     np.testing.assert_array_equal(*(final(model, np.arange(60)) for model in models))

@@ -51,7 +51,7 @@ def answered(model, request):
 def test_a_deadline_ends_a_batch_between_any_two_steps(cases, name, fanout):
     case = cases[name]
     model = case.model(caches=False, fanout=fanout)
-    model._fused_path = None  # one compiled call has no steps
+    model._fused_plan = None  # one compiled call has no steps
     expected = answered(model, asked(model))
     clock = Clock(10**9)
     model.guard = Guard(clock=clock)
@@ -102,7 +102,7 @@ def test_rows_are_counted_before_they_are_read(cases, name):
 
 
 def test_memory_is_requested_before_it_is_taken(cases, monkeypatch):
-    monkeypatch.setattr("hopline.engine.plan._SOME_EDGES", 0)
+    monkeypatch.setattr("hopline.engine.plan.SOME_EDGES", 0)
     model = cases["sage"].model(caches=False, fanout=-1)
     model.guard = Guard(max_bytes=1000)
     model.guard.batch = [PATIENT]

@@ -42,7 +42,7 @@ def loaded(tmp_path_factory):
         folder = root / name / "1"
         model = load_model(folder, read_spec(folder), graph)
         found[name] = Answerer(model, default_outputs(model.spec), 100)
-    assert found["chain"].model._fused_path is not None
+    assert found["chain"].model._fused_plan is not None
     return found
 
 

@@ -176,8 +176,8 @@ def test_the_short_way_of_small_batches_equals_the_general_way(dtype, tmp_path):
         Model(report.path, spec, graph),
         Model(report.path, spec, graph.with_features_as("float32")),
     )
-    assert chain._fused_path is not None
-    other._fused_path = None
+    assert chain._fused_plan is not None
+    other._fused_plan = None
     for size in (1, 5, 200, 1, 5, 200):
         ids = rng.permutation(400)[:size]
         expected = other.final_states({"node": ids})["node"].copy()

@@ -7,7 +7,7 @@ import numpy as np
 from hopline.engine import (
     answer,
     attention,
-    fused_path,
+    fused_plan,
     inline,
     interner,
     level,
@@ -45,10 +45,17 @@ def reduction_skips_the_last_neighbour(patch):
 
 @fault("engine", "gcn")
 def degrees_are_off_by_one(patch):
-    def wrong(_, *args):
-        args[-1][:] += 1
+    """Of the nodes themselves: one over its root is a factor of a coefficient."""
 
-    after(patch, level, "weighted_degrees", wrong)
+    def wrong(_, *args):
+        *_, num_eligible, out, out_self = args
+        offsets = args[-8]
+        degree = num_eligible + 1.0
+        factor = np.sqrt(degree / (degree + 1))
+        out *= np.repeat(factor, np.diff(offsets)).astype(np.float32)
+        out_self *= (factor * factor).astype(np.float32)
+
+    after(patch, level, "gcn_edges", wrong)
 
 
 @fault("engine", "max")
@@ -146,31 +153,17 @@ def level_below_is_read_by_another_row_on_the_way_down(patch):
     after(patch, plan, "_number", wrong)
 
 
-@fault("engine", "sage")
-def chain_divides_no_mean(patch):
-    def wrong(result, self, k, *_):
-        self._frames[k, fused_path.MEAN] = 0
-        return result
-
-    after(patch, fused_path.FusedPath, "_fill", wrong)
-
-
 @fault("engine", "few")
-def chain_samples_one_neighbour_less(patch):
+def fused_plan_samples_one_neighbour_less(patch):
     def wrong(result, self, k, *_):
-        self._frames[k, fused_path.FANOUT] -= 1
+        self._frames[k, fused_plan.FANOUT] -= 1
         return result
 
-    after(patch, fused_path.FusedPath, "_fill", wrong)
+    after(patch, fused_plan.FusedPlan, "_fill", wrong)
 
 
 @fault("engine", "sage")
-def chain_answers_a_batch_in_reverse(patch):
-    after(patch, fused_path.FusedPath, "run", lambda rows, *_: rows[::-1])
-
-
-@fault("engine", "sage")
-def general_way_answers_a_batch_in_reverse(patch):
+def engine_answers_a_batch_in_reverse(patch):
     after(
         patch, model, "execute", lambda found, *_, **__: {name: rows[::-1] for name, rows in found.items()}
     )
@@ -210,14 +203,6 @@ def cached_rows_are_those_of_another_node(patch):
     patch.setattr(
         state_cache.StateCache, "write", lambda self, ids, rows: right(self, np.roll(ids, 1), rows)
     )
-
-
-@fault("engine", "sage")
-def chain_answers_from_a_full_cache_in_reverse(patch):
-    def wrong(rows, self, *_):
-        return rows[::-1] if any(each.num_hits for _, each in self._tables) else rows
-
-    after(patch, fused_path.FusedPath, "run", wrong)
 
 
 @fault("engine", "gcn")

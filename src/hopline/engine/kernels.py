@@ -326,6 +326,37 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
             out_self[i] = np.float32(0.0)
 
 
+@njit(nogil=True, cache=True)
+def gcn_edges(  # type: ignore[no-untyped-def]
+    indptr, records, indices, version, time, as_of, cumweight, weight, skip_loops, add_loops, known,
+    no_cumweight, no_weight, nodes, neighbors, offsets, edge_weight, loop_weight,
+    is_self, num_eligible, out, out_self,
+):  # fmt: skip
+    """`self_loops`, `weighted_degrees` of both ends, and `gcn_coefficients` of sampled edges, in one call.
+
+    Args:
+        no_cumweight, no_weight: as cumweight and weight, for no weights.
+        is_self: bool [E] and num_eligible: int64 [n], filled too. The others are those of the functions.
+    """
+    n, num_edges = nodes.shape[0], neighbors.shape[0]
+    count, degree, others = (
+        np.empty(n, np.float32),
+        np.empty(n, np.float32),
+        np.empty(num_edges, np.float32),
+    )
+    lists = indptr, records, indices, version, time
+    weighted_degrees(*lists, nodes, as_of, no_cumweight, no_weight, False, False, known[:0], count)
+    for i in range(n):
+        num_eligible[i] = np.int64(count[i])
+    how = as_of, cumweight, weight, skip_loops, add_loops, known
+    weighted_degrees(*lists, nodes, *how, degree)
+    weighted_degrees(*lists, neighbors, *how, others)
+    self_loops(neighbors, nodes, offsets, is_self)
+    gcn_coefficients(
+        add_loops, is_self, offsets, edge_weight, degree, others, num_eligible, loop_weight, out, out_self
+    )
+
+
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -370,20 +401,16 @@ def intern(first, second, clear, shift, keys, values, distinct, count, rows):  #
 
 
 @njit(nogil=True, cache=True)
-def number_edges(offsets, beyond, owners, edges):  # type: ignore[no-untyped-def]
-    """Number the edges of some destinations, and repeat the last one to fill the arrays.
+def list_owners(offsets, beyond, owners):  # type: ignore[no-untyped-def]
+    """Fill owners, int64 [>= edges], with the number of each edge's destination, from 0 on; then `beyond`.
 
     Args:
-        offsets: int64 [n+1]. beyond: the owner of repeated edges.
-        owners, edges: int64 [>= edges], filled: the destination, from 0 on, and the number of each edge.
+        offsets: int64 [n+1] of the edges.
     """
     count = 0
     for i in range(offsets.shape[0] - 1):
-        for e in range(offsets[i], offsets[i + 1]):
+        for _ in range(offsets[i], offsets[i + 1]):
             owners[count] = i
-            edges[count] = e
             count += 1
-    last = max(offsets[offsets.shape[0] - 1] - 1, 0)
     for k in range(count, owners.shape[0]):
         owners[k] = beyond
-        edges[k] = last

@@ -9,7 +9,14 @@ import numpy as np
 
 from hopline.artifact import ModelSpec, Stage
 from hopline.engine.interner import Interner
-from hopline.engine.kernels import gcn_coefficients, loop_weights, self_loops, take, weighted_degrees
+from hopline.engine.kernels import (
+    gcn_coefficients,
+    gcn_edges,
+    loop_weights,
+    self_loops,
+    take,
+    weighted_degrees,
+)
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.overlay import Lists
 from hopline.engine.source import RowSource
@@ -144,17 +151,14 @@ class Relation:
                 view.attr = block.columns["attr"][:num_edges]
             else:
                 view.attr = self.adjacency.attr[block.positions]
-        if self.reads_is_self or self.add_loops:
+        if self.gcn:
+            self._normalise(view, nodes, block, as_of, lists)
+            return view
+        if self.reads_is_self:
             view.is_self = np.empty(num_edges, np.bool_)
             self_loops(block.neighbors, nodes, block.offsets, view.is_self)
         if self.reads_degree:
-            if lists is None:
-                degrees = self._degrees(nodes, as_of)
-            else:
-                degrees = lists.merged(nodes, as_of, lists.counts, self._degrees)
-            view.num_eligible = degrees.astype(np.int64)
-        if self.gcn:
-            self._normalise(view, nodes, block, as_of, lists)
+            view.num_eligible = self._counts(nodes, as_of, lists)
         return view
 
     def new_columns(self, num_edges: int) -> dict[str, AnyArray]:
@@ -174,27 +178,42 @@ class Relation:
         known = self._known_degrees if as_of == NO_CUT else _NONE_KNOWN
         return self._degrees(nodes, as_of, (*self._sums, known))
 
+    def _counts(self, nodes: IdArray, as_of: int, lists: Lists | None) -> IdArray:
+        """In-edges before sampling: int64 [n]."""
+        if lists is None:
+            return self._degrees(nodes, as_of).astype(np.int64)
+        return lists.merged(nodes, as_of, lists.counts, self._degrees).astype(np.int64)
+
     def _normalise(
         self, view: EdgeView, nodes: IdArray, block: Block, as_of: int, lists: Lists | None
     ) -> None:
+        neighbors, offsets, num_nodes = block.neighbors, block.offsets, nodes.shape[0]
         loops, is_weighted = NO_FLOATS, self.add_loops and self.gcn_weighted
+        weight = view.weight if self.gcn_weighted else NO_FLOATS
+        view.coefficients = out = np.empty(neighbors.shape[0], np.float32)
+        view.self_coefficients = out_self = np.empty(num_nodes, np.float32)
+        view.is_self = is_self = np.empty(neighbors.shape[0], np.bool_)
         if lists is None:
+            view.num_eligible = np.empty(num_nodes, np.int64)
             if is_weighted and self.adjacency.has_self_loops:
                 loops = self._loops(nodes, as_of)
-            own = self.degree_with_loop(nodes, as_of)
-            others = self.degree_with_loop(block.neighbors, as_of)
-        else:
-            listed, listed_loops = lists.degrees(self.gcn_weighted, self.add_loops)
-            if is_weighted:
-                loops = lists.merged(nodes, as_of, listed_loops, self._loops)
-            own = lists.merged(nodes, as_of, listed, self.degree_with_loop)
-            others = lists.merged(block.neighbors, as_of, listed, self.degree_with_loop)
-        weight = view.weight if self.gcn_weighted else NO_FLOATS
-        view.coefficients = np.empty(block.neighbors.shape[0], np.float32)
-        view.self_coefficients = np.empty(nodes.shape[0], np.float32)
-        is_self = np.empty(0, np.bool_) if view.is_self is None else view.is_self
-        found = view.num_eligible, loops, view.coefficients, view.self_coefficients
-        gcn_coefficients(self.add_loops, is_self, block.offsets, weight, own, others, *found)
+            time, known = self._time, _NONE_KNOWN
+            if as_of == NO_CUT:
+                time, known = _NO_TIMES, self._known_degrees
+            gcn_edges(
+                *self._lists, self._clock.version, time, as_of, *self._sums, known, *_COUNTS[:2],
+                nodes, neighbors, offsets, weight, loops, is_self, view.num_eligible, out, out_self,
+            )  # fmt: skip
+            return
+        view.num_eligible = self._counts(nodes, as_of, lists)
+        listed, listed_loops = lists.degrees(self.gcn_weighted, self.add_loops)
+        if is_weighted:
+            loops = lists.merged(nodes, as_of, listed_loops, self._loops)
+        own = lists.merged(nodes, as_of, listed, self.degree_with_loop)
+        others = lists.merged(neighbors, as_of, listed, self.degree_with_loop)
+        self_loops(neighbors, nodes, offsets, is_self)
+        found = view.num_eligible, loops, out, out_self
+        gcn_coefficients(self.add_loops, is_self, offsets, weight, own, others, *found)
 
     def _degrees(self, nodes: IdArray, as_of: int, how: tuple[Any, ...] = _COUNTS) -> FloatArray:
         """`weighted_degrees`; how: (cumweight, weight, skip_loops, add_loops, known)."""

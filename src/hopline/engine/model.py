@@ -18,7 +18,7 @@ from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.encoders import encoder_of
 from hopline.engine.execute import execute
-from hopline.engine.fused_path import FusedPath
+from hopline.engine.fused_plan import FusedPlan, chain_to
 from hopline.engine.guard import Guard
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
@@ -40,6 +40,7 @@ from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
 
 log = logging.getLogger(__name__)
+_NO_IDS: IdArray = np.empty(0, np.int64)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -231,9 +232,8 @@ class Model:
     def _set_head(self, folder: Path, spec: ModelSpec, threads: int) -> None:
         """Answer with the only head of `spec`."""
         head, final = spec.head, spec.levels[-1]
-        self._fused_path = None
-        if not self.sources and not self.is_stored:
-            self._fused_path = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
+        chain = None if self.sources or self.is_stored else chain_to(self.levels[-1][head.node_type])
+        self._fused_plan = None if chain is None else FusedPlan(chain)
         self.state_dim = final[head.node_type].state_dim
         self.offers = outputs_of(spec)
         self.encoder = self.encoders.get(head.node_type)
@@ -288,13 +288,6 @@ class Model:
 
         Raises: RowsAbsent: a source lacks rows, and `supply` did not allow computing without them.
         """
-        if self._fused_path is not None and len(wanted) == 1:
-            node_type, ids = next(iter(wanted.items()))
-            if node_type == self.spec.head.node_type and ids.shape[0] <= self._fused_path.max_seeds:
-                states = self._fused_path.run(ids, as_of)
-                if states is not None:
-                    self.guard.rows += self._fused_path.rows_ran
-                    return {node_type: states}
         return self._states(self.spec.num_layers, wanted, as_of)
 
     def overlaid_states(
@@ -327,6 +320,10 @@ class Model:
         return {key: tuple(sorted(names)) for key, names in found.items()}
 
     def _plan(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> Plan:
+        if self._fused_plan is not None and level == self.num_hops and len(wanted) == 1:
+            ids = wanted.get(self.spec.head.node_type, _NO_IDS)
+            if 0 < ids.shape[0] <= self._fused_plan.max_seeds:
+                return self._fused_plan.make(ids, as_of, self.guard)
         since = -math.inf
         for source in self.sources.values():
             since = max(since, source.age_s(0.0) - source.ttl_s)

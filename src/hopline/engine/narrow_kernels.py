@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, types
+from numba import types
 from numba.extending import overload
-from numba.np.numpy_support import as_dtype
 
 from hopline.graph.narrow import NarrowMatrix
-from hopline.kernels.intrinsics import float_of_bits, float_of_half, pointer
+from hopline.kernels.intrinsics import float_of_bits, float_of_half
 from hopline.sampling.keyed import frozen
 from hopline.types import AnyArray, FloatArray
 
@@ -60,18 +59,6 @@ def matrix_of(features: AnyArray | NarrowMatrix) -> Matrix:
     return plain
 
 
-def like_of(matrix: Matrix) -> Any:
-    """A number whose type tells kernels how a matrix is stored; a Python float for float32 (fastest)."""
-    return matrix.codes.dtype.type(0) if isinstance(matrix, Narrow) else 0.0
-
-
-def parts_of(matrix: Matrix) -> tuple[AnyArray, FloatArray, FloatArray]:
-    """The arrays that a matrix is made of; scale and offset may be empty."""
-    if isinstance(matrix, Narrow):
-        return matrix.codes, matrix.scale, matrix.offset
-    return matrix, _NO_FLOATS, _NO_FLOATS
-
-
 def decoder_of(base: Any, column: int, w: int) -> Any:
     """In kernels: what `value_at` needs for columns [column, column + w); computed once per call."""
     raise NotImplementedError
@@ -84,11 +71,6 @@ def value_at(row: Any, decoder: Any, c: int) -> Any:
 
 def stored_in(base: Any) -> Any:
     """In kernels: the array [N, d] that contains the rows."""
-    raise NotImplementedError
-
-
-def matrix_at(like: Any, address: int, rows: int, columns: int, scale_at: int, offset_at: int) -> Any:
-    """In kernels: a matrix from addresses; the type of `like` (see `like_of`) says how it is stored."""
     raise NotImplementedError
 
 
@@ -116,21 +98,3 @@ def _stored_in(base):  # type: ignore[no-untyped-def]
     if isinstance(base, types.Array):
         return lambda base: base
     return lambda base: base.codes
-
-
-@overload(matrix_at)
-def _matrix_at(like, address, rows, columns, scale_at, offset_at):  # type: ignore[no-untyped-def]
-    if like == types.float64:
-        return lambda like, address, rows, columns, scale_at, offset_at: carray(
-            pointer(address), (rows, columns), np.float32
-        )
-    dtype = as_dtype(like).type
-    num_columns = 1 if like == types.int8 else 0
-
-    def narrow(like, address, rows, columns, scale_at, offset_at):  # type: ignore[no-untyped-def]
-        codes = carray(pointer(address), (rows, columns), dtype)
-        scale = carray(pointer(scale_at), (num_columns * columns,), np.float32)
-        offset = carray(pointer(offset_at), (num_columns * columns,), np.float32)
-        return Narrow(codes, scale, offset)
-
-    return narrow

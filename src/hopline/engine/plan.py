@@ -27,7 +27,7 @@ from hopline.types import IdArray
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
 #: Fewer edges than this are sampled in less than a millisecond: the guard is not called for them.
-_SOME_EDGES = 1 << 12
+SOME_EDGES = 1 << 12
 
 
 @dataclass(slots=True)
@@ -40,14 +40,12 @@ class Plan:
         reads: raw rows that come from sources; see `complete`.
         fetched_edges: edges that were fetched from a graph store for this batch.
         since: rows with this stamp or an older one have expired; -inf where rows do not age.
-        num_edges: sampled edges, over all levels.
     """
 
     needs: list[list[LevelPlan]]
     as_of: int
     guard: Guard
     since: float = -np.inf
-    num_edges: int = 0
     reads: list[RawRead] = field(default_factory=list)
     fetched_edges: FetchedEdgesByType = field(default_factory=dict)
 
@@ -133,7 +131,7 @@ def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
             _expect(level.own_below, num_rows, touched)
         for relation, below in level.links:
             bound = relation.sampler.bound(need.compute)
-            if bound >= _SOME_EDGES:
+            if bound >= SOME_EDGES:
                 _reserve(plan, num_rows, bound, below)
             block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of, bound)
             need.blocks.append(block)
@@ -143,7 +141,6 @@ def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
                     absent.setdefault(relation.key, []).append(lost)
             num_edges = block.num_edges
             guard.rows += num_edges
-            plan.num_edges += num_edges
             if below is not None:
                 _expect(below, num_edges, touched)
     if absent:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hopline.artifact import Stage, StageInput
 from hopline.engine.attention import AttentionInput
-from hopline.engine.kernels import add_scaled, gather, gather_reduce, number_edges, reduce_max, reduce_sum
+from hopline.engine.kernels import add_scaled, gather, gather_reduce, list_owners, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, ROW_STEP, EdgeStage, RowStage, chunk_rows
@@ -24,6 +24,7 @@ _MOST_EDGES = 2048
 
 
 _NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
+_FIRST_ROW: IdArray = np.zeros(1, np.int64)
 
 #: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
 _Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
@@ -229,6 +230,9 @@ class StageRunner:
         """Cut destinations into calls of few rows and edges; a node with more edges has a call alone."""
         running = sum(offsets[1:], start=offsets[0])
         most = _MOST_EDGES * (self.chunk_rows // CHUNK_ROWS)
+        if num_rows <= self.chunk_rows and running[num_rows] - running[0] <= most:
+            yield 0, num_rows
+            return
         a = 0
         while a < num_rows:
             b = int(running.searchsorted(running[a] + most, "right")) - 1
@@ -240,13 +244,10 @@ class StageRunner:
         """The inputs of an edge stage for destinations [a, b), filled up to whole steps of rows."""
         count = b - a
         nodes = np.minimum(self._chunk[: _full_steps(count + 1)], count - 1)
-        owners, rows = {}, {}
-        for key in self._edge_types:
-            view = given.views[key]
-            offsets = view.offsets[a : b + 1]
-            size = _full_steps(max(1, int(offsets[-1] - offsets[0])))
-            owners[key], rows[key] = np.empty(size, np.int64), np.empty(size, np.int64)
-            number_edges(offsets, nodes.shape[0] - 1, owners[key], rows[key])
+        ends = {
+            key: (given.views[key].offsets.item(a), given.views[key].offsets.item(b))
+            for key in self._edge_types
+        }
         query = self._run_query(given, a, b)
         feeds: dict[str, AnyArray] = {}
         for k, entry in enumerate(self.stage.inputs):
@@ -258,32 +259,37 @@ class StageRunner:
             elif entry.kind == "nodes":
                 array = nodes
             elif entry.kind == "owners":
-                array = owners[entry.edge_type]
+                first, last = ends[entry.edge_type]
+                array = np.empty(_full_steps(max(1, last - first)), np.int64)
+                list_owners(given.views[entry.edge_type].offsets[a : b + 1], nodes.shape[0] - 1, array)
             else:
-                array = self._of_edges(k, given.views[entry.edge_type], rows[entry.edge_type])
+                array = self._of_edges(k, given.views[entry.edge_type], *ends[entry.edge_type])
             feeds[entry.name] = array
         return feeds
 
-    def _of_edges(self, k: int, view: EdgeView, edges: IdArray) -> AnyArray:
-        """Rows of edges of a view; zeros where there are none."""
-        entry, (first, last) = self.stage.inputs[k], self._columns[k]
-        values: AnyArray | None
+    def _of_edges(self, k: int, view: EdgeView, first: int, last: int) -> AnyArray:
+        """Rows of edges [first, last) of a view, and the last one again; of none, any source or zeros."""
+        entry, (column, end) = self.stage.inputs[k], self._columns[k]
+        count = last - first
+        size = _full_steps(max(1, count))
+        if entry.kind == "edge_weight" and not view.weight.shape[0]:
+            return np.ones(size, np.float32)
+        array: AnyArray
         if entry.kind == "sources":
-            found = np.zeros((edges.shape[0], last - first), np.float32)
-            if view.base.shape[0]:
-                rows = view.rows[edges] if view.offsets[-1] else np.zeros_like(edges)
-                gather(view.base, rows, first, last - first, found, 0)
-            return found
-        if entry.kind == "edge_weight":
-            if not view.weight.shape[0]:
-                return np.ones(edges.shape[0], np.float32)
-            values = view.weight
+            array = np.empty((size, end - column), np.float32)
+            if not count and view.base.shape[0]:
+                count = 1
+            rows = view.rows[first:last] if last > first else _FIRST_ROW[:count]
+            gather(view.base, rows, column, end - column, array, 0)
         else:
-            values = view.attr if entry.kind == "edge_attr" else view.is_self
-        assert values is not None
-        if not view.offsets[-1]:
-            return np.zeros((edges.shape[0], *values.shape[1:]), values.dtype)
-        return values.take(edges, axis=0)
+            values = {"edge_weight": view.weight, "edge_attr": view.attr, "is_self": view.is_self}[
+                entry.kind
+            ]
+            assert values is not None
+            array = np.empty((size, *values.shape[1:]), values.dtype)
+            array[:count] = values[first:last]
+        array[count:] = array[count - 1] if count else 0
+        return array
 
 
 def _full_steps(count: int) -> int:

@@ -226,16 +226,6 @@ class StateCache:
         self._index[:] = 0
 
     @property
-    def queue_arrays(self) -> tuple[AnyArray, AnyArray]:
-        """(queue, links) of this worker's partition: arguments of `_write`."""
-        return self._queue, self._links
-
-    @property
-    def first_slot(self) -> int:
-        """First slot of this worker's partition."""
-        return self._first
-
-    @property
     def num_rows(self) -> int:
         """Slots of this worker's partition that have been used."""
         return int(self._queue[0])

@@ -1,7 +1,4 @@
-"""One run of `package`: its inputs, the module's answers, and each step from there to files.
-
-It is long because all steps share what the run has found out so far.
-"""
+"""One run of `package`: its inputs, the module's answers, and each step from there to files."""
 
 from __future__ import annotations
 

@@ -147,21 +147,22 @@ def _lower(traced: Traced, node: fx.Node, path: str, device: Device) -> LoweredC
     if attr is not None and traced.domains.get(attr) != Domain("edge", key):
         raise NotSplittable(f"{where} reads edge attributes that are not those of {key!r}")
     same_type = destination is None or traced.domains[source] == traced.domains[destination]
-    has_edge_code = attr is not None and (slot_of(attr) is None or traced.values[attr].dim() != 2)
+    if device == "cuda" or (attr is not None and (slot_of(attr) is None or traced.values[attr].dim() != 2)):
+        raise NotSplittable(f"{where} has its attention computed in the stage, by its own code")
     call = ConvCall(
         conv=traced.module.get_submodule(str(node.target)),
         name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
         edge_type=key, source_dim=int(traced.values[source].shape[1]),
         has_destination=destination is not None,
         same_type=same_type, has_edge_attr=attr is not None,
-        by_code=device == "cuda" or has_edge_code, is_same_value=destination is source,
     )  # fmt: skip
     dense = build(call)
     lowered = LoweredConv(dense, path, source, destination)
     if dense.prepare_source is not None:
         lowered.source = _insert(traced, lowered, "source", dense.prepare_source, source, node)
-    lowered.query = {"destination": destination, "source": lowered.source}.get(dense.query)
-    if isinstance(dense.query, nn.Module) and destination is not None:
+    if dense.query == "destination":
+        lowered.query = destination
+    elif dense.query is not None and destination is not None:
         lowered.query = _insert(traced, lowered, "query", dense.query, destination, node)
     traced.module.add_submodule(path, dense)
     return lowered

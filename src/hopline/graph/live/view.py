@@ -96,11 +96,6 @@ class LiveNodes(LiveColumns):
         rows.slots_at(own.heads, own.since, own.previous, self._clock.version, ids, out)
         return out
 
-    @property
-    def slot_arrays(self) -> tuple[IdArray, IdArray, IdArray]:
-        """(heads, since, previous): arguments of `slots_at`."""
-        return self._own.heads, self._own.since, self._own.previous
-
 
 class LiveAdjacency(LiveColumns):
     """The edges of one type; reads like `Adjacency`, but lists are located through `records`.

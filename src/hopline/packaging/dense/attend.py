@@ -12,8 +12,6 @@ for each destination, of which there are fewer:
 
 The second line of each is used where x is no wider than its projection (`Attention.shared`). Nothing is
 projected below then.
-
-Where the model computes the attributes of edges, the conv's own code runs for each edge instead.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from torch_geometric import nn as pyg
 
 from hopline.artifact import Attention, StageInput
 from hopline.errors import HoplineError
-from hopline.packaging.dense.base import ConvCall, DenseConv, as_linear, linear
+from hopline.packaging.dense.base import ConvCall, DenseConv, linear
 
 
 class Values(nn.Module):
@@ -123,12 +121,10 @@ def _check(call: ConvCall) -> None:
     """Refuse what no attention of the engine computes.
 
     Raises:
-        NotSplittable: attention by code, self-loops over two node types, another aggregation or filling,
-            edge attributes that the conv was not built for, and which GAT does not read.
+        NotSplittable: self-loops over two node types, another aggregation or filling, edge attributes that
+            the conv was not built for, and which GAT does not read.
     """
     conv = call.conv
-    if call.by_code:
-        raise call.refusal("its attention is computed in the stage, and this is its own code")
     if type(conv.aggr_module).__name__ != "SumAggregation":
         raise call.refusal(f"its aggregation is {type(conv.aggr_module).__name__}, attention needs a sum")
     if call.has_edge_attr and conv.lin_edge is None and not hasattr(conv, "att_src"):
@@ -177,14 +173,11 @@ def gatv2(call: ConvCall) -> DenseConv:
     conv = call.conv
     _check(call)
     edge = conv.lin_edge.weight.detach().T if call.has_edge_attr else None
-    shared = bool(conv.share_weights and call.is_same_value)
-    attention = _attention(
-        call, "gatv2", edge=edge, slope=conv.negative_slope, vector=conv.att, is_query_state=shared
-    )
+    attention = _attention(call, "gatv2", edge=edge, slope=conv.negative_slope, vector=conv.att)
     own = None if conv.res is None else linear(conv.res.weight)
     dense = Attending(call, attention, own=own, bias=conv.bias)
-    dense.prepare_source = as_linear(conv.lin_l)
-    dense.query = "source" if shared else as_linear(conv.lin_r)
+    dense.prepare_source = linear(conv.lin_l.weight, conv.lin_l.bias)
+    dense.query = linear(conv.lin_r.weight, conv.lin_r.bias)
     return dense
 
 
@@ -203,7 +196,7 @@ def transformer(call: ConvCall) -> DenseConv:
     of_edges = [] if edge is None else [_through(rows, edge)]
     after: dict[str, Any] = {
         "of_edges": None if edge is None else Values(edge.flatten(0, 1), None, heads, concat=conv.concat),
-        "own": as_linear(conv.lin_skip) if conv.root_weight else None,
+        "own": linear(conv.lin_skip.weight, conv.lin_skip.bias) if conv.root_weight else None,
         "gate": linear(conv.lin_beta.weight) if conv.root_weight and conv.lin_beta is not None else None,
     }
     if call.source_dim <= 2 * heads * channels:

@@ -36,9 +36,6 @@ class ConvCall:
         has_destination: the call gives the nodes' own rows.
         same_type: source and destination are rows of one node type.
         has_edge_attr: the call passes attributes of edges.
-        by_code: attention is computed over rows of edges, by the runtime: the model computes the
-            attributes of edges, or a GPU is to compute it.
-        is_same_value: source and destination are one value.
     """
 
     conv: Any
@@ -48,8 +45,6 @@ class ConvCall:
     has_destination: bool
     same_type: bool
     has_edge_attr: bool
-    by_code: bool = False
-    is_same_value: bool = False
 
     def refusal(self, reason: str) -> NotSplittable:
         """The error for a conv that has no dense form."""
@@ -62,8 +57,7 @@ class DenseConv(nn.Module):
     Attributes:
         needs: what the engine must feed, without names and columns, which the splitter decides.
         prepare_source: row-wise code that runs one level below, so that the state cache holds its result.
-        query: row-wise code from the destination's value to the query row of an attention; or "source" or
-            "destination", the value whose row of the node it is. None for none.
+        query: row-wise code from the destination's value to the query row; or "destination": that value.
     """
 
     def __init__(self) -> None:
@@ -80,8 +74,3 @@ def linear(weight: Any, bias: Any = None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach().contiguous(), requires_grad=False)
     return layer
-
-
-def as_linear(module: Any) -> nn.Linear:
-    """A torch Linear with the weights of a PyG one."""
-    return linear(module.weight, module.bias)

@@ -29,7 +29,7 @@ def highest(rows: Tensor, owner: Tensor, nodes: Tensor, none: float = -torch.inf
 
 def flat(rows: Tensor) -> Tensor:
     """Rows [e, …] as [e, d]."""
-    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+    return rows.unsqueeze(1) if rows.dim() == 1 else rows if rows.dim() == 2 else rows.flatten(1)
 
 
 def shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -47,9 +47,8 @@ def side_by_side(parts: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def count(owner: Tensor, nodes: Tensor, dtype: torch.dtype) -> Tensor:
     """The number of edges of each node [n]."""
-    return (
-        total(torch.ones_like(owner, dtype=torch.float32).unsqueeze(1), owner, nodes).squeeze(1).to(dtype)
-    )
+    ones = torch.ones_like(owner, dtype=torch.float32).unsqueeze(1)
+    return total(ones, owner, nodes).squeeze(1).to(dtype)
 
 
 def softmax_of_edges(logits: Tensor, owner: Tensor, nodes: Tensor) -> Tensor:
