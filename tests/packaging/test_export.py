@@ -5,8 +5,19 @@ import torch
 from torch import nn
 from torch.export import exported_program
 from torch.onnx._internal.exporter import _fx_passes, _registration
+from torch.onnx._internal.fx.passes import type_promotion
 
 from hopline.packaging.export import _keep_tables, export
+
+
+class Mixed(nn.Module):
+    """Operators that read several dtypes, integers or a size, beside such as read fractions alone."""
+
+    def forward(self, x):
+        codes = (x[:, :1] * 2).long()
+        known = x.abs().add(2).exp() * (x > 0) + codes / 2 - codes.sum(1, keepdim=True)
+        return torch.where(x > 1, known + x.size(0), codes.float()) + codes.exp() + x.sum() * 3
+
 
 #: Operators with and without an ONNX form of their own, composed ones, and such as torch decomposes.
 MODULES = {
@@ -17,6 +28,7 @@ MODULES = {
 }
 KEPT = [
     (_fx_passes, "decompose_with_registry"),
+    (_fx_passes, "insert_type_promotion_nodes"),
     (_registration.ONNXRegistry, "from_torchlib"),
 ]
 
@@ -87,6 +99,26 @@ def test_only_what_has_no_form_or_changes_or_lists_tensors_is_decomposed(
     monkeypatch.setattr(exported_program.ExportedProgram, "run_decompositions", counted)
     written(module, tmp_path / "a.onnx")
     assert bool(calls) == is_decomposed
+
+
+@pytest.mark.parametrize(
+    ("module", "is_promoted"), [*((each, False) for each in MODULES.values()), (Mixed(), True)]
+)
+def test_only_a_program_that_mixes_dtypes_is_run_again_for_conversions(
+    module, is_promoted, tmp_path, monkeypatch
+):
+    run, calls = type_promotion.InsertTypePromotion.run, []
+
+    def counted(*args):
+        calls.append(args)
+        return run(*args)
+
+    monkeypatch.setattr(type_promotion.InsertTypePromotion, "run", counted)
+    file = written(module, tmp_path / "a.onnx")
+    assert bool(calls) == is_promoted
+    always = _fx_passes.insert_type_promotion_nodes.__wrapped__
+    monkeypatch.setattr(_fx_passes, "insert_type_promotion_nodes", always)
+    assert written(module, tmp_path / "always.onnx") == file
 
 
 def test_a_version_of_torch_that_is_not_known_keeps_its_own(monkeypatch):

@@ -144,11 +144,8 @@ def int_column(
     except OverflowError:
         fits = [_INT64.min <= value <= _INT64.max for value in ints]
         for row in np.flatnonzero(~np.array(fits)).tolist():
-            refusals.add(
-                int(numbers[row]),
-                "malformed",
-                f"{what} {str(ints[row])[:40]} does not fit into a signed 64-bit integer",
-            )
+            why = f"{what} {str(ints[row])[:40]} does not fit into a signed 64-bit integer"
+            refusals.add(int(numbers[row]), "malformed", why)
         kept = [value if ok else 0 for value, ok in zip(ints, fits, strict=True)]
         return Column(np.array(kept, np.int64), present)
 

@@ -21,13 +21,14 @@ from torch.fx.proxy import Attribute, TraceError
 from torch_geometric.utils import scatter
 
 from hopline.packaging.frozen import Frozen
-from hopline.packaging.user_source import user_line
+from hopline.packaging.user_source import line_in_forward, user_line
 
 #: Ends a refusal of code that branches on numbers of tensors.
 BRANCH = "cannot be followed"
 
-#: Keys of node.meta: what the value was, and the earlier values that computing it changed in place.
-VALUE, CHANGED = "value", "changed"
+#: Keys of node.meta: what the value was, the earlier values that computing it changed in place, and the
+#: line of the user's source.
+VALUE, CHANGED, PLACE = "value", "changed", "place"
 _UNKNOWN = object()
 #: Properties and methods of a tensor that are the same for each graph of a schema.
 _SAME = frozenset(
@@ -120,7 +121,6 @@ class RunningTracer(fx.Tracer):
 
     def __init__(self, slots: dict[str, Tensor]) -> None:
         super().__init__()
-        self.record_stack_traces = True
         self.frozen: Frozen | None = None
         self.decisions: list[tuple[fx.Node, str]] = []
         self.slots = slots
@@ -142,6 +142,12 @@ class RunningTracer(fx.Tracer):
             # Python code reads the tensor without a trace: a traced change in place must not reach it.
             made.meta.setdefault(VALUE, a.clone())
         return made
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Create the node, with the line of the user's source that computes it."""
+        node = super().create_node(*args, **kwargs)
+        node.meta[PLACE] = line_in_forward(sys._getframe(1))
+        return node
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any

@@ -13,7 +13,6 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,10 +28,18 @@ from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
 from hopline.packaging.memberships import group_by_members
 from hopline.packaging.passing import grouped_as_values, passed_as_values
-from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, same_tensor, value_of
+from hopline.packaging.proxy import (
+    CHANGED,
+    PLACE,
+    VALUE,
+    RunningTracer,
+    as_their_values,
+    same_tensor,
+    value_of,
+)
 from hopline.packaging.reference import of_target, shared_copy
 from hopline.packaging.several import Heads, Several
-from hopline.packaging.user_source import LIBRARIES, user_line
+from hopline.packaging.user_source import user_line
 from hopline.packaging.watch import is_draw, seeded
 
 #: One that the caller's own program has hardly set.
@@ -140,19 +147,12 @@ def describe(module: fx.GraphModule, node: fx.Node) -> str:
         what = f".{node.target}(...)"
     else:
         what = str(getattr(node.target, "__name__", node.target))
-    lines = (node.stack_trace or "").splitlines()
     inside = ""
     for path, kind in (node.meta.get("nn_module_stack") or {}).values():
         if node.op != "call_module" and issubclass(kind, MessagePassing):
             inside = f" in {path} ({kind.__name__})"
-    where = inside
-    for place, source in zip(lines[::2], lines[1::2], strict=False):
-        parts = place.strip().split('"')
-        if len(parts) < 3 or parts[1].startswith(LIBRARIES):
-            continue
-        line = parts[2].split(", in ")[0].replace(", line ", ":")
-        where = f"{inside} at {Path(parts[1]).name}{line}: {source.strip()}"
-    return what + where
+    place = node.meta.get(PLACE)
+    return f"{what}{inside} at {place}" if place else what + inside
 
 
 class Closed(NotSplittable):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 import torch_geometric
@@ -34,6 +34,7 @@ _OF_SETS = {"union", "intersection", "difference", "symmetric_difference", "copy
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
+@lru_cache(10_000)
 def is_users(filename: str) -> bool:
     """True for a file that is neither of torch, PyG or this package nor of the standard library."""
     if filename.startswith((*LIBRARIES, "<")) or Path(filename).name.startswith("torch_geometric."):
@@ -53,6 +54,19 @@ def user_line(error: BaseException | None = None) -> str:
     for frame in reversed(list(frames)):
         if is_users(frame.filename):
             return _shown(frame.filename, frame.lineno or 0, frame.line or "")
+    return ""
+
+
+def line_in_forward(frame: FrameType | None) -> str:
+    """The innermost line of the user's source that a `forward` runs, above a frame; "" if none is known."""
+    found: FrameType | None = None
+    while frame is not None:
+        if found is None and not frame.f_code.co_filename.startswith(LIBRARIES):
+            found = frame
+        if found is not None and frame.f_code.co_name == "forward":
+            name, number = found.f_code.co_filename, found.f_lineno
+            return _shown(name, number, linecache.getline(name, number).strip())
+        frame = frame.f_back
     return ""
 
 

@@ -76,9 +76,11 @@ _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__",
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
 
+# torch.manual_seed keeps each call with its stack until a GPU is used
+_SEED_TORCH = torch.default_generator.manual_seed
 #: Name -> (read the state, set it, seed it) of the generators of a process.
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], Any]]] = {
-    "torch's random numbers": (torch.get_rng_state, torch.set_rng_state, torch.manual_seed),
+    "torch's random numbers": (torch.get_rng_state, torch.set_rng_state, _SEED_TORCH),
     "np.random": (np.random.get_state, np.random.set_state, np.random.seed),
     "Python's random": (random.getstate, random.setstate, random.seed),
 }
