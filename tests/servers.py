@@ -43,7 +43,7 @@ class RunningServer:
 
     def metric(self, line: str) -> float:
         """The value of one sample, 0 where it is absent."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 

@@ -35,7 +35,7 @@ class Started:
         assert self.process.poll() is None, self.text
         return bool(self.out)
 
-    def ended(self, seconds: float = 30) -> int:
+    def ended(self, seconds: float = 120) -> int:
         """Exit code, once it and all that it started have ended."""
         code = self.process.wait(seconds)
         for reader in self._readers:  # the pipes close when the last one has ended
@@ -53,7 +53,7 @@ class Started:
         self.process.stderr.close()
 
 
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

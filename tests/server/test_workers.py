@@ -14,24 +14,21 @@ import pytest
 
 from tests.servers import RunningServer, running, spawn
 
-# servers of several processes are awaited for half a minute
-pytestmark = pytest.mark.quiet
-
 
 def children(server: RunningServer) -> list[int]:
     pid = server.process.pid
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def wait_until(condition: object, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_until(condition: object) -> None:
+    end = time.monotonic() + 120
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
 def score(server: RunningServer) -> int:
-    return httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]}).status_code
+    return httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]}, timeout=60).status_code
 
 
 def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
@@ -51,10 +48,12 @@ def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
         wait_until(lambda: server.metric(line) == 40)  # the dead worker's count is not lost
         assert any("signal 9, SIGKILL" in text for text in server.log)
         server.process.terminate()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(120) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in before)
 
 
+# a worker that waits 3 s for a processor would be taken for another that hangs
+@pytest.mark.quiet
 def test_a_worker_that_hangs_is_killed_and_no_client_waits_for_it() -> None:
     """Under load; its clients lose their connections, and are answered by the others."""
     answered = [0] * 8
@@ -122,11 +121,11 @@ def test_sigterm_drains_every_worker() -> None:
     ):
         slow = {"nodes": [1], "as_of": 3500}
         url = f"{server.url}/v1/models/slow/score"
-        answers = [pool.submit(client.post, url, json=slow, timeout=10) for _ in range(8)]
+        answers = [pool.submit(client.post, url, json=slow, timeout=60) for _ in range(8)]
         server.wait_for_waiting(8)
         server.process.terminate()
         assert [answer.result().status_code for answer in answers] == [200] * 8
-        assert server.process.wait(20) == 0
+        assert server.process.wait(120) == 0
 
 
 def test_workers_end_with_their_supervisor() -> None:
@@ -142,7 +141,7 @@ def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     process = spawn(
         server__workers=2, tls__cert_file=tmp_path / "cert.pem", tls__key_file=tmp_path / "cert.pem"
     )
-    out, error = process.communicate(timeout=30)
+    out, error = process.communicate(timeout=120)
     assert process.returncode == 1
     assert out == ""
     assert "tls.cert_file" in error
@@ -166,7 +165,7 @@ sys.exit(run(config, service="tests.server.descriptors:Reads"))
         assert " is ready with 2 workers: serving " in process.stdout.readline()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
         process.stdout.close()  # type: ignore[union-attr]
     inodes = [path.read_text() for path in tmp_path.iterdir()]
     assert len(inodes) == 2
@@ -183,7 +182,7 @@ def test_sighup_replaces_the_workers_one_by_one_and_loses_nothing() -> None:
         going.set()
 
         def ask() -> None:
-            with httpx.Client() as client:
+            with httpx.Client(timeout=60) as client:
                 while going.is_set():
                     answer = client.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]})
                     statuses.append(answer.status_code)
@@ -192,7 +191,7 @@ def test_sighup_replaces_the_workers_one_by_one_and_loses_nothing() -> None:
         for thread in threads:
             thread.start()
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: any("replaced 2 workers" in text for text in server.log), 30)
+        wait_until(lambda: any("replaced 2 workers" in text for text in server.log))
         going.clear()
         for thread in threads:
             thread.join()
