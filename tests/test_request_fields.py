@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from hopline.brokers.base import Message
@@ -20,7 +21,7 @@ from hopline.transports import oip
 from hopline.transports.lifecycle_requests import change_parameters
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.score_json import decode_score, score_request
-from hopline.types import ContextNode, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, ScoreRequest
 from hopline_brokers.queue_answers import request_of
 
 #: name -> (as JSON has it, as a parameter of the protocol has it, as the request has it)
@@ -45,6 +46,11 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
         '[{"type":"shop","features":[1.5],"id":"s","neighbors":{"a__b__shop":[1,"t"]}}]',
         (ContextNode(type="shop", features=[1.5], id="s", neighbors={"a__b__shop": [1, "t"]}),),
     ),
+    "edits": (
+        [{"add_edge": {"from": 1, "to": "t", "time": 5}}, {"set": {"id": 3, "columns": {"a": None}}}],
+        '[{"add_edge":{"from":1,"to":"t","time":5}},{"set":{"id":3,"columns":{"a":null}}}]',
+        (Edit(add_edge=EdgeEdit(1, "t", time=5)), Edit(set=ContextNode(id=3, columns={"a": None}))),
+    ),
 }
 BAD: dict[str, tuple[Any, ...]] = {
     "on_missing": ("nothing", 1, True),
@@ -57,6 +63,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "node_type": (5, ""),
     "keep": ("true", 1, {}),
     "context": ([{"kind": "shop"}], [{"features": ["a"]}], [{"neighbors": [1]}], 5),
+    "if": ([{}], [{"remove_edge": {"from": 1}}], [{"set": {"id": 1}, "add_edge": {"from": 1, "to": 2}}], 5),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 
@@ -72,18 +79,18 @@ def over_http(body: dict[str, Any]) -> ScoreRequest:
 @NAMED
 def test_json_the_protocol_and_brokers_say_the_same(field: RequestField) -> None:
     as_json, parameter, wanted = SAID[field.name]
-    assert getattr(over_http({field.name: as_json}), field.name) == wanted
-    payload = json.dumps({"model": "m", "nodes": [1], field.name: as_json}).encode()
+    assert getattr(over_http({field.sent_name: as_json}), field.name) == wanted
+    payload = json.dumps({"model": "m", "nodes": [1], field.sent_name: as_json}).encode()
     message = Message(payload, key=b"", headers={}, partition="0", position="1")
     assert getattr(request_of(message, 1000), field.name) == wanted
     if field.is_parameter:
-        request = request_from_tensors("m", "", (), (), {field.name: parameter}, "r")
+        request = request_from_tensors("m", "", (), (), {field.sent_name: parameter}, "r")
         assert getattr(request, field.name) == wanted
 
 
 @NAMED
 def test_nothing_and_null_are_the_default(field: RequestField) -> None:
-    for body in ({}, {field.name: None}):
+    for body in ({}, {field.sent_name: None}):
         assert getattr(over_http(body), field.name) == default_of(field)
 
 
@@ -98,7 +105,7 @@ def test_a_replay_sends_the_logged_fields_that_the_request_sets(field: RequestFi
     }
 
 
-@pytest.mark.parametrize("name", [field.name for field in FIELDS if field.is_parameter])
+@pytest.mark.parametrize("name", [field.sent_name for field in FIELDS if field.is_parameter])
 def test_the_protocols_docstring_names_every_parameter(name: str) -> None:
     assert f"`{name}`" in str(oip.__doc__)
 
@@ -142,6 +149,12 @@ def test_the_log_keeps_it_or_says_that_it_does_not(field: RequestField) -> None:
     again = kept.request("m", None)
     wanted = SAID[field.name][2] if field.is_logged else default_of(field)
     assert getattr(again, field.name) == wanted
+
+
+def test_the_client_sends_edits_as_if() -> None:
+    edit = Edit(add_edge=EdgeEdit(1, 2))
+    for given in (edit, {"add_edge": {"from": np.int64(1), "to": 2}}):
+        assert score_body([1], None, None, edits=[given])["if"] == [{"add_edge": {"from": 1, "to": 2}}]
 
 
 def test_the_client_sends_tags() -> None:

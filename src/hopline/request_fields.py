@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hopline.types import ContextNode, OnMissing, Priority, ScoreRequest
+from hopline.types import ContextNode, Edit, OnMissing, Priority, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 #: Text that is absent if it is not set: an empty one would be ignored.
@@ -37,7 +37,7 @@ class RequestField:
     """One field of `ScoreRequest` that callers set.
 
     Attributes:
-        name: field name, in JSON and as a parameter.
+        name: field name, also in JSON and as a parameter, unless `sent_name` says another one.
         sent_as: type in JSON.
         kept_as: type in a `ScoreRequest` and in the prediction log.
         changes_answer: True if the value may change the answer of a version.
@@ -52,6 +52,11 @@ class RequestField:
     changes_answer: bool
     is_logged: bool
     is_parameter: bool = True
+    sent_name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.sent_name:
+            object.__setattr__(self, "sent_name", self.name)
 
 
 FIELDS = (
@@ -70,6 +75,7 @@ FIELDS = (
     RequestField("context", tuple[ContextNode, ...], tuple[ContextNode, ...], True, True),
     # Models get the request by ids: a replay must add nothing.
     RequestField("keep", bool, bool, False, False),
+    RequestField("edits", tuple[Edit, ...], tuple[Edit, ...], True, True, sent_name="if"),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

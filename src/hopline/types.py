@@ -75,6 +75,40 @@ class ContextNode(InlineNode, frozen=True, gc=False, forbid_unknown_fields=True)
     columns: dict[str, Cell] | None = None
 
 
+class EdgeEdit(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """An edge that a request adds or removes.
+
+    Attributes:
+        src, dst: external ids; "from" and "to" in JSON.
+        type: edge type key; "" means the only one.
+        time: of an added edge, in the graph's unit; of a removed one, None removes all of them.
+        edge_weight, edge_attr: of an added edge, as of an inline node's.
+    """
+
+    src: ContextId = msgspec.field(name="from")
+    dst: ContextId = msgspec.field(name="to")
+    type: str = ""
+    time: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    edge_weight: float | None = None
+    edge_attr: list[float] | dict[str, Cell] | None = None
+
+
+class Edit(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """One edit of the graph that holds for one request; exactly one field is set.
+
+    Attributes:
+        set: a known node with another row; its id, type, and all of its features or columns.
+    """
+
+    remove_edge: EdgeEdit | None = None
+    add_edge: EdgeEdit | None = None
+    set: ContextNode | None = None
+
+    def __post_init__(self) -> None:
+        if (self.remove_edge, self.add_edge, self.set).count(None) != 2:
+            raise ValueError("an edit is one of `remove_edge`, `add_edge` and `set`")
+
+
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     """One scoring request of any transport.
 
@@ -108,6 +142,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         client: name of the authenticated client; "" without authentication.
         tags: the caller's labels, stored in the prediction log.
         min_version: a `graph_version`: the answer must be of that version of the graph or of a later one.
+        edits: of the graph, for this request only; "if" in JSON.
         traceparent: W3C trace context that the request belongs to; "" without one.
         is_copy: a copy of a real request, to compare versions; no caller gets the answer.
         keep: add inline and context nodes to the live graph, and score them there by their ids.
@@ -136,6 +171,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     context: tuple[ContextNode, ...] = ()
     node_type: str = ""
     keep: bool = False
+    edits: tuple[Edit, ...] = ()
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):

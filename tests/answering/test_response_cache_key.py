@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.answering.response_cache import content_key
-from hopline.types import ContextNode, InlineNode, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
 
 VALUES = (
     st.none()
@@ -152,6 +152,7 @@ OTHERS = {
     "columns": {"amount": [1.0]},
     "min_version": "9c1f0b7e52d4a386+7",
     "context": (ContextNode(type="shop"),),
+    "edits": (Edit(remove_edge=EdgeEdit(1, 2)),),
     "node_type": "shop",
 }
 

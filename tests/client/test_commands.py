@@ -72,6 +72,19 @@ def test_score_prints_a_table(server: RunningServer) -> None:
     assert "1,2" in out
 
 
+def test_score_sends_edits(server: RunningServer) -> None:
+    code, out = invoke(
+        "score", "sage", "41", "--if", '[{"add_edge": {"from": 7, "to": 41}}]', "--url", server.url
+    )
+    assert code == 0
+    assert "0.1, 0.9" in out
+    with pytest.raises(BadRequest, match=r"if\[0\]"):  # the server's own check
+        invoke("score", "sage", "41", "--if", '[{"add_edge": 7}]', "--url", server.url)
+    for wrong in ("{", "{}", "[7]"):
+        with pytest.raises(BadRequest, match="--if: must be a JSON list of edits"):
+            invoke("score", "sage", "41", "--if", wrong, "--url", server.url)
+
+
 def test_score_says_what_is_wrong(server: RunningServer) -> None:
     with pytest.raises(BadRequest, match="'x' is not an integer"):
         invoke("score", "sage", "x", "--url", server.url)

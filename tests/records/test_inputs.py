@@ -18,7 +18,7 @@ from hopline.transports.oip import request_from_tensors
 from hopline.transports.oip_json import decode_infer
 from hopline.transports.score_json import decode_score, score_request
 from hopline.transports.tensors import decode_raw, decode_values
-from hopline.types import ContextNode, InlineNode, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -143,6 +143,10 @@ OTHERS = [
     ScoreRequest("m", nodes=[1], context=(ContextNode(type="shop"),)),
     ScoreRequest("m", nodes=[1], context=(ContextNode(type="bank"),)),
     ScoreRequest("m", nodes=[1], context=(ContextNode(type="shop"), ContextNode(type="shop"))),
+    ScoreRequest("m", nodes=[1], edits=(Edit(remove_edge=EdgeEdit(1, 2)),)),
+    ScoreRequest("m", nodes=[1], edits=(Edit(add_edge=EdgeEdit(1, 2)),)),
+    ScoreRequest("m", nodes=[1], edits=(Edit(set=ContextNode([1.0], id=1)),)),
+    ScoreRequest("m", nodes=[1], edits=(Edit(set=ContextNode([2.0], id=1)),)),
     ScoreRequest("m", columns={"a": [1, 2]}),
     ScoreRequest("m", columns={"b": [1, 2]}),
     ScoreRequest("m", columns={"a": ["1", "2"]}),
@@ -163,7 +167,7 @@ def test_other_inputs_have_other_hashes():
 NOT_HASHED = {"degraded", "min_version"}
 OTHER_VALUES = {
     "outputs": ("logits",), "as_of": 3, "on_missing": "null", "context": (ContextNode(type="shop"),),
-    "node_type": "shop",
+    "node_type": "shop", "edits": (Edit(remove_edge=EdgeEdit(1, 2)),),
 }  # fmt: skip
 
 

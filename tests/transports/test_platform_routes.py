@@ -101,15 +101,16 @@ PARAMETERS = {
     "node_type": "node",
     "keep": False,
     "context": [{"type": "shop", "features": [1.0]}],
+    "if": [{"remove_edge": {"from": 1, "to": 2}}],
 }
 #: Those that the fake service answers; every other one has to be refused.
 ANSWERED = {
     *("timeout_ms", "version", "outputs", "as_of", "on_missing", "degraded", "attributes", "key"),
-    *("priority", "tags", "min_version", "context", "node_type", "keep"),
+    *("priority", "tags", "min_version", "context", "node_type", "keep", "if"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(ScoreBody.__struct_fields__))
+@pytest.mark.parametrize("name", sorted(ScoreBody.__struct_encode_fields__))
 async def test_predictions_are_as_many_as_instances_whatever_parameters_say(name, monkeypatch):
     async with hosted(load_config(overrides=SAGEMAKER)) as host:
         only_sage(host, monkeypatch)
@@ -126,7 +127,7 @@ async def test_predictions_are_as_many_as_instances_whatever_parameters_say(name
 async def test_parameters_that_are_null_are_as_missing(monkeypatch):
     async with hosted(load_config(overrides=SAGEMAKER)) as host:
         only_sage(host, monkeypatch)
-        body = {"instances": [1, 2], "parameters": dict.fromkeys(ScoreBody.__struct_fields__)}
+        body = {"instances": [1, 2], "parameters": dict.fromkeys(ScoreBody.__struct_encode_fields__)}
         status, answer = await ask(host, "POST", "/invocations", json.dumps(body).encode())
         assert status == 200
         assert len(answer["predictions"]) == 2

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from hopline.errors import (
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import Inputs
 from hopline.records.reader import LogReader
-from hopline.types import InlineNode, ScoreRequest, ScoreResult
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest, ScoreResult
 from hopline_drift.replay import BOUNDS, OTHER_GRAPH, compare, replay
 from hopline_drift.targets import ServiceTarget
 from tests.records.conftest import logging_service
@@ -75,6 +76,30 @@ async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
     assert len(report.answered_by) == 1
     assert done[-1] == 1.0
     assert report.histogram == [300] + [0] * len(BOUNDS)
+
+
+def edited():
+    """Requests with edits of each kind, of ids that the model reads."""
+    for i in range(40):
+        edge, row = EdgeEdit(f"n{i + 1}", f"n{i}", time=30), ContextNode([i / 7] * 6, id=f"n{i + 1}")
+        edits = Edit(add_edge=edge), Edit(set=row), Edit(remove_edge=EdgeEdit(edge.src, edge.dst))
+        yield ScoreRequest("plain", nodes=[f"n{i}"], edits=edits[: 1 + i % 3], outputs=("logits",))
+
+
+async def test_requests_with_edits_are_answered_again_bit_for_bit(logged):
+    async with logging_service(logged) as service:
+        found = [await service.score(request) for request in edited()]
+        plain = [await service.score(msgspec.structs.replace(each, edits=())) for each in edited()]
+    assert any(
+        (a.outputs["logits"] != b.outputs["logits"]).any() for a, b in zip(found, plain, strict=True)
+    )
+    entries = [*LogReader(logged.prediction_log.path)]
+    assert [entry.inputs.edits for entry in entries[:40]] == [request.edits for request in edited()]
+    assert len({entry.input_hash for entry in entries}) == 80
+    async with ServiceTarget(logged.replace(state_cache__memory_bytes=0)) as target:
+        report = await replay(LogReader(logged.prediction_log.path), target)
+    assert report.all_identical
+    assert (report.read, report.identical) == (80, 80)
 
 
 async def test_another_version_gives_other_answers(config):

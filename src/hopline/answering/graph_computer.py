@@ -210,8 +210,8 @@ class GraphComputer(Computer):
 
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""
-        options = request.inline or request.outputs or request.node_type or request.as_of is not None
-        if not (options or self._is_link or self._types):
+        options = request.inline or request.outputs or request.node_type or request.edits
+        if not (options or request.as_of is not None or self._is_link or self._types):
             num_seeds = len(request.nodes)  # the usual request, without a detour
             if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
                 return num_seeds
@@ -273,6 +273,8 @@ class GraphComputer(Computer):
             )
         if request.as_of is not None and self.reads_store:
             raise BadRequest(TIMES_IN_STORE)
+        if request.edits:
+            self._check_count(len(request.edits), "edits")
         if request.context and not request.inline:
             raise BadRequest("context describes nodes for inline nodes, and the request has none")
         if self.model.spec.head.kind == "link":

@@ -201,6 +201,7 @@ class LookUp:
         if (
             self._direct is None
             or request.inline
+            or request.edits
             or request.as_of is not None
             or request.columns is not None
             or request.node_type

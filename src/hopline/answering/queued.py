@@ -124,7 +124,7 @@ class QueuedVersion(CountedVersion):
                 admission.admit(work)
             work.rows = rows = int(num_seeds * computer.rows_per_seed)
             work.num_bytes = rows * computer.row_bytes
-            if computer.predicts or work.request.inline:
+            if computer.predicts or work.request.inline or work.request.edits:
                 computer.predict(work)
             if admission.has_rate and not self.is_in_preflight:
                 self._put_paid(work)

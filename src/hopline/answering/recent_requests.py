@@ -108,7 +108,8 @@ async def _outcome(candidate: Version, request: ScoreRequest, deadline: float) -
 
 
 def _is_small(request: ScoreRequest, outcome: ScoreResult) -> bool:
-    if "completion_tokens" in outcome.outputs or len(request.inline) + len(request.context) > _MAX_INLINE:
+    described = len(request.inline) + len(request.context) + len(request.edits)
+    if "completion_tokens" in outcome.outputs or described > _MAX_INLINE:
         return False  # a text costs seconds
     return all(len(values) <= _MAX_ROWS for values in outcome.outputs.values())
 

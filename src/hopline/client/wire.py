@@ -21,6 +21,7 @@ from hopline.types import (
     UNREADABLE,
     AnyArray,
     ContextNode,
+    Edit,
     ExternalId,
     ExternalIds,
     InlineNode,
@@ -52,6 +53,7 @@ class ScoreOptions(TypedDict, total=False):
         node_type: of the nodes, for a model that answers for several node types.
         keep: add the inline nodes, and those of `context`, to the live graph. Give a `key` too: without
             one, a call whose answer is lost is not repeated.
+        edits: of the graph, for this call only: `Edit`, or mappings as JSON has them under "if".
     """
 
     version: str | None
@@ -68,6 +70,7 @@ class ScoreOptions(TypedDict, total=False):
     context: Iterable[ContextNode | Mapping[str, Any]]
     node_type: str | None
     keep: bool
+    edits: Iterable[Edit | Mapping[str, Any]]
 
 
 class _Answer(msgspec.Struct):
@@ -304,6 +307,10 @@ def _options(options: ScoreOptions) -> dict[str, Any]:
         body["outputs"] = listed(body["outputs"], "outputs", "names")
     if "context" in body:
         body["context"] = list(map(_inline, listed(body["context"], "context", "nodes")))
+    if (edits := body.pop("edits", None)) is not None:
+        body["if"] = plain(
+            msgspec.to_builtins(listed(edits, "edits", "edits"), enc_hook=_as_list), cells=True
+        )
     return body
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -31,6 +32,9 @@ def score(
             help="Use only edges up to this time: a number in the graph's time unit, or ISO 8601."
         ),
     ] = None,
+    edits: Annotated[
+        str | None, typer.Option("--if", help="Edits of the graph for this score: a JSON list.")
+    ] = None,
     on_missing: Annotated[str, typer.Option(help="Result for unknown ids: 'error' or 'null'.")] = "error",
     timeout: Annotated[float, typer.Option(help="Timeout in seconds.")] = 30.0,
     url: Url = None,
@@ -42,6 +46,11 @@ def score(
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
     options: dict[str, Any] = {"outputs": output or (), "version": version}
     options |= {"as_of": None if as_of is None else _moment(as_of.strip()), "on_missing": on_missing}
+    if edits is not None:
+        try:
+            options["edits"] = msgspec.json.decode(edits, type=list[dict[str, Any]])
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"--if: must be a JSON list of edits: {error}") from None
     with open_client(url, api_key, token, timeout_s=timeout) as client:
         # Ids on a command line are text; the model's metadata says whether ids are numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)

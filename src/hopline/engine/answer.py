@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.engine.edits import overlays_of
 from hopline.engine.fallbacks import STALE_ROW, in_order
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.engine.overlay import ADDED, REQUEST, Overlay
@@ -175,7 +175,7 @@ class Answerer:
 
     def _misses_rows(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
         """True if rows that a request reads are missing."""
-        if request.inline:
+        if _has_overlay(request):
             return True  # only answering it alone shows that
         wanted: dict[str, IdArray] = {}
         for node_type, external in sides_of(self.model.spec, request):
@@ -236,7 +236,7 @@ class Answerer:
         """Answer the usual batch: known nodes, present graph, default outputs. None for other batches."""
         head = self.model.spec.head
         for request in requests:
-            if request.inline or request.outputs or request.as_of is not None:
+            if request.inline or request.edits or request.outputs or request.as_of is not None:
                 return None
         if head.kind == "link":
             return None
@@ -260,13 +260,12 @@ class Answerer:
     def _answer_group(
         self, requests: Sequence[ScoreRequest], members: list[int], as_of: int, outcomes: list[Any]
     ) -> None:
-        """Answer requests with one time cut, about nodes or about pairs; all with inline nodes, or none."""
+        """Answer requests with one time cut, about nodes or about pairs; all with an overlay, or none."""
         graph, good = self.model.graph, members
-        overlays: dict[int, Overlay] = {}
-        for m in members if requests[members[0]].inline else ():
+        overlays: dict[int, list[Overlay]] = {}
+        for m in members if _has_overlay(requests[members[0]]) else ():
             try:
-                most, nodes = self.max_inline_neighbors, requests[m].inline
-                overlays[m] = parse_inline(self.model, nodes, most, requests[m].context)
+                overlays[m] = overlays_of(self.model, requests[m], self.max_inline_neighbors, as_of)
             except HoplineError as error:
                 outcomes[m] = error
         head = self.model.spec.head
@@ -291,7 +290,7 @@ class Answerer:
         ids = flat if everything else [own[ok] for own in flat]
         names = self._wanted(requests, good)
         if overlays:
-            overlay = Overlay.joined([overlays[m] for m in good])
+            overlay = Overlay.joined([(k, each) for k, m in enumerate(good) for each in overlays[m]])
             found = self.model.outputs(names, *self.model.overlaid_states(overlay, types, ids, as_of))
         elif len(types) == 1:
             found = self._outputs(names, types[0], ids[0], as_of)
@@ -435,9 +434,13 @@ def cut_of(request: ScoreRequest) -> int:
     return NO_CUT if as_of is None else as_of
 
 
+def _has_overlay(request: ScoreRequest) -> bool:
+    return bool(request.inline or request.edits)
+
+
 def _groups(requests: Sequence[ScoreRequest]) -> list[tuple[tuple[int, bool], list[int]]]:
-    """Group requests by time cut, since a plan has one, and by whether they have inline nodes."""
+    """Group requests by time cut, since a plan has one, and by whether they have overlays."""
     groups: dict[tuple[int, bool], list[int]] = {}
     for m, request in enumerate(requests):
-        groups.setdefault((cut_of(request), bool(request.inline)), []).append(m)
+        groups.setdefault((cut_of(request), _has_overlay(request)), []).append(m)
     return list(groups.items())

@@ -74,48 +74,33 @@ def parse_inline(
         groups.setdefault(name, {})[f"context[{i}]"] = each
     names = {name: _names(group) for name, group in groups.items()}
     missing: list[ExternalId] = []
-    by_weight = spec.sampling == "weighted"
     overlay = Overlay({}, {})
     for name, group in groups.items():
-        places, numbers = list(group), ADDED | np.arange(len(group))
-        overlay.rows[name] = numbers, _features(group, name, graph, spec, model.encoders.get(name))
+        places = list(group)
+        ids = ADDED | np.arange(len(group))
+        overlay.rows[name] = ids, node_rows(group, name, graph, spec, model.encoders.get(name))
         incoming = {
             key: graph.edges[key] for key, edge in graph.schema.own_edge_types.items() if edge.dst == name
         }
         sent = {what: _by_edge_type(group, what, incoming, name) for what in _FIELDS}
         for key, adjacency in incoming.items():
-            schema = graph.schema.edge_types[key]
-            lists = [() if ids is None else ids for ids in sent["neighbors"][key]]
-            for place, ids in zip(places, lists, strict=True):
-                if len(ids) > max_neighbors:
+            lists = [() if own is None else own for own in sent["neighbors"][key]]
+            for place, own in zip(places, lists, strict=True):
+                if len(own) > max_neighbors:
                     raise RequestTooLarge(
-                        f"{place}.neighbors: {len(ids)} neighbours; at most {max_neighbors} are allowed "
+                        f"{place}.neighbors: {len(own)} neighbours; at most {max_neighbors} are allowed "
                         "(limits.max_inline_neighbors)"
                     )
-            for what in _FIELDS[1:]:
-                has_none = getattr(adjacency, what.removeprefix("edge_")) is None
-                for place, value in zip(places, sent[what][key] if has_none else (), strict=False):
-                    if value is not None:
-                        raise BadRequest(f"{place}.{what}: edge type {key!r} has no {what} in this graph")
             neighbors, absent = _resolve(graph, adjacency, lists, names.get(adjacency.src, {}))
             missing += absent
-            weight, attr = NO_FLOATS, NO_FLOATS.reshape(0, 0)
-            if adjacency.weight is not None:
-                values = sent["edge_weight"][key]
-                weight = _edge_values(schema, "edge_weight", values, lists, places, unsigned=by_weight)[
-                    :, 0
-                ]
-            if schema.attr_dim:
-                values, is_read = sent["edge_attr"][key], key in model.reads_attr
-                if encoder := model.encoders.get(key):
-                    attr = _encoded(encoder, schema, values, lists, places, needed=is_read)
-                else:
-                    attr = _edge_values(schema, "edge_attr", values, lists, places, needed=is_read)
+            data = {what: sent[what][key] for what in _FIELDS[1:]}
+            weight, attr = edge_columns(model, key, data, lists, places, is_read=key in model.reads_attr)
             offsets = offsets_of(np.array([*map(len, lists)], np.int64))
-            edges = overlay.lists[key] = Lists(numbers, offsets, neighbors, weight, attr)
-            if not absent:
-                listed = dict(zip(places, lists, strict=True))
-                _check_kinds(key, spec.edges_without.get(key, ()), edges, listed)
+            positions = -1 - np.arange(len(neighbors))
+            overlay.lists[key] = Lists(ids, offsets, neighbors, positions, weight, attr)
+            for i in range(len(group)) if key in spec.edges_without and not absent else ():
+                part = slice(offsets[i], offsets[i + 1])
+                check_kinds(spec, key, places[i], neighbors[part], ids[i], weight[part], lists[i])
     if missing:
         raise NodeNotFound(
             f"inline neighbours that are in neither graph {graph.version} nor this request: "
@@ -135,7 +120,7 @@ def _names(group: _Group) -> dict[ExternalId, int]:
     return names
 
 
-def _features(
+def node_rows(
     group: _Group, node_type: str, graph: Graph | LiveView, spec: ModelSpec, encoder: RowEncoder | None
 ) -> FloatArray:
     """Feature rows of inline nodes, with the learned columns that a node which came later has."""
@@ -185,28 +170,68 @@ def _by_edge_type(
     return found
 
 
-def _check_kinds(
-    key: str, absent: Collection[str], edges: Lists, lists: Mapping[str, Sequence[ExternalId]]
+def check_kinds(
+    spec: ModelSpec, key: str, place: str, own: IdArray, node: int, weight: FloatArray, ids: Sequence[Any]
 ) -> None:
-    """Refuse edges of kinds on whose absence the model's answers rely."""
+    """Refuse edges of kinds on whose absence the model's answers rely.
+
+    Args:
+        own, node: a list, and its destination. weight: of edges that the request describes.
+        ids: external ids of the list, for messages.
+    """
+    absent = spec.edges_without.get(key, ())
     if not absent:
         return
-    for i, (place, ids) in enumerate(lists.items()):
-        own = edges.neighbors[edges.offsets[i] : edges.offsets[i + 1]]
-        _, first = np.unique(own, return_index=True)
-        found = ""
-        if REPEATED in absent and first.shape[0] < own.shape[0]:
-            again = int(np.setdiff1d(np.arange(own.shape[0]), first)[0])
-            found = f"{np.asarray(ids[again]).item()!r} is listed more than once"
-        elif LOOPS in absent and (own == edges.nodes[i]).any():
-            found = "the node is its own neighbour"
-        elif NEGATIVE in absent and (edges.weight[edges.offsets[i] : edges.offsets[i + 1]] < 0).any():
-            found = "a weight is negative"
-        if found:
-            raise BadRequest(
-                f"{place}.neighbors: {found}. The model was packaged on a graph whose {key} has "
-                f"no {' and no '.join(absent)}, and its answers rely on that. {remedy(absent)}"
-            )
+    _, first = np.unique(own, return_index=True)
+    found = ""
+    if REPEATED in absent and first.shape[0] < own.shape[0]:
+        again = int(np.setdiff1d(np.arange(own.shape[0]), first)[0])
+        found = f"{np.asarray(ids[again]).item()!r} is listed more than once"
+    elif LOOPS in absent and (own == node).any():
+        found = "the node is its own neighbour"
+    elif NEGATIVE in absent and (weight < 0).any():
+        found = "a weight is negative"
+    if found:
+        raise BadRequest(
+            f"{place}.neighbors: {found}. The model was packaged on a graph whose {key} has "
+            f"no {' and no '.join(absent)}, and its answers rely on that. {remedy(absent)}"
+        )
+
+
+def edge_columns(
+    model: _Model,
+    key: str,
+    sent: Mapping[str, Sequence[Any]],
+    lists: Sequence[Sequence[ExternalId]],
+    places: Sequence[str],
+    *,
+    is_read: bool,
+) -> tuple[FloatArray, FloatArray]:
+    """Weights [E] and attributes [E, d_e] of edges that a request describes; none where the graph has none.
+
+    Args:
+        sent: "edge_weight" and "edge_attr" of each list. lists: external ids of the edges' sources.
+        is_read: False if the model does not read attributes; there are none then.
+    """
+    adjacency, schema = model.graph.edges[key], model.graph.schema.edge_types[key]
+    for what, given in sent.items():
+        has_none = getattr(adjacency, what.removeprefix("edge_")) is None
+        for place, value in zip(places, given if has_none else (), strict=False):
+            if value is not None:
+                raise BadRequest(f"{place}.{what}: edge type {key!r} has no {what} in this graph")
+    weight, attr = NO_FLOATS, NO_FLOATS.reshape(0, schema.attr_dim)
+    if adjacency.weight is not None:
+        by_weight = model.spec.sampling == "weighted"
+        given = sent["edge_weight"]
+        weight = _edge_values(schema, "edge_weight", given, lists, places, unsigned=by_weight)[:, 0]
+    if schema.attr_dim:
+        given, encoder = sent["edge_attr"], model.encoders.get(key)
+        if encoder is None:
+            found = _edge_values(schema, "edge_attr", given, lists, places, needed=is_read)
+        else:
+            found = _encoded(encoder, schema, given, lists, places, needed=is_read)
+        attr = found if is_read else attr
+    return weight, attr
 
 
 def _resolve(

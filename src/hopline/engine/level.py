@@ -18,7 +18,7 @@ from hopline.engine.kernels import (
     weighted_degrees,
 )
 from hopline.engine.narrow_kernels import Matrix
-from hopline.engine.overlay import Lists
+from hopline.engine.overlay import Lists, edge_data
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
 from hopline.engine.state_cache import NO_STAMPS, StateCache
@@ -135,7 +135,7 @@ class Relation:
         if self.reads_weight:
             view.weight = np.empty(num_edges, np.float32)
             if lists is not None:
-                view.weight = lists.weight[block.positions]
+                view.weight = edge_data(self.adjacency.weight, lists.weight, block.positions)
             elif self.sampler.is_stored:
                 view.weight = block.columns["weight"][:num_edges]
             elif self.sampler.packed:
@@ -146,7 +146,7 @@ class Relation:
         if self.reads_attr:
             assert self.adjacency.attr is not None
             if lists is not None:
-                view.attr = lists.attr[block.positions]
+                view.attr = edge_data(self.adjacency.attr, lists.attr, block.positions)
             elif self.sampler.is_stored:
                 view.attr = block.columns["attr"][:num_edges]
             else:
@@ -206,7 +206,8 @@ class Relation:
             )  # fmt: skip
             return
         view.num_eligible = self._counts(nodes, as_of, lists)
-        listed, listed_loops = lists.degrees(self.gcn_weighted, self.add_loops)
+        weights = self.adjacency.weight if self.gcn_weighted else None
+        listed, listed_loops = lists.degrees(weights, self.add_loops)
         if is_weighted:
             loops = lists.merged(nodes, as_of, listed_loops, self._loops)
         own = lists.merged(nodes, as_of, listed, self.degree_with_loop)

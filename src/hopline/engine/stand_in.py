@@ -28,6 +28,7 @@ def stands_in(model: Model, request: ScoreRequest, names: Sequence[str]) -> bool
     return (
         model.student is not None
         and not request.inline
+        and not request.edits
         and request.as_of is None
         and OUTPUTS.issuperset(names)
     )

@@ -26,13 +26,13 @@ from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.errors import HoplineError
 from hopline.process.wire import PackedError, Wire, pack_error, unpack_error
 from hopline.request_fields import FIELDS
-from hopline.types import AnyArray, ContextNode, InlineNode, ModelInfo, ScoreRequest, ScoreResult
+from hopline.types import AnyArray, ContextNode, Edit, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
 _ARRAY, _OBJECTS = 1, 2
 _REQUEST_FIELDS = ScoreRequest.__struct_fields__
 _DEADLINE = _REQUEST_FIELDS.index("deadline")
 _INLINE, _CONTEXT = _REQUEST_FIELDS.index("inline"), _REQUEST_FIELDS.index("context")
-_PAIRS = _REQUEST_FIELDS.index("pairs")
+_PAIRS, _EDITS = _REQUEST_FIELDS.index("pairs"), _REQUEST_FIELDS.index("edits")
 #: Fields that MessagePack makes lists of.
 _TUPLES = [_REQUEST_FIELDS.index(field.name) for field in FIELDS if get_origin(field.kept_as) is tuple]
 _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
@@ -190,6 +190,7 @@ def unpack_request(fields: list[Any]) -> ScoreRequest:
         fields[place] = tuple(fields[place])
     if fields[_CONTEXT]:
         fields[_CONTEXT] = tuple(ContextNode(**node) for node in fields[_CONTEXT])
+    fields[_EDITS] = msgspec.convert(fields[_EDITS], tuple[Edit, ...])
     return ScoreRequest(*fields)
 
 

@@ -110,7 +110,12 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> LoggedInputs
 def input_hash(request: ScoreRequest) -> str:
     """Hex BLAKE2b (128 bits) of the canonical form of a request's inputs."""
     others = request.inline or request.context or request.outputs or request.attributes or request.node_type
-    if not others and request.pairs is None and request.columns is None and request.as_of is None:
+    if (
+        not (others or request.edits)
+        and request.pairs is None
+        and request.columns is None
+        and request.as_of is None
+    ):
         # a fast path for the usual request
         form = b"N" + _ids(request.nodes) + request.on_missing.encode()
         return hashlib.blake2b(form, digest_size=_HASH_BYTES).hexdigest()
@@ -119,6 +124,8 @@ def input_hash(request: ScoreRequest) -> str:
         parts += [b"I", *_inline(node)]
     for node in request.context:
         parts += [b"X", _strings([node.type]), *_inline(node)]
+    if request.edits:
+        parts += [b"E", _json(msgspec.to_builtins(request.edits))]
     if request.pairs is not None:
         parts += [b"P", _ids(request.pairs[0]), _ids(request.pairs[1])]
     if request.columns is not None:

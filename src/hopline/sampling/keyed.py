@@ -243,7 +243,7 @@ def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untype
 
 
 #: Of fanouts above this, the degrees are counted: room for all of a large fanout may not exist.
-_FEW = 64
+FEW = 64
 #: Of a block whose edges lie in the process.
 NO_COLUMNS: Mapping[str, AnyArray] = MappingProxyType({})
 #: Entries that a reused array retains after a large batch: 8 MiB of ids.
@@ -386,7 +386,7 @@ class Sampler:
 
     def bound(self, nodes: IdArray) -> int:
         """Upper bound of the edges that sampling `nodes` (int64 [n]) returns."""
-        if 0 <= self.fanout <= _FEW:
+        if 0 <= self.fanout <= FEW:
             return int(nodes.shape[0]) * self.fanout
         if (
             self.fanout < 0 and self.starts is not None and nodes.shape[0] == 1

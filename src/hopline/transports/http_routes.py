@@ -21,7 +21,7 @@ from turnserve.http1.messages import Pending, Request, Response
 
 #: Fields of bodies. In a query string they would be ignored, which no client intends.
 _BODY_FIELDS = frozenset(
-    {*ScoreBody.__struct_fields__, "timeout", "serve", "force", "graph", "groups", "reason"}
+    {*ScoreBody.__struct_encode_fields__, "timeout", "serve", "force", "graph", "groups", "reason"}
 )
 _METHODS = {"GET": (b"GET", b"HEAD"), "POST": (b"POST",)}
 

@@ -12,8 +12,8 @@ HTTP and gRPC translate to and from these tensors. Inputs:
                                                 neighbor_counts): numbers, BOOL, or BYTES for strings
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
-`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags`, `context` and
-`inline` (JSON in a string), `as_of`, `node_type`, `min_version`, `keep` (a bool); over gRPC
+`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags`, `context`, `if`
+and `inline` (JSON in a string), `as_of`, `node_type`, `min_version`, `keep` (a bool); over gRPC
 `triton_enable_empty_final_response`, see `grpc_stream.py`. Outputs are those of the model, and `missing`
 BOOL [n] if `on_missing` is "null" and an id is unknown: its floats are NaN and its integers -1.
 """
@@ -63,7 +63,7 @@ _CARRIED = {"binary_data", "binary_data_output", "binary_data_size"}
 _OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
 #: Unseen nodes as in the JSON of /v1: with missing values, and neighbours along several edge types.
 _INLINE = RequestField("inline", tuple[InlineBody, ...], tuple[InlineNode, ...], True, True)
-_KNOWN = {*[field.name for field in _OPTIONS], "inline", "timeout", "timeout_ms"}
+_KNOWN = {*[field.sent_name for field in _OPTIONS], "inline", "timeout", "timeout_ms"}
 _SWITCHES = {"binary_data", "binary_data_output", "keep"}
 _TYPES = {"BYTES": "TYPE_STRING"}
 #: Unit of an input's first dimension, for messages.
@@ -132,8 +132,8 @@ def _options(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> dic
     options = {}
     if parameters:
         for field in _OPTIONS:
-            if field.name in parameters and field.name != "as_of":
-                options[field.name] = option_of(field, parameters[field.name])
+            if field.sent_name in parameters and field.name != "as_of":
+                options[field.name] = option_of(field, parameters[field.sent_name])
     if "as_of" in inputs or "as_of" in parameters:
         options["as_of"] = _as_of(inputs, parameters.get("as_of"))
     return options

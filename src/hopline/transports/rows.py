@@ -142,23 +142,24 @@ def option_of(field: RequestField, value: object) -> Any:
         inner = get_args(field.sent_as)[0]
         kind = get_origin(inner)
         if inner is str and value == "":
-            raise BadRequest(f"parameter {field.name} is empty; leave it out or give it a value")
+            raise BadRequest(f"parameter {field.sent_name} is empty; leave it out or give it a value")
     if kind is Literal:
         choices = get_args(field.sent_as)
         if value not in choices:
-            raise BadRequest(
-                f"parameter {field.name} must be {' or '.join(map(repr, choices))}, not {quoted(value)}"
-            )
+            words = " or ".join(map(repr, choices))
+            raise BadRequest(f"parameter {field.sent_name} must be {words}, not {quoted(value)}")
         return value
     if kind is None:
         if not isinstance(value, str):
-            raise BadRequest(f"parameter {field.name} must be a string, not {quoted(value)}")
+            raise BadRequest(f"parameter {field.sent_name} must be a string, not {quoted(value)}")
         return value
-    wanted = f"parameter {field.name} must be a JSON {_WANTED[kind]}"
+    wanted = f"parameter {field.sent_name} must be a JSON {_WANTED[kind]}"
     if not isinstance(value, str):
         raise BadRequest(f"{wanted}, in a string, not {quoted(value)}")
     if kind is tuple and len(value) > PIECE_BYTES:
-        raise RequestTooLarge(f"parameter {field.name} has {len(value)} characters; at most {PIECE_BYTES}")
+        raise RequestTooLarge(
+            f"parameter {field.sent_name} has {len(value)} characters; at most {PIECE_BYTES}"
+        )
     try:
         found = msgspec.json.decode(value, type=field.sent_as)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:

@@ -83,7 +83,10 @@ class InputsBody(RowsBody, forbid_unknown_fields=True, gc=False):
 
 
 #: JSON names and types of the options of a request, in the form of `msgspec.defstruct`.
-OPTIONS: list[tuple[str, Any, None]] = [(field.name, field.sent_as | None, None) for field in FIELDS]
+OPTIONS: list[tuple[str, Any, Any]] = [
+    (field.name, field.sent_as | None, msgspec.field(default=None, name=field.sent_name))
+    for field in FIELDS
+]
 #: The body of POST /v1/models/<model>/score.
 ScoreBody: Any = msgspec.defstruct(
     "ScoreBody", OPTIONS, bases=(InputsBody,), forbid_unknown_fields=True, gc=False, module=__name__
@@ -142,6 +145,10 @@ def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
     names += sum(len(value) for value in _options_of(found) if type(value) is dict)
     context: Any = found.context or ()  # type: ignore[attr-defined]
     names += sum(node.type != "" for node in context)
+    for edit in found.edits or ():  # type: ignore[attr-defined]
+        values = msgspec.structs.astuple(edit.remove_edge or edit.add_edge or edit.set)
+        names += 1 + sum(bool(value) for value in values)
+        names += sum(len(value) for value in values if type(value) is dict)
     for node in (*(found.inline or ()), *context):
         names += (node.id is not None) + bool(node.features)
         for each in (node.neighbors, node.edge_attr, node.edge_weight, node.columns):

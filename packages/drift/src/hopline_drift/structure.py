@@ -85,9 +85,9 @@ class Structure:
             self._edges.setdefault(edges.dst, []).append(edges)
 
     def read(self, requests: Sequence[ScoreRequest], outcomes: Sequence[Any], into: Observed) -> None:
-        """Read the nodes of requests, except requests with a time cut."""
+        """Read the nodes of requests, except requests with a time cut or edits."""
         pairs = zip(requests, outcomes, strict=True)
-        now = [(request, outcome) for request, outcome in pairs if request.as_of is None]
+        now = [each for each in pairs if each[0].as_of is None and not each[0].edits]
         unknown = [outcome for _, outcome in now if isinstance(outcome, NodeNotFound)]
         into.categories(_PRESENCE, ["unknown"] * sum(len(outcome.missing) for outcome in unknown))
         answered = [request for request, outcome in now if not isinstance(outcome, NodeNotFound)]

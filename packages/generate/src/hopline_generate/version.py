@@ -109,13 +109,13 @@ class GenerativeVersion(CountedVersion):
     def _check(self, request: ScoreRequest) -> None:
         if len(request.nodes) or request.inline or request.context or request.pairs is not None:
             raise BadRequest(f"model {self.name!r} takes prompts; ask with rows, not with nodes or pairs")
-        for name in request.outputs:
-            if name not in _OUTPUTS:
-                raise BadRequest(
-                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(sorted(_OUTPUTS))}"
-                )
-        if request.as_of is not None:
-            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out", "as_of")
+        for name in sorted({*request.outputs} - {*_OUTPUTS}):
+            raise BadRequest(
+                f"output {name!r} is unknown; model {self.name!r} has {', '.join(sorted(_OUTPUTS))}"
+            )
+        if request.as_of is not None or request.edits:
+            name = "if" if request.edits else "as_of"
+            raise BadRequest(f"{name}: model {self.name!r} reads no edges; leave {name} out", name)
 
     def _check_tokens(self, client: str) -> None:
         try:

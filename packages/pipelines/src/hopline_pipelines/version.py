@@ -110,13 +110,13 @@ class PipelineVersion(CountedVersion):
     def _check(self, request: ScoreRequest) -> None:
         """Checks that need no rows; `InputReader` checks those."""
         plan = self.plan
-        for name in request.outputs:
-            if name not in plan.outputs:
-                raise BadRequest(
-                    f"output {name!r} is unknown; pipeline {self.name!r} has {', '.join(plan.outputs)}"
-                )
-        if request.as_of is not None and not plan.takes_time:
-            raise BadRequest(f"as_of: no model of pipeline {self.name!r} reads times; leave as_of out")
+        for name in sorted({*request.outputs} - {*plan.outputs}):
+            raise BadRequest(
+                f"output {name!r} is unknown; pipeline {self.name!r} has {', '.join(plan.outputs)}"
+            )
+        if request.edits or (request.as_of is not None and not plan.takes_time):
+            name = "if" if request.edits else "as_of"
+            raise BadRequest(f"{name}: pipeline {self.name!r} passes it to no model; leave {name} out")
         refuse_nesting(self.name, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:

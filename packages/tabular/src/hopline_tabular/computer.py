@@ -197,7 +197,8 @@ class TabularComputer(Computer):
                     count = found if count < 0 else self._uneven(request)
         except BadRequest as error:
             raise BadRequest(f"model {self.name!r}: {error}") from None
-        if len(columns) > len(self._checks) or count < 1 or request.outputs or request.as_of is not None:
+        others = request.outputs or request.edits or request.as_of is not None
+        if len(columns) > len(self._checks) or count < 1 or others:
             count = self._check_rest(request, count)
         if count > self._max_rows:
             raise RequestTooLarge(
@@ -219,19 +220,18 @@ class TabularComputer(Computer):
     def _check_rest(self, request: ScoreRequest, count: int) -> int:
         """Number of rows of a request that needs no further checks."""
         columns = request.columns or {}
-        known = {name for name, _ in self._checks}
-        unexpected = [name for name in columns if name not in known]
+        unexpected = [name for name in columns if name not in dict(self._checks)]
         if unexpected:
             raise BadRequest(
                 f"unexpected column {unexpected[0]!r}: rows of model {self.name!r} have {self._takes()}"
             )
-        for name in request.outputs:
-            if name not in self.output_names:
-                raise BadRequest(
-                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
-                )
-        if request.as_of is not None:
-            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out")
+        for name in sorted({*request.outputs} - {*self.output_names}):
+            raise BadRequest(
+                f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
+            )
+        if request.as_of is not None or request.edits:
+            name = "if" if request.edits else "as_of"
+            raise BadRequest(f"{name}: model {self.name!r} reads no edges; leave {name} out")
         if count == 0 or (count < 0 and not columns):
             raise BadRequest("the request has no rows; at least one is needed")
         return max(count, 1)
