@@ -1,6 +1,7 @@
 """Queries as tables of graphs: types of a real PostgreSQL, one state for all queries, named refusals."""
 
 import math
+from contextlib import closing
 
 import duckdb
 import numpy as np
@@ -52,7 +53,7 @@ def built(database, select=f"select {ACCOUNTS} from accounts order by id", **opt
 
 
 def test_columns_of_postgres_keep_their_types_and_nulls(database):
-    with Database(database) as opened:
+    with closing(Database(database)) as opened:
         graph = built(opened)
     assert {column.name: column.type for column in graph.schema.node_types["node"].columns} == {
         "amount": "float", "country": "text", "branch": "text", "visits": "integer", "active": "boolean",
@@ -72,7 +73,7 @@ def test_columns_of_postgres_keep_their_types_and_nulls(database):
 
 
 def test_ids_may_be_uuids(database):
-    with Database(database) as opened:
+    with closing(Database(database)) as opened:
         rows = opened.table("select md5(id::text)::uuid as id, visits from accounts order by accounts.id")
         edges = opened.table(
             "select md5(src::text)::uuid as src, md5(dst::text)::uuid as dst from payments"
@@ -83,7 +84,7 @@ def test_ids_may_be_uuids(database):
 
 
 def test_all_queries_see_one_state(database):
-    with Database(database) as opened:
+    with closing(Database(database)) as opened:
         before = opened.table("select count(*) as n from accounts").column("n").to_pylist()
         execute(database, "insert into accounts (id, is_fraud) values (99, false)")
         try:
@@ -95,7 +96,7 @@ def test_all_queries_see_one_state(database):
 
 
 def test_a_query_changes_nothing(database):
-    with Database(database) as opened, pytest.raises(GraphError, match=r"sql:delete.*read-only"):
+    with closing(Database(database)) as opened, pytest.raises(GraphError, match=r"sql:delete.*read-only"):
         opened.table("delete from payments")
 
 
@@ -116,7 +117,7 @@ def test_a_query_changes_nothing(database):
     ],
 )
 def test_a_query_that_gives_no_columns_is_named_with_what_is_wrong(database, query, message):
-    with Database(database) as opened, pytest.raises(GraphError, match=message):
+    with closing(Database(database)) as opened, pytest.raises(GraphError, match=message):
         built(opened, query)
 
 
@@ -124,8 +125,9 @@ def test_a_query_that_gives_no_columns_is_named_with_what_is_wrong(database, que
     ("address", "message"),
     [
         ("postgres://nobody:secret@127.0.0.1:1/shop", r"--database postgres://127.0.0.1/shop: .*refused"),
-        ("mysql://host/shop", "must be postgres://user@host/name, or a DuckDB file"),
-        ("shop.csv", "must be postgres://user@host/name, or a DuckDB file"),
+        ("bolt://nobody:secret@127.0.0.1:1/shop", r"--database bolt://127.0.0.1/shop: .*refused"),
+        ("mysql://host/shop", "must be postgres://user@host/name, bolt://user@host or a DuckDB file"),
+        ("shop.csv", "must be postgres://user@host/name, bolt://user@host or a DuckDB file"),
         ("/no/such/folder/shop.duckdb", "--database /no/such/folder/shop.duckdb: "),
     ],
 )
@@ -142,7 +144,7 @@ def test_a_duckdb_file_and_files_are_read(tmp_path):
         connection.execute(f"create table accounts as {rows}")
         connection.execute(f"copy accounts to '{tmp_path}/accounts.parquet'")
     for address, source in ((str(path), "accounts"), ("", f"'{tmp_path}/accounts.parquet'")):
-        with Database(address) as opened:
+        with closing(Database(address)) as opened:
             rows = opened.table(f"select * from {source} where id > 1")
         assert rows.column("id").to_pylist() == [2, 3, 4]
         graph = Graph.from_parquet(

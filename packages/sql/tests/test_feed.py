@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import closing
 
 import httpx
 import numpy as np
@@ -303,7 +304,7 @@ def test_a_random_series_of_changes_gives_the_graph_and_the_answers_of_a_rebuild
         description = Description(tmp_path / "graph.toml")
         for _ in range(60):
             shop.step()
-        with Database(address) as database:  # the build, while the database goes on changing
+        with closing(Database(address)) as database:  # the build, while the database goes on changing
             seen = database.table("select pg_current_snapshot()::text as x").column(0)[0].as_py()
             for _ in range(10):
                 shop.step()
@@ -316,7 +317,7 @@ def test_a_random_series_of_changes_gives_the_graph_and_the_answers_of_a_rebuild
         middle = len(shop.messages) - 40
         applied(live, early.schema, feed, shop.messages[:middle])
         applied(live, early.schema, feed, shop.messages[middle:])
-        with Database(address) as database:
+        with closing(Database(address)) as database:
             again = rebuilt(description, database).save(tmp_path / "again")
         expected = content(again)
         found = live.view.snapshot()

@@ -148,14 +148,11 @@ def vectors_of(names: Iterable[str]) -> dict[str, int]:
 
 
 def with_places(row: Mapping[str, Any], vectors: Mapping[str, int]) -> Mapping[str, Any]:
-    """A row with a column for each place of its vectors.
-
-    Args:
-        vectors: those of the table, as of `vectors_of`. None for one of them is a missing one.
+    """A row with a column for each place of its vectors, which `vectors_of` names; None is a missing one.
 
     Raises: ValueError: no list, or one of another length.
     """
-    given = [name for name in vectors.keys() & row.keys() if f"{name}_0" not in row]
+    given = [name for name in vectors if name in row and f"{name}_0" not in row]
     if not given:
         return row
     found = {name: value for name, value in row.items() if name not in given}

@@ -54,11 +54,7 @@ def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
 
 
 def typed_columns(table: FileTable, kinds: Mapping[str, str], missing: Missing) -> Any:
-    """Columns as `typed` has them, with one for each place of a vector, as a `pyarrow.Table`.
-
-    Args:
-        kinds: column -> its type, or "".
-    """
+    """Columns as `typed` has them, with one for each place of a vector; `kinds`: column -> type, or ""."""
     found = dict[str, Any]()
     for name, kind in kinds.items():
         places = places_of(name, table.column(name))
