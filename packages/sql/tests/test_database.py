@@ -125,7 +125,7 @@ def test_a_query_that_gives_no_columns_is_named_with_what_is_wrong(database, que
     ("address", "message"),
     [
         ("postgres://nobody:secret@127.0.0.1:1/shop", r"--database postgres://127.0.0.1/shop: .*refused"),
-        ("bolt://nobody:secret@127.0.0.1:1/shop", r"--database bolt://127.0.0.1/shop: .*refused"),
+        ("bolt://nobody:secret@127.0.0.1:1/shop", r"(?s)--database bolt://127.0.0.1/shop: .*refused"),
         ("mysql://host/shop", "must be postgres://user@host/name, bolt://user@host or a DuckDB file"),
         ("shop.csv", "must be postgres://user@host/name, bolt://user@host or a DuckDB file"),
         ("/no/such/folder/shop.duckdb", "--database /no/such/folder/shop.duckdb: "),

@@ -127,7 +127,7 @@ def _bolt(address: str) -> _Connection:
     host, name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", parts.path.strip("/") or None
 
     def read(query: str) -> pa.Table:
-        with neo4j.GraphDatabase.driver(host, auth=auth) as driver:
+        with neo4j.GraphDatabase.driver(host, auth=auth, max_transaction_retry_time=0) as driver:
             rows, _, names = driver.execute_query(query, database_=name, routing_="r")
         return pa.table({each: pa.array([_native(row[each]) for row in rows]) for each in names})
 
