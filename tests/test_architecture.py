@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "engine": 7886,
     "events": 2430,
     "features": 3751,
-    "graph": 13457,
+    "graph": 13452,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1704,
