@@ -126,9 +126,9 @@ def _run_workers(config: Config, service: str) -> int:
 
 async def _supervise(config: Config, service: str, shared: Sequence[int], live: int) -> int:
     """Keep workers, and the writer of a live graph, alive until a signal; returns the exit code."""
-    settings = config.server
+    settings, were_ready = config.server, asyncio.Event()
     slots = [
-        Slot(_name_of(index), partial(_start_worker, config, service, index, shared))
+        Slot(_name_of(index), partial(_start_worker, config, service, index, shared, were_ready))
         for index in range(settings.workers)
     ]
     if live >= 0:
@@ -139,6 +139,7 @@ async def _supervise(config: Config, service: str, shared: Sequence[int], live: 
             slots.append(Slot("the stream of the live graph", start_stream, is_replaced=False))
 
     def on_ready(said: Mapping[str, str]) -> None:
+        were_ready.set()
         grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
         print(ready_line(config, said[_name_of(0)], settings.http_port, grpc_port), flush=True)
 
@@ -155,8 +156,11 @@ def _name_of(index: int) -> str:
     return f"worker {index}"
 
 
-async def _start_worker(config: Config, service: str, index: int, shared: Sequence[int]) -> Child:
-    orders = {"config": config.replace(worker__index=index).to_json(), "service": service}
+async def _start_worker(
+    config: Config, service: str, index: int, shared: Sequence[int], were_ready: asyncio.Event
+) -> Child:
+    own = config.replace(worker__index=index, worker__replaces=were_ready.is_set())
+    orders = {"config": own.to_json(), "service": service}
     return await Child.start(_WORKER, orders, name=_name_of(index), pass_fds=shared)
 
 

@@ -1,5 +1,6 @@
 """Loads of a version whose files have changed since it was loaded: none reports what is not so."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest, HoplineError, ModelNotReady
+from hopline.rollout import shared_state
 from hopline.rollout.rollout import RolloutRequest
 from hopline.service import Service
 from hopline.types import ScoreRequest
@@ -146,6 +148,33 @@ async def test_a_worker_that_is_replaced_refuses_to_start_without_another_versio
     with pytest.raises(ArtifactError, match=f"{CHANGED}.*another version, or unload 1"):
         await Service(gone.config).start()
     assert np.array_equal(await answers(workers[0]), before)
+
+
+async def test_a_worker_that_replaces_another_waits_until_it_can_serve_and_the_others_say_why(
+    root, workers, monkeypatch
+):
+    monkeypatch.setattr(shared_state, "_COMPARE_S", 0.1)
+    package_again(root)
+    gone = workers.pop()
+    await rig.stop(gone)
+    later = Service(gone.config.replace(worker__replaces=True))
+    starting = asyncio.ensure_future(later.start())
+    await rig.until(workers[0].differing)
+    assert not later.ready()
+    assert workers[0].ready()
+    assert (
+        "could not load it: artifact_error: sage/1 is loaded with another"
+        in workers[0].differing()["sage/1"]
+    )
+    assert workers[0].describe_rollout("sage")["store"]["differing"] == workers[0].differing()
+    assert 'hopline_model_unavailable{model="sage",version="1"} 1' in workers[0].metrics.render().decode()
+    rig.publish(root, "2")
+    await workers[0].load("sage", "2")
+    await asyncio.wait_for(starting, 20)
+    workers.append(later)
+    for worker in workers:
+        assert await rig.version_of(worker) == "2"
+    assert np.array_equal(*[await answers(worker) for worker in workers])
 
 
 async def test_a_worker_that_is_replaced_refuses_another_graph_under_the_same_name(root, workers):

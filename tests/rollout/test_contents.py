@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopline.rollout.shared_state import differences
+from hopline.rollout.shared_state import differences, failures
 from hopline.rollout.store.fleet import Ack
 
 MINE = {"m/1": "graph g, artifact a", "m/2": "graph g, artifact b"}
@@ -23,3 +23,8 @@ def test_all_members_that_differ_are_named() -> None:
     others = {name: Ack(1, 1, {}, {"m/1": f"graph {name}, artifact a"}) for name in ("y", "x")}
     text = differences(MINE, others)["m/1"]
     assert text.endswith("; worker x has graph x, artifact a; worker y has graph y, artifact a")
+
+
+def test_what_another_member_could_not_load_is_named() -> None:
+    others = {"a": Ack(1, 1, {"m/1": "graph_error: x.npy is damaged", "m/9": "unknown here"}, {})}
+    assert failures(MINE, others) == {"m/1": "worker a could not load it: graph_error: x.npy is damaged"}

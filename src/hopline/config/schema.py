@@ -611,6 +611,7 @@ class WorkerConfig:
         "", '"module:attribute" that opens models in separate processes; empty: the default', hidden=True
     )
     isolated: bool = setting(False, "whether this process runs a model for another one", internal=True)
+    replaces: bool = setting(False, "whether all workers were ready before this one began", internal=True)
 
 
 @dataclass(frozen=True, slots=True)

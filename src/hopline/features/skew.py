@@ -105,12 +105,6 @@ class SchemaWatch:
 
     The result for a store that does not respond stays unchanged.
 
-    Args:
-        expected: schema that the model reads.
-        origin: the store with all rows.
-        l2: the store in front of it; a missing group of copies (`stamped.py`) is created there.
-        recheck_s: seconds between comparisons.
-
     Attributes:
         refusal: why the origin's rows must not be used, or "".
         l2_refusal: why L2 is skipped, or "".

@@ -62,14 +62,6 @@ class Child:
     ) -> Child:
         """Start a child.
 
-        Args:
-            entry: "module:function" that it calls.
-            orders: values that JSON has.
-            name: of the child, for logs.
-            pass_fds: descriptors that it keeps, under the same numbers.
-            says_ready: add `ready` to the orders, the descriptor for `parent.say_ready`.
-            stdout: a descriptor; None for this process's own.
-
         Raises: OSError: the system cannot start another process.
         """
         ends = os.pipe() if says_ready else ()

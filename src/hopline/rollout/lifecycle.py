@@ -65,11 +65,6 @@ ResultT = TypeVar("ResultT")
 class Lifecycle:
     """Loads, switches and unloads versions in one worker.
 
-    Args:
-        loader: makes units.
-        recorders: the list that versions report their answers to; monitors are added while they are needed.
-        clock: seconds since the epoch; the store's by default.
-
     Attributes:
         loaded: the units in this process.
     """
@@ -83,6 +78,7 @@ class Lifecycle:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._config = config
+        self._metrics = metrics
         self._loader = loader
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
@@ -124,12 +120,15 @@ class Lifecycle:
                 await self._load_first(name, unit, saved)
             self.loaded.route(name)
         self._state.explain_missing(saved)
-        self._check_start()
+        if not self._config.worker.replaces:
+            self.loaded.check_enough(self._config.models.required)
         self.loaded.load_missing()  # what other workers try just now
         await self._state.join()
         self._task = asyncio.ensure_future(self._follow())
         if self._watch is not None:
             self._watching = asyncio.ensure_future(self._watch.run())
+        if self._config.worker.replaces:
+            await self._until_it_can_serve()
 
     async def close(self) -> None:
         """Stop following; after the last request."""
@@ -156,12 +155,9 @@ class Lifecycle:
         serve: bool = True,
         force: bool = False,
     ) -> str:
-        """Load a version and let it serve.
+        """Load a version (None: the newest) and let it serve.
 
         Args:
-            model: name.
-            version: folder in the repository; None is the newest.
-            graph, groups: see `Unit`.
             serve: True if it gets the requests that name no version.
             force: let it serve though it refuses requests that callers send now.
 
@@ -352,7 +348,8 @@ class Lifecycle:
             is_shared = (
                 isinstance(error, RepositoryUnavailable) or error is self._loader.tools.inputs.own_failure
             )
-            if is_shared and not (error.may_pass and self._config.models.required == "none"):
+            waits = error.may_pass and self._config.models.required == "none"
+            if is_shared and not (waits or self._config.worker.replaces):
                 raise
             model = state.models.get(name)
             rollout = model.rollout if model is not None else None
@@ -368,20 +365,20 @@ class Lifecycle:
 
             self.loaded.state = await self._state.update(name, change)
 
-    def _check_start(self) -> None:
-        """Check that enough models can serve to begin.
-
-        Raises: HoplineError: see `start`.
-        """
-        failed, required = self.loaded.unavailable(), self._config.models.required
-        if not failed or required == "none" or (self.loaded.serving and required == "any"):
-            return
-        first = next(iter(failed.values()))
-        if len(failed) == 1 and not self.loaded.serving:
-            raise first.error
-        listed = "; ".join(f"{name}: {failure.error}" for name, failure in failed.items())
-        all_needed = "models.required = all: not every model can serve"
-        raise ModelNotReady(f"{all_needed if self.loaded.serving else 'no model can serve'}: {listed}")
+    async def _until_it_can_serve(self) -> None:
+        """Follow the state without requests: the other workers have them, and report what failed here."""
+        said = ""
+        while True:
+            try:
+                self.loaded.check_enough(self._config.models.required)
+                if self.loaded.is_settled:
+                    return
+            except HoplineError as error:
+                if said != str(error):
+                    said = str(error)
+                    log.error("this worker takes no requests until it can serve: %s", said)
+                    self._metrics.flush()
+            await asyncio.sleep(_LOOK_S)
 
     def _unit_of(
         self, model: str, version: str | None, graph: str, groups: tuple[str, ...], shadow: bool

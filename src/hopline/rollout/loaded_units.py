@@ -173,6 +173,17 @@ class LoadedUnits:
             if name not in self.serving and (name, state.serving) in self.failed
         }
 
+    def check_enough(self, required: str) -> None:
+        """Check that enough models can serve to begin, by `models.required`. Raises: HoplineError."""
+        failed = self.unavailable()
+        if not failed or required == "none" or (self.serving and required == "any"):
+            return
+        if len(failed) == 1 and not self.serving:
+            raise next(iter(failed.values())).error
+        listed = "; ".join(f"{name}: {failure.error}" for name, failure in failed.items())
+        all_needed = "models.required = all: not every model can serve"
+        raise ModelNotReady(f"{all_needed if self.serving else 'no model can serve'}: {listed}")
+
     def _fail(self, name: str, unit_id: str, error: HoplineError) -> None:
         """A unit that is wanted could not be loaded: it is unavailable until a further load succeeds."""
         failure = self.failed.setdefault((name, unit_id), Failure(error))

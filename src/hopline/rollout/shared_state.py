@@ -245,19 +245,21 @@ class SharedState:
         except StoreUnavailable as error:  # a change is made nevertheless
             log.info("hosts are not compared now: %s", error)
             return
-        found = differences(self._followers.contents(), others)
+        mine = self._followers.contents()
+        contents = differences(mine, others)
+        found = failures(mine, others) | contents
         for unit, what in found.items():
             if self.differing.get(unit) != what:
-                log.warning("%s is not the same in all workers, nor are its answers: %s", unit, what)
-            self._differs(*unit.rsplit("/", 1)).set(1)
+                log.warning("%s is not the same in all workers: %s", unit, what)
         for unit in self.differing.keys() - found.keys():
             log.info("%s is the same in all workers again", unit)
-            self._differs(*unit.rsplit("/", 1)).set(0)
+        for unit in self.differing.keys() | contents.keys():
+            self._differs(*unit.rsplit("/", 1)).set(int(unit in contents))
         self.differing = found
 
     def status(self) -> dict[str, Any]:
-        """The condition of a store of several hosts, for people; empty for a folder."""
-        if not self.fleet.store.spans_hosts:
+        """The condition of a store of several hosts, for people; empty for a folder of equal workers."""
+        if not (self.fleet.store.spans_hosts or self.differing):
             return {}
         return {**self.fleet.status(), "differing": self.differing}
 
@@ -425,3 +427,13 @@ def differences(mine: Mapping[str, str], others: Mapping[str, Ack]) -> dict[str,
             listed = "; ".join(f"worker {member} has {other}" for member, other in theirs.items())
             found[unit] = f"this worker has {content}; {listed}"
     return found
+
+
+def failures(mine: Mapping[str, str], others: Mapping[str, Ack]) -> dict[str, str]:
+    """Units of this member that another one could not load, and why; as `differences`."""
+    return {
+        unit: f"worker {member} could not load it: {why}"
+        for member, ack in sorted(others.items())
+        for unit, why in ack.failed.items()
+        if unit in mine
+    }

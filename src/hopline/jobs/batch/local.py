@@ -25,12 +25,7 @@ _BUFFERS = 4
 
 
 class LocalEngine:
-    """An engine of threads in this process; see `work.Engine`.
-
-    Args:
-        graph, spec: opened once for all threads.
-        threads: 0 means one for each processor that the process may use.
-    """
+    """An engine of threads in this process; see `work.Engine`."""
 
     def __init__(self, graph: Graph, spec: ModelSpec, threads: int = 0) -> None:
         self._graph = graph

@@ -78,15 +78,6 @@ _KEPT_SHARE = 0.25
 class BatchRun:
     """One batch run: computes the states of a model on a graph and writes its tables.
 
-    Args:
-        model_folder: `<repository>/<model>/<version>`.
-        graph_folder: a saved graph, or the folder of a live one, of which a snapshot is taken.
-        work: folder for unfinished work, on a disk with room for the states of two levels.
-        options: see there.
-        engine: creates the engine; None computes on threads of this process.
-        advance: called with the progress of the run.
-        clock: seconds.
-
     Raises:
         BadRequest: an output that the model does not have.
         NodeNotFound: ids that are not in the graph.
