@@ -64,12 +64,16 @@ def test_files_of_the_user_are_read_where_they_are_and_the_client_has_their_colu
 def test_what_no_project_can_be_made_of_is_refused(tmp_path):
     files = shop.write("relational", tmp_path, rows=600)
     words = [f"{name}={path}" for name, path in files.items()]
+    names = "".join(f"{row},name {row}\n" for row in range(600))
+    (tmp_path / "person.csv").write_text(f"id,name\n{names}")
+    words.append(f"person={tmp_path / 'person.csv'}")
     (tmp_path / "there").mkdir()
     for options, kind, message in (
-        ((), GraphError, "no column of a table with a key is a label by its name; name one: --label"),
+        ((), GraphError, "no column of a table with a key is a label by its name: --label TABLE.COLUMN"),
         (("--label", "order.days"), GraphError, "--label order.days: no such column"),
         (("--label", "order.delivery_days"), GraphError, "is a number: hopline init relational"),
         (("--label", "customer.country"), GraphError, "is text"),
+        (("--label", "person.name"), GraphError, "person.name is text"),  # described as left out
         (("--out", tmp_path / "there"), BadRequest, "there exists; name a new folder"),
     ):
         out = () if "--out" in options else ("--out", tmp_path / f"shop{abs(hash(options))}")

@@ -98,13 +98,14 @@ def _labelled(text: str, label: str) -> str:
     """The description with a column as a label. Raises: GraphError: it has no such column."""
     table, _, column = label.rpartition(".")
     section = re.search(rf'(?ms)^\[tables\."?{re.escape(table)}"?\.columns\]$.*?(?=^\[|\Z)', text)
-    line = section and re.search(rf'(?m)^("?{re.escape(column)}"? = \{{ )(role = "[^"]*", )?', section[0])
+    line = section and re.search(rf'(?m)^("?{re.escape(column)}"? = \{{ )(role = "[^"]*",? ?)?', section[0])
     if not section or not line:
         raise GraphError(f"--label {label}: no such column; write TABLE.COLUMN")
     if not parse_toml(text)["tables"][table].get("key"):
         raise GraphError(f"--label {label}: no column has another value in each row; add a column of ids")
     end = section.start() + line.end()
-    return f'{text[: section.start() + line.start()]}{line[1]}role = "label", {text[end:]}'
+    rest = "" if text[end] == "}" else ", "  # a column that was left out has nothing else
+    return f'{text[: section.start() + line.start()]}{line[1]}role = "label"{rest or " "}{text[end:]}'
 
 
 def _rows(described: dict[str, Any], cells: Cells, is_fraud: bool) -> dict[str, str]:
@@ -116,13 +117,11 @@ def _rows(described: dict[str, Any], cells: Cells, is_fraud: bool) -> dict[str, 
         if one.get("role") == "label" and table.get("key")
     ]
     if not found:
-        raise GraphError(
-            "no column of a table with a key is a label by its name; name one: --label TABLE.COLUMN"
-        )
+        raise GraphError("no column of a table with a key is a label by its name: --label TABLE.COLUMN")
     target, label, _ = max(found, key=lambda each: each[2])
     table = described[target]
     is_truth = table["columns"][label].get("type") == "boolean"
-    if table["columns"][label].get("type") == "text":
+    if table["columns"][label].get("type", "text") == "text":
         raise GraphError(f"label {target}.{label} is text; write it as a number, or as true and false")
     rows = cells(table)
     is_truth = is_truth or {each for each in rows[label] if each is not None} <= {0, 1}
