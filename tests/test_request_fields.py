@@ -21,7 +21,7 @@ from hopline.transports import oip
 from hopline.transports.lifecycle_requests import change_parameters
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.score_json import decode_score, score_request
-from hopline.types import ContextNode, EdgeEdit, Edit, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, ScoredEdge, ScoreRequest
 from hopline_brokers.queue_answers import request_of
 
 #: name -> (as JSON has it, as a parameter of the protocol has it, as the request has it)
@@ -41,6 +41,14 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
     "node_type": ("shop", "shop", "shop"),
     "keep": (True, True, True),
+    "edges": (
+        [
+            {"from": "a", "to": 9, "columns": {"amount": 5, "new": None}},
+            {"from": "b", "to": 1, "attr": [0.5]},
+        ],
+        '[{"from":"a","to":9,"columns":{"amount":5,"new":null}},{"from":"b","to":1,"attr":[0.5]}]',
+        (ScoredEdge("a", 9, {"amount": 5, "new": None}), ScoredEdge("b", 1, attr=[0.5])),
+    ),
     "context": (
         [{"type": "shop", "features": [1.5], "id": "s", "neighbors": {"a__b__shop": [1, "t"]}}],
         '[{"type":"shop","features":[1.5],"id":"s","neighbors":{"a__b__shop":[1,"t"]}}]',
@@ -62,6 +70,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "min_version": (7, ""),
     "node_type": (5, ""),
     "keep": ("true", 1, {}),
+    "edges": ([{"from": 1}], [{"src": 1, "to": 2}], [{"from": 1, "to": 2, "attr": ["a"]}], [[1, 2]], 5),
     "context": ([{"kind": "shop"}], [{"features": ["a"]}], [{"neighbors": [1]}], 5),
     "if": ([{}], [{"remove_edge": {"from": 1}}], [{"set": {"id": 1}, "add_edge": {"from": 1, "to": 2}}], 5),
 }

@@ -73,13 +73,14 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 #: Fields of model.json on which no answer depends.
 NOT_CONTENT = ("name", "version", "parity", "producer", "digest")
 #: The first formats with the input kind `attend`, named outputs, preprocessing, heads of several node types
-#: or later nodes' rows that are not zeros, preprocessing of edges, and rows of edges (blocks before).
+#: or later nodes' rows that are not zeros, preprocessing of edges, rows of edges (blocks before), and heads
+#: of edges.
 ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT, EDGE_ENCODER_FORMAT = 2, 3, 4, 5, 6
-EDGE_ROWS_FORMAT = 7
+EDGE_ROWS_FORMAT, EDGE_HEAD_FORMAT = 7, 8
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -224,14 +225,15 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     """The function from final states to answers.
 
     Attributes:
-        kind: `node` reads `h` [n, d] of `node_type`; `link` reads `h_src` [n, d1] of `node_type` and
-            `h_dst` [n, d2] of `dst_node_type`.
+        kind: `node` reads `h` [n, d] of `node_type`; `link` reads `h_src` [n, d1] of `node_type`, `h_dst`
+            [n, d2] of `dst_node_type`, and `edge_attr` [n, d_e] if there is an `edge_type`.
         node_type: type of the nodes whose final state is read and whose ids requests contain.
         dst_node_type: type of the second node of a pair, for `link`.
         file: ONNX file, output name `logits` float32 [n, output_dim]; None means the final state (or
             for `link` the dot product of both) is the logits.
         embedding: [a, b) columns of the final state with the embedding; None means all.
         outputs: of a model with several outputs.
+        edge_type: key of the type of edges that are scored with their own rows.
     """
 
     node_type: str
@@ -241,6 +243,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str | None = None
     embedding: tuple[int, int] | None = None
     outputs: tuple[NamedOutput, ...] = ()
+    edge_type: str = ""
 
 
 #: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.

@@ -21,7 +21,6 @@ _COMPLETE = "_HOPLINE_COMPLETE"
 #: name -> one line of help, and what it runs: a Typer app or a function at "module:attribute".
 COMMANDS: dict[str, tuple[str, str]] = {
     "graph": ("Build, inspect and change graphs.", "hopline.commands.graph:app"),
-    "features": ("Copy features into a store, and compare the two.", "hopline.commands.features:app"),
     "package": (
         "Package a trained PyG, scikit-learn or XGBoost model.",
         "hopline.commands.package:package",
@@ -55,7 +54,7 @@ DOOR = Door(
         "quantize": "'hopline[compress]'",
         "generate": "'hopline[generate]'",
         "pipeline": "'hopline[pipelines]'",
-        "prefetch": "'hopline[redis]'",
+        **dict.fromkeys(("features", "prefetch"), "'hopline[redis]'"),
         "stream": "'hopline[kafka]' or 'hopline[redis-streams]' or 'hopline[nats]'",
         "mesh": "hopline-mesh",
     },

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hopline.types import ContextNode, Edit, OnMissing, Priority, ScoreRequest
+from hopline.types import ContextNode, Edit, OnMissing, Priority, ScoredEdge, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 #: Text that is absent if it is not set: an empty one would be ignored.
@@ -76,6 +76,7 @@ FIELDS = (
     # Models get the request by ids: a replay must add nothing.
     RequestField("keep", bool, bool, False, False),
     RequestField("edits", tuple[Edit, ...], tuple[Edit, ...], True, True, sent_name="if"),
+    RequestField("edges", tuple[ScoredEdge, ...], tuple[ScoredEdge, ...], True, True),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.answering.response_cache import content_key
-from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoredEdge, ScoreRequest
 
 VALUES = (
     st.none()
@@ -100,6 +100,12 @@ def test_arrays_differ_by_type_shape_and_bits():
     assert None not in keys
 
 
+def test_edges_and_their_rows_are_content():
+    edges = [(1, 2), (2, 1), ("1", 2), (1, 2, {"amount": 1}), (1, 2, {"amount": 2}), (1, 2, None, [1.0])]
+    keys = {content_key(ScoreRequest("m", edges=(ScoredEdge(*edge),))) for edge in edges}
+    assert len(keys - {None}) == len(edges)
+
+
 def test_described_nodes_are_content():
     def key(**node):
         return content_key(ScoreRequest("m", inline=[InlineNode(**{"features": [1.0], **node})]))
@@ -154,6 +160,7 @@ OTHERS = {
     "context": (ContextNode(type="shop"),),
     "edits": (Edit(remove_edge=EdgeEdit(1, 2)),),
     "node_type": "shop",
+    "edges": (ScoredEdge(1, 2),),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hopline import errors
 from hopline.isolated import wire
 from hopline.process.wire import pack_error, unpack_error
-from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest, ScoreResult
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoredEdge, ScoreRequest, ScoreResult
 
 REQUESTS = [
     ScoreRequest("m", nodes=[1, 2, 3]),
@@ -34,6 +34,7 @@ REQUESTS = [
     ),
     ScoreRequest("m", nodes=[1], node_type="shop", keep=True),
     ScoreRequest("m", edits=(Edit(set=ContextNode([1.0], id="s")), Edit(remove_edge=EdgeEdit(1, 2)))),
+    ScoreRequest("m", edges=(ScoredEdge("a", 1, {"amount": 1.5}), ScoredEdge("b", 2, None, [1.0]))),
 ]
 
 
@@ -176,7 +177,7 @@ def test_what_cannot_be_sent_is_refused_where_it_is_sent(value):
 
 def test_rows_are_counted_without_the_model():
     counts = [wire.num_items(request) for request in REQUESTS]
-    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 3, 1, 1]
+    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 3, 1, 1, 2]
 
 
 def test_garbage_is_no_message():

@@ -10,20 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hopline.observe.psi import (
-    DEGREE_BINS,
-    PROBABILITY_BINS,
-    Bins,
-    CategoryBins,
-    NumberBins,
-    Sketch,
-    category_bins,
-    compare,
-    number_bins,
-    psi_limit,
-    psi_noise,
-    psi_terms,
-)
+from hopline.observe.psi import NumberBins, compare, number_bins, psi_limit, psi_noise, psi_terms
+from hopline_drift.bins import DEGREE_BINS, PROBABILITY_BINS, Bins, CategoryBins, Sketch, category_bins
 
 counts = st.lists(st.integers(0, 1000), min_size=2, max_size=12)
 two_counts = st.integers(2, 12).flatmap(

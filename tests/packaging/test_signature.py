@@ -97,7 +97,10 @@ def test_two_arguments_that_the_user_names_may_receive_the_same():
         ("x, edge_index, batch, root_n_id", "'root_n_id': .* bookkeeping of a loader"),
         ("x, edge_index, num_sampled_nodes, num_sampled_edges", "'num_sampled_nodes'"),
         ("x, edge_index, edge_time, seed_time", "'edge_time': times order edges .* column of edge_attr"),
-        ("x, edge_index, edge_label_index, edge_label_attr", "not an edge's own columns"),
+        (
+            "x, edge_index, edge_label_index, edge_label_attr",
+            r"\(h_src, h_dst, edge_attr\) also reads each edge's own columns",
+        ),
         ("x, y, edge_index", "labels are not known"),
         ("head_index, rel_type, tail_index", "a model of triples"),
         ("x, edge_index, num_nodes", r"write x\.size\(0\)"),
@@ -199,10 +202,10 @@ def test_the_call_of_a_head_is_shown_by_position(tmp_path):
     assert report.notes[0].endswith("; the head as forward(item=source node, user=destination node)")
 
     class Triple(nn.Module):
-        def forward(self, h_src, relation, h_dst):
-            return (h_src * relation * h_dst).sum(-1)
+        def forward(self, h_src, relation, h_dst, weight):
+            return (h_src * relation * h_dst).sum(-1) * weight
 
-    with pytest.raises(PackagingError, match="has 3 arguments; a head has h, or h_src and h_dst"):
+    with pytest.raises(PackagingError, match="has 4 arguments; a head has h, or h_src and h_dst"):
         hopline.package(
             Answers(lambda h, e: h),
             homogeneous(),

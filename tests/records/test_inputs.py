@@ -18,7 +18,7 @@ from hopline.transports.oip import request_from_tensors
 from hopline.transports.oip_json import decode_infer
 from hopline.transports.score_json import decode_score, score_request
 from hopline.transports.tensors import decode_raw, decode_values
-from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoredEdge, ScoreRequest
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -147,6 +147,13 @@ OTHERS = [
     ScoreRequest("m", nodes=[1], edits=(Edit(add_edge=EdgeEdit(1, 2)),)),
     ScoreRequest("m", nodes=[1], edits=(Edit(set=ContextNode([1.0], id=1)),)),
     ScoreRequest("m", nodes=[1], edits=(Edit(set=ContextNode([2.0], id=1)),)),
+    ScoreRequest("m", edges=(ScoredEdge(1, 2),)),
+    ScoreRequest("m", edges=(ScoredEdge(2, 1),)),
+    ScoreRequest("m", edges=(ScoredEdge(1, 2), ScoredEdge(1, 2))),
+    ScoreRequest("m", edges=(ScoredEdge(1, 2, {"a": 1}),)),
+    ScoreRequest("m", edges=(ScoredEdge(1, 2, {"a": 2}),)),
+    ScoreRequest("m", edges=(ScoredEdge(1, 2, {"b": 1}),)),
+    ScoreRequest("m", edges=(ScoredEdge(1, 2, attr=[1.0]),)),
     ScoreRequest("m", columns={"a": [1, 2]}),
     ScoreRequest("m", columns={"b": [1, 2]}),
     ScoreRequest("m", columns={"a": ["1", "2"]}),
@@ -167,7 +174,7 @@ def test_other_inputs_have_other_hashes():
 NOT_HASHED = {"degraded", "min_version"}
 OTHER_VALUES = {
     "outputs": ("logits",), "as_of": 3, "on_missing": "null", "context": (ContextNode(type="shop"),),
-    "node_type": "shop", "edits": (Edit(remove_edge=EdgeEdit(1, 2)),),
+    "node_type": "shop", "edits": (Edit(remove_edge=EdgeEdit(1, 2)),), "edges": (ScoredEdge(1, 2),),
 }  # fmt: skip
 
 

@@ -102,6 +102,7 @@ PARAMETERS = {
     "keep": False,
     "context": [{"type": "shop", "features": [1.0]}],
     "if": [{"remove_edge": {"from": 1, "to": 2}}],
+    "edges": [{"from": 1, "to": 2, "attr": [1.0]}],
 }
 #: Those that the fake service answers; every other one has to be refused.
 ANSWERED = {

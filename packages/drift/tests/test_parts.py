@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from hopline.errors import ArtifactCorrupted, ArtifactError
-from hopline.observe.psi import PROBABILITY_BINS, CategoryBins, Comparison
+from hopline.observe.psi import Comparison
 from hopline.types import ScoreRequest, ScoreResult
 from hopline_drift.alarms import Alarm, AlarmRule
+from hopline_drift.bins import PROBABILITY_BINS, CategoryBins
 from hopline_drift.files import known_versions, read_sealed, version_folder, write_sealed
 from hopline_drift.hours import KEPT_HOURS, Hours, read_hours
 from hopline_drift.observed import SCORE, VALUE, Observed, Quantity

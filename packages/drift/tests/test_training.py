@@ -14,9 +14,9 @@ from hopline.artifact import Head
 from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.observe.metrics import Metrics
-from hopline.observe.psi import CategoryBins
 from hopline.records.log import PredictionLog
 from hopline.types import ScoreRequest
+from hopline_drift.bins import CategoryBins
 from hopline_drift.command import app
 from hopline_drift.observed import LABEL, SCORE, Quantity
 from hopline_drift.reference import Reference, read_reference, write_reference

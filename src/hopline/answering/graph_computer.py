@@ -23,6 +23,7 @@ from hopline.engine.answer import Answerer, cut_of
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.request_ids import sides_of
+from hopline.engine.scored_edges import edges_between
 from hopline.engine.source import Absent, FetchedInputs
 from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
@@ -197,6 +198,9 @@ class GraphComputer(Computer):
         other = self.model.graph.nodes[head.dst_node_type or head.node_type]
         # the two sides may differ in size
         targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
+        if head.edge_type:
+            made_up = edges_between(model, ids, targets)
+            return ScoreRequest(self.name, edges=made_up, outputs=outputs, version=self.version)
         return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
 
     def _preflight(self, local_ids: IdArray, model: Model, **fields: Any) -> None:
@@ -210,7 +214,7 @@ class GraphComputer(Computer):
 
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""
-        options = request.inline or request.outputs or request.node_type or request.edits
+        options = request.inline or request.outputs or request.node_type or request.edges or request.edits
         if not (options or request.as_of is not None or self._is_link or self._types):
             num_seeds = len(request.nodes)  # the usual request, without a detour
             if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
@@ -275,23 +279,33 @@ class GraphComputer(Computer):
             raise BadRequest(TIMES_IN_STORE)
         if request.edits:
             self._check_count(len(request.edits), "edits")
-        if request.context and not request.inline:
-            raise BadRequest("context describes nodes for inline nodes, and the request has none")
+        if request.context and not (request.inline or request.edges):
+            raise BadRequest("context describes nodes for inline nodes and edges, and the request has none")
         if self.model.spec.head.kind == "link":
             return self._check_pairs(request)
-        if request.pairs is not None:
-            raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
+        if request.ends is not None:
+            named = "edges" if request.edges else "pairs"
+            raise BadRequest(
+                f"model {self.name!r} scores nodes; ask with nodes or inline, not with {named}"
+            )
         if request.context:
             self._check_count(len(request.context), "context nodes")
         return self._check_count(len(request.nodes) + len(request.inline), "nodes")
 
     def _check_pairs(self, request: ScoreRequest) -> int:
-        if len(request.nodes) or request.inline or request.context or request.pairs is None:
-            raise BadRequest(f"model {self.name!r} scores links; ask with pairs, not with nodes")
-        sources, targets = request.pairs
+        edge_type = self.model.spec.head.edge_type
+        takes, what = ("edges", f"edges of {edge_type!r}") if edge_type else ("pairs", "links")
+        sent = {"nodes": request.nodes, "inline": request.inline, "edges": request.edges}
+        others = [name for name, given in sent.items() if name != takes and len(given)]
+        others += ["pairs"] if edge_type and request.pairs is not None else []
+        if others or request.ends is None:
+            named = " and ".join(others) or "nodes"
+            raise BadRequest(f"model {self.name!r} scores {what}; ask with {takes}, not with {named}")
+        sources, targets = request.ends
         if len(sources) != len(targets):
             raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
-        return 2 * self._check_count(len(sources), "pairs")
+        self._check_count(len(request.context) or 1, "context nodes")
+        return 2 * self._check_count(len(sources), takes)
 
     def _check_count(self, count: int, what: str) -> int:
         if count == 0:
@@ -395,8 +409,8 @@ class GraphComputer(Computer):
         self.fetcher.begin(fetch.absent, _supply_of(work), fetch.patient_until, arrived, wanted, is_over)
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
-        """The nodes of a request; None where inline nodes are among them."""
-        if request.inline:
+        """The nodes of a request; None where it describes nodes."""
+        if request.inline or request.context:
             return None
         seeds: dict[str, IdArray] = {}
         for node_type, external in sides_of(self.model.spec, request):
@@ -428,15 +442,16 @@ class GraphComputer(Computer):
         spec = self.model.spec
         head = spec.head
         named = [each for one in (head, *spec.heads) for each in one.outputs]
-        ids = {name: self.model.graph.nodes[name].ids.kind for name in self.model.by_type}
-        index = self.model.graph.nodes[head.node_type].ids
-        id_type = "BYTES" if index.kind == "string" else "INT64"
-        if head.kind == "link":
-            inputs: tuple[TensorInfo, ...] = (
+        ends = (head.dst_node_type or head.node_type,) if head.kind == "link" else ()
+        ids = {name: self.model.graph.nodes[name].ids.kind for name in (*self.model.by_type, *ends)}
+        datatypes = {name: "BYTES" if kind == "string" else "INT64" for name, kind in ids.items()}
+        id_type, inputs = datatypes[head.node_type], tuple[TensorInfo, ...]()  # edges are a parameter
+        if ends and not head.edge_type:
+            inputs = (
                 TensorInfo("src_ids", id_type, (-1,)),
-                TensorInfo("dst_ids", id_type, (-1,)),
+                TensorInfo("dst_ids", datatypes[ends[0]], (-1,)),
             )
-        else:
+        elif not ends:
             dim = int(self.model.graph.nodes[head.node_type].features.shape[1])
             features = (TensorInfo("features", "FP32", (-1, dim), optional=True),)
             inputs = (
@@ -453,7 +468,7 @@ class GraphComputer(Computer):
             state="READY",
             reason="",
             kind=head.kind,
-            id_kind="string" if index.kind == "string" else "int",
+            id_kind="string" if id_type == "BYTES" else "int",
             inputs=inputs,
             outputs=tuple(output.tensor for output in outputs_of(spec).values()),
             default_outputs=self.default_outputs,
@@ -461,6 +476,7 @@ class GraphComputer(Computer):
             properties={
                 "task": {each.name: each.task for each in named} or spec.task,
                 "node_types": {name: "string" if kind == "string" else "int" for name, kind in ids.items()},
+                "edge_type": head.edge_type,
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,

@@ -99,8 +99,8 @@ class DirectAnswers:
     def _answer(self, request: ScoreRequest, is_read: bool) -> ScoreResult | list[Cold] | None:
         try:
             if self._is_link:
-                return None if request.pairs is None or is_read else self._cold_pairs(request.pairs)
-            if request.pairs is not None or not len(request.nodes):
+                return None if (ends := request.ends) is None or is_read else self._cold_pairs(ends)
+            if request.ends is not None or not len(request.nodes):
                 return None
             ids = self._index.lookup(request.nodes)
         except BadRequest:

@@ -82,10 +82,10 @@ class PredictedRows:
 
     def of(self, request: ScoreRequest, num_seeds: int) -> tuple[float, float]:
         """(direct, below) of a request."""
-        if request.inline:
+        if request.inline or request.context:
             own = request.node_type or self._spec.head.node_type
             direct, below = self._size.described(own, request.inline)
-            parts = [self.of(replace(request, inline=()), num_seeds - len(request.inline))]
+            parts = [self.of(replace(request, inline=(), context=()), num_seeds - len(request.inline))]
             parts += [self._size.described(each.type or own, [each]) for each in request.context]
             return direct + sum(part[0] for part in parts), below + sum(part[1] for part in parts)
         if request.edits:  # all below is sampled, to see what the edits reach
@@ -211,9 +211,9 @@ def first_costs(
 
 def _only(request: ScoreRequest) -> _Key:
     """The one node or pair that a request is about; () where it is about more."""
-    if request.inline or request.edits:
+    if request.inline or request.context or request.edits:
         return ()
-    if request.pairs is not None:
-        sources, targets = request.pairs
+    if (ends := request.ends) is not None:
+        sources, targets = ends
         return (sources[0], targets[0]) if len(sources) == 1 else ()
     return (request.nodes[0], *filter(None, [request.node_type])) if len(request.nodes) == 1 else ()

@@ -29,6 +29,8 @@ def row_keys(request: ScoreRequest, count: int) -> list[int]:
         return keys + [_key(node) for node in request.inline[: count - len(keys)]]
     if request.inline:
         return [_key(node) for node in request.inline[:count]]
+    if request.edges:
+        return [_key(edge) for edge in request.edges[:count]]
     if request.pairs is not None:
         ends = zip(*(side[:count] for side in request.pairs), strict=True)
         return [_key([_plain(end) for end in pair]) for pair in ends]

@@ -43,7 +43,7 @@ def seed_tensors(
     """
     model = model.by_type.get(request.node_type, model)
     found: dict[str, AnyArray] = {}
-    names = ("nodes",) if request.pairs is None else ("sources", "targets")
+    names = ("nodes",) if request.ends is None else ("sources", "targets")
     for name, (node_type, external) in zip(names, sides_of(model.spec, request), strict=True):
         found |= _side(name, model, graph, l1_rows, node_type, external)
     if request.inline:

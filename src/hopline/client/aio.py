@@ -13,7 +13,7 @@ import httpx2
 from hopline.client import wire
 from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
 from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body
-from hopline.client.wire import ScoreOptions
+from hopline.client.wire import Edges, ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, GraphState, InlineNode, ModelInfo, ScoreResult
 
@@ -70,6 +70,10 @@ class AsyncClient:
     ) -> ScoreResult:
         """See `Client.score_pairs`."""
         return await self._score(model, wire.pairs_body(pairs, **options), options)
+
+    async def score_edges(self, model: str, edges: Edges, **options: Unpack[ScoreOptions]) -> ScoreResult:
+        """See `Client.score_edges`."""
+        return await self._score(model, wire.edges_body(edges, **options), options)
 
     async def send_events(
         self, events: Iterable[Mapping[str, Any]] | bytes, *, timeout: float | None = None

@@ -12,7 +12,7 @@ import httpx2
 from hopline.client import wire
 from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
 from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body
-from hopline.client.wire import ScoreOptions
+from hopline.client.wire import Edges, ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, GraphState, InlineNode, ModelInfo, ScoreResult
 
@@ -83,6 +83,10 @@ class Client:
     ) -> ScoreResult:
         """Score links (source, destination); one row per pair."""
         return self._score(model, wire.pairs_body(pairs, **options), options)
+
+    def score_edges(self, model: str, edges: Edges, **options: Unpack[ScoreOptions]) -> ScoreResult:
+        """Score edges with their own rows, such as {"from": 1, "to": 9, "columns": {"amount": 5}}."""
+        return self._score(model, wire.edges_body(edges, **options), options)
 
     def send_events(
         self, events: Iterable[Mapping[str, Any]] | bytes, *, timeout: float | None = None

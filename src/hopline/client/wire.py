@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -27,8 +27,12 @@ from hopline.types import (
     InlineNode,
     ModelInfo,
     Priority,
+    ScoredEdge,
     ScoreResult,
 )
+
+#: Edges to score, as objects or as JSON has them.
+Edges: TypeAlias = Iterable[ScoredEdge | Mapping[str, Any]]
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -224,6 +228,11 @@ def pairs_body(
     }
 
 
+def edges_body(edges: Edges, **options: Unpack[ScoreOptions]) -> dict[str, Any]:
+    """Build the body for edges with their own rows."""
+    return {"edges": list(map(_edge, listed(edges, "edges", "edges"))), **_options(options)}
+
+
 def read_result(content: bytes) -> ScoreResult:
     """Decode a response to NumPy arrays: float32, or int64 for labels; NaN and -1 for unknown nodes.
 
@@ -342,6 +351,13 @@ def _pair(pair: tuple[ExternalId, ExternalId]) -> list[Any]:
     if len(ends) != 2:
         raise errors.BadRequest(f"each pair must be (source, destination), not {pair!r}")
     return [_id(ends[0]), _id(ends[1])]
+
+
+def _edge(edge: ScoredEdge | Mapping[str, Any]) -> dict[str, Any]:
+    given = edge if isinstance(edge, Mapping) else msgspec.structs.asdict(edge)
+    names = {"src": "from", "dst": "to"}
+    kept = {key: value for key, value in given.items() if value is not None}
+    return {names.get(key, key): plain(value, cells=key == "columns") for key, value in kept.items()}
 
 
 def _moment(as_of: Any) -> Any:

@@ -19,8 +19,14 @@ _MAX_COLUMNS = 8
 
 def score(
     model: Annotated[str, typer.Argument(help="Model name.")],
-    nodes: Annotated[list[str], typer.Argument(help="Node ids; with --pairs, source,destination pairs.")],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(
+            help="Node ids; source,destination with --pairs, and column=value after it with --edges."
+        ),
+    ],
     pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
+    edges: Annotated[bool, typer.Option(help="Score edges with their own columns.")] = False,
     output: Annotated[list[str] | None, typer.Option(help="Output to show; repeatable.")] = None,
     node_type: Annotated[
         str | None, typer.Option(help="Type of the nodes, of a model that answers for several.")
@@ -54,12 +60,13 @@ def score(
     with open_client(url, api_key, token, timeout_s=timeout) as client:
         # Ids on a command line are text; the model's metadata says whether ids are numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)
-        is_int = info and info.properties.get("node_types", {}).get(node_type, info.id_kind) == "int"
-        if pairs and (wrong := [node for node in nodes if node.count(",") != 1]):
-            raise BadRequest(f"{wrong[0]!r} is not a pair source,destination")
-        if pairs:
-            items: list[Any] = [tuple(_id(part, is_int) for part in node.split(",")) for node in nodes]
-            result = client.score_pairs(model, items, **options)
+        kinds = info.properties.get("node_types", {}) if info else {}
+        is_int = info and kinds.get(node_type, info.id_kind) == "int"
+        if pairs or edges:
+            are_int = [kind == "int" for kind in kinds.values()] or [is_int]
+            items: list[Any] = [_edge(text, are_int[0], are_int[-1], edges) for text in nodes]
+            score_ends = client.score_edges if edges else client.score_pairs
+            result = score_ends(model, items, **options)
         else:
             items = [_id(node, is_int) for node in nodes]
             result = client.score(model, items, node_type=node_type, **options)
@@ -106,3 +113,23 @@ def _id(text: str, is_int: object) -> int | str:
         return integer_id(text) if is_int else text
     except ValueError:
         raise BadRequest(f"{text!r} is not an integer; the model's node ids are integers") from None
+
+
+def _edge(text: str, is_source_int: object, is_target_int: object, has_columns: bool) -> Any:
+    """The edge, or the pair, of "source,destination,column=value,..."."""
+    source, *rest = text.split(",")
+    if not rest or (rest[1:] and not has_columns) or not all("=" in cell for cell in rest[1:]):
+        form = "an edge source,destination,column=value" if has_columns else "a pair source,destination"
+        raise BadRequest(f"{text!r} is not {form}")
+    ends = _id(source, is_source_int), _id(rest[0], is_target_int)
+    if not has_columns:
+        return ends
+    row = {name: _cell_of(value) for name, _, value in (cell.partition("=") for cell in rest[1:])}
+    return {"from": ends[0], "to": ends[1], "columns": row or None}
+
+
+def _cell_of(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

@@ -24,6 +24,7 @@ from hopline.engine.model import Model
 from hopline.engine.overlay import ADDED, REQUEST, Overlay
 from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found, sides_of
+from hopline.engine.scored_edges import described_ends, edge_rows
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, SchemaMismatch
@@ -275,8 +276,21 @@ class Answerer:
         sides: list[dict[int, IdArray]] = []
         for side, node_type in enumerate(types):
             good = [m for m in good if outcomes[m] is None]
-            wanted = [sides_of(self.model.spec, requests[m])[side][1] for m in good]
+            wanted: list[Any] = [sides_of(self.model.spec, requests[m])[side][1] for m in good]
+            described = {}
+            for at, m in enumerate(good if head.edge_type and overlays else ()):
+                described[m], wanted[at] = described_ends(requests[m], wanted[at], node_type, types[0])
             sides.append(self._look_up(graph.nodes[node_type].ids, requests, good, wanted, outcomes))
+            for m, own in described.items():
+                own[own < 0] = sides[side].pop(m, own[:0]) if outcomes[m] is None else -1
+                sides[side][m] = own
+        good = [m for m in good if outcomes[m] is None]
+        rows: dict[int, FloatArray] = {}
+        for m in good if head.edge_type else ():
+            try:
+                rows[m] = edge_rows(self.model, requests[m], [own[m] for own in sides], as_of)
+            except HoplineError as error:
+                outcomes[m] = error
         good = [m for m in good if outcomes[m] is None]
         if not good:
             return
@@ -288,14 +302,16 @@ class Answerer:
         ok = np.logical_and.reduce([ids >= 0 for ids in flat])
         everything = bool(ok.all())
         ids = flat if everything else [own[ok] for own in flat]
+        of_edges = [np.concatenate([rows[m] for m in good])[ok]] if rows else []
         names = self._wanted(requests, good)
         if overlays:
             overlay = Overlay.joined([(k, each) for k, m in enumerate(good) for each in overlays[m]])
-            found = self.model.outputs(names, *self.model.overlaid_states(overlay, types, ids, as_of))
+            states = self.model.overlaid_states(overlay, types, ids, as_of)
+            found = self.model.outputs(names, *states, *of_edges)
         elif len(types) == 1:
             found = self._outputs(names, types[0], ids[0], as_of)
         else:
-            found = self.model.outputs(names, *self._pair_states(types, ids, as_of))
+            found = self.model.outputs(names, *self._pair_states(types, ids, as_of), *of_edges)
         if not everything:
             found = {name: spread(values, ok) for name, values in found.items()}
         at = 0
@@ -435,7 +451,7 @@ def cut_of(request: ScoreRequest) -> int:
 
 
 def _has_overlay(request: ScoreRequest) -> bool:
-    return bool(request.inline or request.edits)
+    return bool(request.inline or request.context or request.edits)
 
 
 def _groups(requests: Sequence[ScoreRequest]) -> list[tuple[tuple[int, bool], list[int]]]:

@@ -66,6 +66,11 @@ class _Check:
         ends = [head.node_type] + [head.dst_node_type or head.node_type] * (head.kind == "link")
         for node_type in ends:
             self._node(node_type)
+        if head.edge_type:
+            self._edge(head.edge_type)
+            edge = self._schema.edge_types[head.edge_type]
+            self._need([edge.src, edge.dst] == ends, f"edges of {head.edge_type!r} do not join its ends")
+            self._need(edge.attr_dim > 0 and head.file is not None, "rows of edges, and no file reads them")
         self._where = ""
         self._need(
             len(spec.levels) == spec.num_layers + 1,

@@ -26,7 +26,7 @@ def overlays_of(model: Model, request: ScoreRequest, max_neighbors: int, as_of: 
     Raises: BadRequest, NodeNotFound, RequestTooLarge: as `parse_inline`; an edit that cannot be made.
     """
     found = [_Edits(model, max_neighbors, as_of).read(request.edits)] if request.edits else []
-    if request.inline:
+    if request.inline or request.context:
         found.append(parse_inline(model, request.inline, max_neighbors, request.context))
     return found
 

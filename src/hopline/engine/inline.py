@@ -65,7 +65,7 @@ def parse_inline(
             "inline: the model reads edges that leave a node. Those of a node that is not in the graph "
             "would change its neighbours' states, which no request does: add it to a live graph (keep)"
         )
-    groups: dict[str, _Group] = {node_type: {f"inline[{i}]": node for i, node in enumerate(nodes)}}
+    groups = {node_type: {f"inline[{i}]": node for i, node in enumerate(nodes)}} if nodes else {}
     for i, each in enumerate(context):
         name = each.type or node_type
         if name not in graph.nodes:

@@ -243,6 +243,9 @@ class Model:
             if head.kind == "link":
                 dims.append(final[head.dst_node_type or head.node_type].state_dim)
                 names = ["h_src", "h_dst"]
+            if head.edge_type:
+                dims.append(self.graph.schema.edge_types[head.edge_type].attr_dim)
+                names.append("edge_attr")
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
     def supply(
@@ -349,7 +352,7 @@ class Model:
         return found
 
     def logits(self, *states: FloatArray) -> FloatArray:
-        """Apply the head to final states: one array [n, d], or two of them for a link model."""
+        """Apply the head to final states: one array [n, d], or for a link model two and rows of edges."""
         if self._head is None:
             if len(states) == 1:
                 return states[0]

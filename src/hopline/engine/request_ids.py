@@ -41,9 +41,9 @@ def all_known(ids: IdArray) -> bool:
 def sides_of(spec: ModelSpec, request: ScoreRequest) -> list[tuple[str, ExternalIds]]:
     """Node type and ids of the known nodes of a request, or of both sides of its pairs."""
     head = spec.head
-    if request.pairs is None:
+    if (ends := request.ends) is None:
         return [(request.node_type or head.node_type, request.nodes)]
-    return [*zip((head.node_type, head.dst_node_type or head.node_type), request.pairs, strict=True)]
+    return [*zip((head.node_type, head.dst_node_type or head.node_type), ends, strict=True)]
 
 
 def not_found(graph_version: str, external: ExternalIds, ids: IdArray) -> NodeNotFound:

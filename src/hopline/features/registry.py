@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, cast
-
-import numpy as np
+from typing import cast
 
 from hopline.config.urls import find_by_scheme
 from hopline.doors import Door
-from hopline.features.base import FeatureGroup, FeatureStore
-from hopline.features.rows import refuse_not_finite
-from hopline.types import ExternalIds
+from hopline.features.base import FeatureStore
 
 #: The default setting of a store's URL.
 SETTING = "features.store"
@@ -54,24 +48,3 @@ def open_store(url: str, setting: str = SETTING) -> FeatureStore:
     """
     made = find_by_scheme(DOOR, url, setting, "the URL of a feature store")
     return cast(FeatureStore, made(url, setting))
-
-
-@asynccontextmanager
-async def opened_store(url: str, setting: str) -> AsyncIterator[FeatureStore]:
-    """As `open_store`, opened; it is closed at the end."""
-    store = open_store(url, setting)
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
-
-
-async def write_rows(store: FeatureStore, group: FeatureGroup, ids: ExternalIds, values: Any) -> None:
-    """Write columns by name, or an array of numbers, which must be finite; raises as the store."""
-    if group.types:
-        await store.write_columns(group, ids, values)
-        return
-    rows = np.asarray(values, np.float32)
-    refuse_not_finite(group, ids, rows)
-    await store.write(group, ids, rows)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-
-import numpy as np
 
 from hopline.errors import (
     FeatureGroupNotFound,
@@ -15,10 +12,8 @@ from hopline.errors import (
     FeatureStoreError,
     FeatureStoreUnavailable,
 )
-from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
-from hopline.features.ids import listed
+from hopline.features.base import FeatureGroup, FeatureStore
 from hopline.features.stamped import stamped_group
-from hopline.types import AnyArray, ExternalIds, FloatArray
 
 log = logging.getLogger(__name__)
 
@@ -65,39 +60,6 @@ def column_differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str
         for name, kind in expected.columns.items()
         if there.get(name, "") not in (kind, "integer" if kind == "float" else kind)
     ]
-
-
-def row_differences(
-    group: FeatureGroup, ids: ExternalIds, ours: FloatArray, fetched: FetchedRows
-) -> Iterator[str]:
-    """Differences of rows in a store from a graph's, one sentence each.
-
-    Args:
-        ours: float32 [n, dim], rounded to the dtype of the store.
-    """
-    num, missing = len(ids), ~fetched.found
-    if missing.any():
-        yield f"{int(missing.sum()):,} of {num:,} rows are missing: {listed_ids(ids, missing)}"
-    if fetched.num_invalid:
-        yield f"{fetched.num_invalid:,} of them are invalid: {'; '.join(fetched.problems)}"
-    unequal = (ours != fetched.values) & ~(np.isnan(ours) & np.isnan(fetched.values))
-    other = unequal.any(axis=1) & fetched.found
-    if other.any():
-        yield f"{int(other.sum()):,} of {num:,} rows are different: {listed_ids(ids, other)}"
-        row = int(np.flatnonzero(other)[0])
-        at = int(np.flatnonzero(unequal[row])[0])
-        called = f" ({group.feature_names[at]!r})" if group.feature_names else ""
-        yield (
-            f"the first: number {at}{called} of {listed(ids)[row]!r} is {fetched.values[row, at]:g} in the "
-            f"store, {ours[row, at]:g} in the graph"
-        )
-
-
-def listed_ids(ids: ExternalIds, which: AnyArray) -> str:
-    """The first of the ids that `which`, bool [n], has, for a message."""
-    rows, names = np.flatnonzero(which), listed(ids)
-    shown = ", ".join(repr(names[row]) for row in rows[:_MAX_NAMES].tolist())
-    return f"{shown} …" if len(rows) > _MAX_NAMES else shown
 
 
 class SchemaWatch:

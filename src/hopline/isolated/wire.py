@@ -33,8 +33,10 @@ _REQUEST_FIELDS = ScoreRequest.__struct_fields__
 _DEADLINE = _REQUEST_FIELDS.index("deadline")
 _INLINE, _CONTEXT = _REQUEST_FIELDS.index("inline"), _REQUEST_FIELDS.index("context")
 _PAIRS, _EDITS = _REQUEST_FIELDS.index("pairs"), _REQUEST_FIELDS.index("edits")
+_EDGES = _REQUEST_FIELDS.index("edges")
 #: Fields that MessagePack makes lists of.
 _TUPLES = [_REQUEST_FIELDS.index(field.name) for field in FIELDS if get_origin(field.kept_as) is tuple]
+_EDGES_TYPE = next(field.kept_as for field in FIELDS if field.name == "edges")
 _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
 
 
@@ -191,6 +193,8 @@ def unpack_request(fields: list[Any]) -> ScoreRequest:
     if fields[_CONTEXT]:
         fields[_CONTEXT] = tuple(ContextNode(**node) for node in fields[_CONTEXT])
     fields[_EDITS] = msgspec.convert(fields[_EDITS], tuple[Edit, ...])
+    if fields[_EDGES]:
+        fields[_EDGES] = msgspec.convert(fields[_EDGES], _EDGES_TYPE)
     return ScoreRequest(*fields)
 
 
@@ -229,7 +233,7 @@ def unpack_copy(copy: msgspec.Raw) -> tuple[ScoreRequest, ScoreResult | HoplineE
 
 def num_items(request: ScoreRequest) -> int:
     """Rows that a request asks for, as far as is known without its model."""
-    count = len(request.nodes) + len(request.inline)
+    count = len(request.nodes) + len(request.inline) + len(request.edges)
     if request.pairs is not None:
         count += operator.length_hint(request.pairs[0])
     if request.columns:

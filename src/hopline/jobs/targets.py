@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import msgspec
 
 from hopline.client import AsyncClient
-from hopline.client.wire import ScoreOptions
 from hopline.request_fields import LOGGED, default_of
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -46,6 +45,8 @@ class ServerTarget:
         client, options = self._client, _options(request)
         if request.columns is not None:
             return await client.score(request.model, request.nodes, columns=request.columns, **options)
+        if request.edges:
+            return await client.score_edges(request.model, **options)
         if request.pairs is not None:
             return await client.score_pairs(request.model, zip(*request.pairs, strict=True), **options)
         if request.inline:
@@ -53,11 +54,8 @@ class ServerTarget:
         return await client.score(request.model, request.nodes, **options)
 
 
-def _options(request: ScoreRequest) -> ScoreOptions:
+def _options(request: ScoreRequest) -> dict[str, Any]:
     """The options that the request sets; the client knows the defaults of the others."""
-    options: Any = {
-        field.name: value
-        for field in LOGGED
-        if (value := getattr(request, field.name)) != default_of(field)
-    }
-    return cast(ScoreOptions, {"version": request.version, **options})
+    said = ((field, getattr(request, field.name)) for field in LOGGED)
+    options = {field.name: value for field, value in said if value != default_of(field)}
+    return {"version": request.version, **options}

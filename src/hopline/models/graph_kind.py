@@ -50,9 +50,9 @@ def describe_graph_model(spec: ModelSpec) -> ModelInfo:
     head = spec.head
     node_types = spec.graph_schema["node_types"]
     assert isinstance(node_types, dict)
-    is_text = node_types[head.node_type]["id_kind"] == "string"
-    ids = "BYTES" if is_text else "INT64"
-    names = ("src_ids", "dst_ids") if head.kind == "link" else ("node_ids",)
+    ends = {"src_ids": head.node_type, "dst_ids": head.dst_node_type or head.node_type}
+    named = {"node_ids": head.node_type} if head.kind == "node" else {} if head.edge_type else ends
+    text = {name: each["id_kind"] == "string" for name, each in node_types.items()}
     return ModelInfo(
         name=spec.name,
         versions=(spec.version,),
@@ -60,9 +60,9 @@ def describe_graph_model(spec: ModelSpec) -> ModelInfo:
         state="UNAVAILABLE",
         reason="not loaded",
         kind=head.kind,
-        id_kind="string" if is_text else "int",
+        id_kind="string" if text[head.node_type] else "int",
         inputs=(
-            *(TensorInfo(name, ids, (-1,)) for name in names),
+            *(TensorInfo(name, "BYTES" if text[of] else "INT64", (-1,)) for name, of in named.items()),
             TensorInfo("as_of", "INT64", (1,), optional=True),
         ),
         outputs=tuple(output.tensor for output in outputs_of(spec).values()),

@@ -14,10 +14,9 @@ expectation, and `psi_limit` the value that chance does not exceed; use both, as
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -29,7 +28,6 @@ Counts: TypeAlias = NDArray[np.int64]
 CHANCE = 4.0
 #: Name of the bin of missing values.
 MISSING = "missing"
-OTHER = "other"
 
 
 class NumberBins(msgspec.Struct, frozen=True, tag="number"):
@@ -62,42 +60,6 @@ class NumberBins(msgspec.Struct, frozen=True, tag="number"):
         return (f"up to {texts[0]}", *between, f"above {texts[-1]}", MISSING)
 
 
-class CategoryBins(msgspec.Struct, frozen=True, tag="category"):
-    """The most frequent categories, one bin for all others, and one for missing values (None, NaN).
-
-    Attributes:
-        categories: the categories as text.
-    """
-
-    categories: tuple[str, ...]
-
-    @property
-    def num_bins(self) -> int:
-        """Number of bins, including those of other and of missing values."""
-        return len(self.categories) + 2
-
-    def count(self, values: Any) -> Counts:
-        """Count values in each bin: int64 [num_bins]."""
-        place = {category: at for at, category in enumerate(self.categories)}
-        other = len(place)
-        counts = np.zeros(self.num_bins, np.int64)
-        for value, count in category_counts(values).items():
-            counts[other + 1 if value is None else place.get(value, other)] += count
-        return counts
-
-    def names(self) -> tuple[str, ...]:
-        """The names of the bins."""
-        return (*self.categories, OTHER, MISSING)
-
-
-Bins: TypeAlias = NumberBins | CategoryBins
-
-#: Twenty equal bins of [0, 1]: for probabilities before there is a reference.
-PROBABILITY_BINS = NumberBins(tuple(step / 20 for step in range(1, 20)))
-#: Powers of two from 0: for degrees.
-DEGREE_BINS = NumberBins((0.0, *(float(2**power) for power in range(20))))
-
-
 def number_bins(reference: Any, num_bins: int = 10, *, at_least: float = 0.0) -> NumberBins:
     """Bins with about equal shares of the reference.
 
@@ -126,14 +88,6 @@ def number_bins(reference: Any, num_bins: int = 10, *, at_least: float = 0.0) ->
     return NumberBins(tuple(np.unique(np.concatenate([edges, own])).tolist()))
 
 
-def category_bins(reference: Any, top: int = 20) -> CategoryBins:
-    """The `top` most frequent categories of the reference, ties in order of their names."""
-    known = category_counts(reference)
-    known.pop(None, None)
-    frequent = sorted(known.items(), key=lambda item: (-item[1], item[0] or ""))[:top]
-    return CategoryBins(tuple(category for category, _ in frequent if category is not None))
-
-
 class Sketch(msgspec.Struct):
     """Counts of a quantity in fixed bins; msgspec can encode and decode it.
 
@@ -142,7 +96,7 @@ class Sketch(msgspec.Struct):
         counts: one per bin.
     """
 
-    bins: Bins
+    bins: NumberBins
     counts: list[int] = []
 
     def __post_init__(self) -> None:
@@ -152,7 +106,7 @@ class Sketch(msgspec.Struct):
             raise ValueError(f"{self.bins.num_bins} bins need as many counts, none below 0")
 
     @classmethod
-    def of(cls, bins: Bins, values: Any) -> Sketch:
+    def of(cls, bins: Any, values: Any) -> Self:
         """Count these values in new bins."""
         return cls(bins, bins.count(values).tolist())
 
@@ -162,7 +116,7 @@ class Sketch(msgspec.Struct):
         return sum(self.counts)
 
     def update(self, values: Any) -> None:
-        """Count values: numbers or None for `NumberBins`, values with a text form for `CategoryBins`."""
+        """Count values: numbers or None."""
         self.counts = [
             mine + new for mine, new in zip(self.counts, self.bins.count(values).tolist(), strict=True)
         ]
@@ -176,9 +130,9 @@ class Sketch(msgspec.Struct):
             raise ValueError("sketches of different bins cannot be added")
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
-    def empty_copy(self) -> Sketch:
+    def empty_copy(self) -> Self:
         """A sketch with the same bins and no counts."""
-        return Sketch(self.bins)
+        return type(self)(self.bins)
 
     def shares(self) -> list[float]:
         """Share of each bin; all 0 if nothing was counted."""
@@ -299,32 +253,6 @@ def as_numbers(values: Any) -> NDArray[np.float64]:
         return np.asarray(values, np.float64).reshape(-1)
     except (TypeError, ValueError):
         return np.array([_number(value) for value in values], np.float64)
-
-
-def category_counts(values: Any) -> Counter[str | None]:
-    """Count each value as text; None is the key of missing values."""
-    counts: Counter[str | None] = Counter()
-    seen: Iterable[tuple[Any, int]]
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        distinct, times = np.unique(values.reshape(-1), return_counts=True)
-        seen = zip(distinct.tolist(), times.tolist(), strict=True)
-    else:
-        seen = Counter(values).items()
-    for value, count in seen:
-        counts[_text(value)] += count
-    return counts
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-        value = int(value)  # equal values have one name: 1, 1.0 and True are also one key of a Counter
-    return str(value)
 
 
 def _number(value: Any) -> float:

@@ -88,7 +88,7 @@ def answers_probabilities(
             "output='probabilities'"
         )
     if not others <= ({"softmax", "sigmoid"} if kind in ("softmax", "sigmoid") else {kind}):
-        _check_far(reference, graph, pairs is not None, kind, rows)
+        _check_far(reference, graph, pairs, kind, rows)
         return False
     return _fits("sigmoid" if "sigmoid" in others else kind, rows, task)
 
@@ -133,7 +133,7 @@ def _kind(rows: Rows) -> str:
     return ""
 
 
-def _check_far(reference: Reference, graph: CheckGraph, is_link: bool, kind: str, rows: Rows) -> None:
+def _check_far(reference: Reference, graph: CheckGraph, pairs: Pairs | None, kind: str, rows: Rows) -> None:
     """Check that answers between 0 and 1 leave this range where features are far from those of the graph.
 
     Logits do. Probabilities do not, although they may with other weights: the share of a learned mixture,
@@ -147,13 +147,13 @@ def _check_far(reference: Reference, graph: CheckGraph, is_link: bool, kind: str
     if kind == "log":
         return
     far = extremes(graph)
-    pairs = None
-    if is_link:
+    if pairs is not None:
         sources, destinations = (
             np.arange(far.num_nodes(name)) for name in (reference.targets[0], reference.targets[-1])
         )
         count = min(len(sources), len(destinations))
-        pairs = (sources[:count], destinations[:count][::-1])
+        rows_of_edges = [each[np.arange(count) % len(each)] for each in pairs[2:]]
+        pairs = (sources[:count], destinations[:count][::-1], *rows_of_edges)
     try:
         found = _kind(reference.answers(far, pairs))
     except PackagingError:  # it may refuse such features

@@ -88,8 +88,8 @@ _TRIPLES = (
 #: Arguments that belong to training, to loaders or to pairs, and the alternative.
 INSTEAD = {
     "edge_label_index": "requests name the pairs: pass the encoder as the module and the decoder as "
-    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type). A head reads "
-    "the states of both ends, not an edge's own columns (edge_label_attr)",
+    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type). A module of "
+    "(h_src, h_dst, edge_attr) also reads each edge's own columns (edge_label_attr)",
     "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
     "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
     **dict.fromkeys(("root_n_id", "batch_size", "num_sampled_nodes"), _ALL_ROWS),

@@ -32,7 +32,7 @@ from hopline.memory.arena import Arena
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Rows
 from hopline.packaging.unseen import Unseen
-from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
+from hopline.types import AnyArray, IdArray, ScoredEdge, ScoreRequest, ScoreResult
 
 #: Absolute tolerance, and relative for values above 1.
 TOLERANCE = 1e-4
@@ -58,7 +58,7 @@ class Answered:
 
     Attributes:
         probe: the graph.
-        sides: node type by side (one, or two for pairs) -> requested rows, int64 [n].
+        sides: what is requested, as `sides_of` returns it.
         rows: float64 [n, c]: the module's own answers, in this order.
         outputs, are_probabilities: its outputs, and whether each ends in its task's activation.
         embedding: float64 [n, d], if the module exposes it.
@@ -68,7 +68,7 @@ class Answered:
     """
 
     probe: Probe
-    sides: tuple[IdArray, ...]
+    sides: tuple[AnyArray, ...]
     rows: Rows
     outputs: tuple[NamedOutput, ...]
     are_probabilities: tuple[bool, ...]
@@ -80,7 +80,7 @@ class Answered:
     @property
     def places(self) -> tuple[IdArray, ...]:
         """Rows of the probe whose neighbourhoods are read, by side."""
-        return self.sides if self.unseen is None else (self.unseen.of,)
+        return self.sides[:2] if self.unseen is None else (self.unseen.of,)
 
     def expected(self) -> dict[str, AnyArray]:
         """Output name -> what must be served, by the module's rows and the definition of the task."""
@@ -272,6 +272,10 @@ class _Calls:
             named: dict[str, Any] = {"nodes": sides[0]}
             if self._answered.unseen is not None:
                 named = {"inline": [self._answered.unseen.nodes[at] for at in part]}
+            elif self._spec.head.edge_type:
+                named = {
+                    "edges": tuple(ScoredEdge(a, b, None, row) for a, b, row in zip(*sides, strict=True))
+                }
             elif self._spec.head.kind == "link":
                 named = {"pairs": (sides[0], sides[1])}
             requests.append(ScoreRequest(self._spec.name, outputs=outputs, **named))
@@ -377,13 +381,23 @@ def _labels(task: str, probabilities: Tensor) -> AnyArray:
 
 
 def sides_of(
-    probe: Probe, targets: Sequence[str], is_link: bool, *, real: bool = True
-) -> tuple[IdArray, ...]:
-    """Nodes, or pairs of nodes, that are requested; without the real ones only strangers."""
+    probe: Probe, targets: Sequence[str], is_link: bool, *, edge_type: str = "", real: bool = True
+) -> tuple[AnyArray, ...]:
+    """Nodes, or pairs of nodes, that are requested, int64 [n] each; without the real ones only strangers.
+
+    Of an edge type, its edges with their rows, float32 [n, d_e]; half of them with other destinations.
+    """
     most = _SEEDS if real else 0
     if not is_link:
         return (probe.seeds(targets[0], most),)
     rng = np.random.default_rng(0)
+    if edge_type:
+        edges, num_real = probe.check.edges[edge_type], len(probe.real.edges[edge_type].indices)
+        assert edges.attr is not None
+        chosen = np.concatenate([rng.permutation(num_real)[:most], np.arange(num_real, len(edges.indices))])
+        src, dst = edges.edge_index[:, chosen]
+        dst[::2] = rng.permutation(dst[::2])
+        return src, dst, edges.attr[chosen]
     both = [probe.seeds(name, most) for name in (targets[0], targets[-1])]
     count = max(map(len, both))
     return tuple(

@@ -16,6 +16,7 @@ from torch_geometric.nn import Linear as PyGLinear
 
 from hopline.artifact import Task
 from hopline.errors import PackagingError
+from hopline.graph import GraphSchema
 from hopline.packaging.several import Several
 from hopline.packaging.trace import Traced
 
@@ -113,7 +114,7 @@ class Columns(nn.Module):
     """Wraps a user's head whose answer may be [n] or [n, a, b], so that it is always [n, c].
 
     Args:
-        head: over one node's state, or over the states of a pair.
+        head: over one node's state, over the states of a pair, or over these and the edge's row.
         then: follows it.
     """
 
@@ -122,9 +123,9 @@ class Columns(nn.Module):
         self.head, self.then = head, then
         self.eval()
 
-    def forward(self, h: Tensor, h_dst: Tensor | None = None) -> Tensor:
+    def forward(self, h: Tensor, h_dst: Tensor | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """float32 [n, c]."""
-        out = self.head(h) if h_dst is None else self.head(h, h_dst)
+        out = self.head(*[each for each in (h, h_dst, edge_attr) if each is not None])
         columns = (out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)).float()
         return columns if self.then is None else self.then(columns)
 
@@ -136,7 +137,7 @@ class HeadPlan:
     Attributes:
         kind: as in `hopline.artifact.Head`.
         module: None where the last state (or the dot product) is the answer.
-        widths: columns of its inputs, `h` or `h_src` and `h_dst`.
+        widths: columns of its inputs, `h` or `h_src`, `h_dst` and maybe `edge_attr`.
         output_dim: columns of the logits.
     """
 
@@ -187,25 +188,58 @@ def check_shape(task: Task, shape: Sequence[int], on_fewer: Sequence[int]) -> No
 
 
 def is_link(head: object) -> bool:
-    """True if a head scores pairs: "dot", or a module of two arguments."""
-    if head == "dot":
-        return True
+    """True if a head scores pairs: "dot", or a module of two or three arguments."""
+    return head == "dot" or num_inputs(head) > 1
+
+
+def num_inputs(head: object) -> int:
+    """The number of arguments of a user's head: h, or h_src and h_dst, or these and the row of an edge."""
     if not isinstance(head, nn.Module):
-        return False
-    required = _required(head)
-    if len(required) not in (1, 2):
+        return 0
+    count = len(_required(head))
+    if count not in (1, 2, 3):
         raise PackagingError(
-            f"{type(head).__name__}.forward has {len(required)} arguments; a head has h, or h_src and h_dst"
+            f"{type(head).__name__}.forward has {count} arguments; a head has h, or h_src and h_dst, or "
+            "these and edge_attr"
         )
-    return len(required) == 2
+    return count
 
 
-def head_call(head: object, targets: Sequence[str]) -> str:
+def edge_type_of(
+    head: object, targets: Sequence[str], schema: GraphSchema, edge_type: str | tuple[str, str, str] | None
+) -> str:
+    """Key of the edge type whose rows a head reads; "" for a head that reads none.
+
+    Raises: PackagingError: none or several join the targets, or the type has no attributes.
+    """
+    given = "__".join(edge_type) if isinstance(edge_type, tuple) else edge_type
+    if num_inputs(head) < 3:
+        if given:
+            raise PackagingError("edge_type: for a head of three arguments, (h_src, h_dst, edge_attr)")
+        return ""
+    ends = targets[0], targets[-1]
+    joined = [key for key, each in schema.own_edge_types.items() if (each.src, each.dst) == ends]
+    if given not in joined and (given or len(joined) != 1):
+        raise PackagingError(
+            f"edge_type: {given!r} is none of the types from {ends[0]!r} to {ends[1]!r}, which a head of "
+            f"three arguments scores: {', '.join(joined) or 'there are none'}"
+        )
+    key = given or joined[0]
+    if not schema.edge_types[key].attr_dim:
+        raise PackagingError(
+            f"the head's third argument is the row of an edge, and {key!r} has no attributes: build the "
+            f"graph with edge_attr, or with columns and preprocess={{{key!r}: fitted transformer}}"
+        )
+    return key
+
+
+def head_call(head: object, targets: Sequence[str], edge_type: str) -> str:
     """Call of a user's head, in words: by position, whatever its arguments are named."""
     if not isinstance(head, nn.Module):
         return ""
     names = _required(head)
     states = [f"source {targets[0]}", f"destination {targets[-1]}"] if is_link(head) else ["state"]
+    states += [f"row of {edge_type}"] if edge_type else []
     pairs = ", ".join(f"{name}={state}" for name, state in zip(names, states, strict=True))
     return f"; the head as forward({pairs})"
 

@@ -36,7 +36,7 @@ from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
 from hopline.packaging.unseen import Unseen, chosen, copied
-from hopline.types import IdArray, Progress
+from hopline.types import AnyArray, Progress
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -60,6 +60,7 @@ class Job:
         check: real nodes and edges.
         probe: the graph on which served answers are compared: these nodes and strangers.
         without: kinds of edges that are not compared: the graph lacks them, and the model reads a matrix.
+        edge_type: of the edges whose rows the head reads, or "".
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         outputs: of the module; a single one has no name.
         are_probabilities: whether each ends in its task's activation.
@@ -77,6 +78,7 @@ class Job:
     fanouts: CheckedFanouts
     progress: Progress
     reference: Reference
+    edge_type: str = ""
     device: Device = "cpu"
     notes: list[str] = field(default_factory=list)
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
@@ -127,7 +129,7 @@ class Job:
                 if why:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
-        fewer = None if self.pairs is None else (self.pairs[0][:0], self.pairs[1][:0])
+        fewer = self.pairs and tuple(each[:0] for each in self.pairs)
         runs = (self.probe.check, self.pairs), (self.check, fewer)
         shapes = [self.reference.outputs(*each).shape for each in runs]
         heads.check_shape(self._task or "regression", *shapes)
@@ -188,9 +190,12 @@ class Job:
     def _run_on_probe(self, *, wide: bool) -> None:
         self.probe = self._probe(wide=wide)
         if self.is_link:
-            sides = gate.sides_of(self.probe, self.targets, True)
-            self.pairs = (sides[0], sides[1])
+            self.pairs = self.sides(self.probe)
         self.rows = self.reference.answers(self.probe.check, self.pairs)
+
+    def sides(self, probe: Probe, *, real: bool = True) -> tuple[AnyArray, ...]:
+        """Returns what is requested; as `gate.sides_of`."""
+        return gate.sides_of(probe, self.targets, self.is_link, edge_type=self.edge_type, real=real)
 
     def _probe(self, **options: Any) -> Probe:
         schema = self.graph.schema
@@ -202,7 +207,7 @@ class Job:
         return Probe.of(self.check, timed, hops, both_directions=schema.both_directions, **options)
 
     def _answered(
-        self, probe: Probe, sides: tuple[IdArray, ...], check: CheckGraph, pairs: Pairs | None, rows: Rows,
+        self, probe: Probe, sides: Pairs, check: CheckGraph, pairs: Pairs | None, rows: Rows,
         embedding: Rows | None = None, unseen: Unseen | None = None, of: Reference | None = None,
     ) -> gate.Answered:  # fmt: skip
         rounding, inner = (of or self.reference).rounding(check, pairs, rows), None
@@ -217,18 +222,17 @@ class Job:
     def _agrees(self, folder: Path, spec: ModelSpec, signed: list[str]) -> bool:
         """True if served answers are the module's where weights of such edges are below 0."""
         probe = self._probe(wide=False, seed=1, signed=signed)
-        sides = gate.sides_of(probe, self.targets, self.is_link, real=False)
         try:
-            self.compare(folder, spec, probe, sides, self.reference)
+            self.compare(folder, spec, probe, self.sides(probe, real=False), self.reference)
         except PackagingError:
             return False
         return True
 
     def compare(
-        self, folder: Path, spec: ModelSpec, probe: Probe, sides: tuple[IdArray, ...], of: Reference
+        self, folder: Path, spec: ModelSpec, probe: Probe, sides: Pairs, of: Reference
     ) -> dict[str, float]:
         """Compare what is served on a graph with a module there; as `gate.judge`."""
-        pairs = (sides[0], sides[1]) if self.is_link else None
+        pairs = sides if self.is_link else None
         rows = of.answers(probe.check, pairs)
         return gate.judge(folder, spec, self._answered(probe, sides, probe.check, pairs, rows, of=of))
 
@@ -257,7 +261,7 @@ class Job:
         """
         self.progress(COMPARE, 0.0)
         own, before = spec.by_type[self.targets[0]], cast(dict[str, float], spec.parity.get("served", {}))
-        sides = self.pairs or gate.sides_of(self.probe, self.targets, False)
+        sides = self.pairs or self.sides(self.probe)
         answered = self._answered(
             self.probe, sides, self.probe.check, self.pairs, self.rows, self.embedding
         )
@@ -379,6 +383,8 @@ class Job:
         then = ToLogits(self.outputs, ends).eval() if any(ends) else None
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
+            if self.edge_type:
+                widths = (*widths, self.graph.schema.edge_types[self.edge_type].attr_dim)
             if not isinstance(self.head, nn.Module):
                 return outputs, heads.HeadPlan("link", None, widths, 1)
             decoder = heads.Columns(self.head, then)
@@ -430,6 +436,7 @@ class Job:
         kinds = {item.kind for plan in plans for item in plan.inputs}
         oldest = max(spec.format, artifact.ATTENTION_FORMAT if "attend" in kinds else 1)
         oldest = artifact.EDGE_ROWS_FORMAT if "nodes" in kinds else oldest
+        oldest = artifact.EDGE_HEAD_FORMAT if self.edge_type else oldest
         return msgspec.structs.replace(spec, levels=tuple(levels), format=oldest)
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:
@@ -449,10 +456,10 @@ class Job:
         if head.module is not None:
             examples = [torch.zeros(7, width) for width in head.widths]
             rows: Any = [{0: torch.export.Dim("n", min=1)}] * len(examples)
-            names = ["h"] if head.kind == "node" else ["h_src", "h_dst"]
+            names = ["h"] if head.kind == "node" else ["h_src", "h_dst", "edge_attr"][: len(examples)]
             export(head.module, examples, rows, names, "logits", path)
         return msgspec.structs.replace(
             described, output_dim=head.output_dim, kind=head.kind,
             file=None if head.module is None else path.name,
-            dst_node_type=self.targets[-1] if head.kind == "link" else "",
+            dst_node_type=self.targets[-1] if head.kind == "link" else "", edge_type=self.edge_type,
         )  # fmt: skip

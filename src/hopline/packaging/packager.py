@@ -25,12 +25,12 @@ from hopline.engine.encoders import preprocessed
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.graph.schema import GRAPH_TYPE
 from hopline.observe.progress import shown
-from hopline.packaging import gate, settings
+from hopline.packaging import settings
 from hopline.packaging.activation import Output
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.folder import new_version
-from hopline.packaging.head import head_call, is_link
+from hopline.packaging.head import edge_type_of, head_call, is_link
 from hopline.packaging.job import FREEZE, Job
 from hopline.packaging.later_types import with_edge_types
 from hopline.packaging.learned import LaterNodes, Tables, later_rows, take_out
@@ -133,7 +133,7 @@ def package(
     later_nodes: LaterNodes = "refuse", relations: Sequence[str] | None = None,
     output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
-    preprocess: Mapping[Any, Any] | None = None,
+    preprocess: Mapping[Any, Any] | None = None, edge_type: str | tuple[str, str, str] | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -153,8 +153,9 @@ def package(
         sampling: how neighbours are chosen: uniformly, the most recent ones, or by edge weight.
         max_degree: hard cap on the neighbours of one node at one layer.
         salt: key of the sampler; another salt draws other neighbours.
-        head: a further module from final states to logits: of one argument (`head(h)`), or of two for
-            link prediction (`head(h_src, h_dst)`); "dot" scores a pair by the dot product. A mapping has
+        head: a further module from final states to logits: of one argument (`head(h)`), of two for
+            link prediction (`head(h_src, h_dst)`), or of three for scores of edges with their own columns
+            (`head(h_src, h_dst, edge_attr)`); "dot" scores a pair by the dot product. A mapping has
             a head for each of several tasks, or for each of several node types.
         target: the node type that requests name, or (source, destination) types of a pair; needed only
             if there are several.
@@ -182,6 +183,8 @@ def package(
             notebook. A function is called with each step instead.
         preprocess: node type or edge type -> fitted scikit-learn transformer of its columns; None if they
             are not read. Its result are the module's features or edge attributes; requests have columns.
+        edge_type: of the edges whose attributes a head of three arguments reads; needed only if several
+            types join the targets.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 
@@ -241,7 +244,8 @@ def package(
         binding = replace(binding, members={})
     elif max_degree is not None:
         raise PackagingError("max_degree would leave out nodes of a graph")
-    called = binding.called + head_call(head, targets)
+    row_type = edge_type_of(head, targets, schema, edge_type)
+    called = binding.called + head_call(head, targets, row_type)
     served: Any = head
     if "" not in tasks and is_link(head):
         raise PackagingError("a model of pairs has one output: package it once for each of its tasks")
@@ -261,7 +265,7 @@ def package(
             head=eval_copy(end).float() if isinstance(end, nn.Module) else end, binding=binding,
             graph=graph, tasks=own, targets=each, fanouts=settings.checked_fanouts(fanouts),
             progress=silent, reference=Reference(module, binding, each, end, is_link(end)),
-            notes=[called, *copy_notes(given), *made.notes], device=device,
+            notes=[called, *copy_notes(given), *made.notes], edge_type=row_type, device=device,
         )
         for each, own, end in ends
     ]  # fmt: skip
@@ -333,9 +337,8 @@ def _compared(folder: Path, spec: ModelSpec, job: Job, untouched: Reference) -> 
     """Compare with the module as it was passed, on the whole graph. Raises: ParityError: they differ."""
     frozen, untouched.parts = job.binding.frozen, job.reference.parts
     probe = Probe.of_all(job.graph)
-    sides = gate.sides_of(probe, job.targets, job.is_link)
     own = spec.by_type[job.targets[0]]
-    parity = {**spec.parity, "whole_graph": job.compare(folder, own, probe, sides, untouched)}
+    parity = {**spec.parity, "whole_graph": job.compare(folder, own, probe, job.sides(probe), untouched)}
     named = {} if frozen is None else {name: value.tolist() for name, value in frozen.named.items()}
     return msgspec.structs.replace(spec, frozen=named, parity=parity)
 

@@ -24,11 +24,11 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.memberships import as_batch
 from hopline.packaging.probe import reordered
-from hopline.types import IdArray
+from hopline.types import AnyArray, IdArray
 
 #: float64: the oracle keeps the precision of the module's answers.
 Rows = NDArray[np.float64]
-Pairs = tuple[IdArray, IdArray]
+Pairs = tuple[AnyArray, ...]  # sources, destinations, maybe rows of edges
 #: Far above float32 rounding in another order of sums, far below the effect of a real dependence.
 TOLERANCE = 1e-3
 #: Errors of float32 that need no explanation, and the factor by which one of several roundings shows them.
@@ -44,7 +44,7 @@ class Reference:
         module: the user's; a copy is run.
         binding: how it is called.
         targets: node types whose rows are the answer: one, or the two of a pair.
-        head: of one argument, of two, "dot", or None where the module's own rows are the answer.
+        head: of one argument, of two or three, "dot", or None where the module's own rows are the answer.
         is_link: the head scores pairs.
 
     Attributes:
@@ -234,7 +234,7 @@ class Reference:
             return ""
         return (
             ", one for each edge. Scores of edges are those of pairs: the module answers states of nodes, "
-            "and head=, a module of (h_src, h_dst), scores a pair from them (without an edge's own columns)"
+            "and head=, a module of (h_src, h_dst) or (h_src, h_dst, edge_attr), scores a pair from them"
             f"{single_columns(self.binding.slots(graph))}"
         )
 
@@ -251,8 +251,8 @@ class Reference:
         if self.is_link:
             assert pairs is not None
             # torch takes no array with a negative stride, such as a reversed one.
-            sources, destinations = (torch.from_numpy(np.ascontiguousarray(side)) for side in pairs)
-            sides = [states[0][sources], states[-1][destinations]]
+            sources, destinations, *rows = (torch.from_numpy(np.ascontiguousarray(each)) for each in pairs)
+            sides = [states[0][sources], states[-1][destinations], *(each.to(self._dtype) for each in rows)]
         else:
             sides = [states[0]]
         return self._behind(sides)

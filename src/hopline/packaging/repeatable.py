@@ -205,7 +205,9 @@ class _Check:
         check, num_real = self._probe.check, self._probe.real.num_nodes
         theirs = {name: np.arange(len(x)) >= num_real(name) for name, x in check.features.items()}
         with suppress(PackagingError):
-            reference.answers(only(check, theirs), self._pairs and (np.zeros(1, int), np.zeros(1, int)))
+            reference.answers(
+                only(check, theirs), self._pairs and tuple(0 * each[:1] for each in self._pairs)
+            )
 
     def _caches(self, state: kept_state.State) -> None:
         """Refuse a module that fills a cache outside of it from its first input."""

@@ -112,7 +112,7 @@ def input_hash(request: ScoreRequest) -> str:
     others = request.inline or request.context or request.outputs or request.attributes or request.node_type
     if (
         not (others or request.edits)
-        and request.pairs is None
+        and request.ends is None
         and request.columns is None
         and request.as_of is None
     ):
@@ -128,6 +128,9 @@ def input_hash(request: ScoreRequest) -> str:
         parts += [b"E", _json(msgspec.to_builtins(request.edits))]
     if request.pairs is not None:
         parts += [b"P", _ids(request.pairs[0]), _ids(request.pairs[1])]
+    for edge in request.edges:
+        parts += [b"D", _ids([edge.src]), _ids([edge.dst]), _matrix(edge.attr or ())]
+        parts += _by_name(edge.columns or {}, lambda value: _values([value]))
     if request.columns is not None:
         parts += [b"C", *_by_name(request.columns, _values)]
     if request.as_of is not None:

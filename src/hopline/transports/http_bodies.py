@@ -77,7 +77,7 @@ def check_score(max_nodes: int) -> Check:
         lists = check_json(headers, body).lists
         check_count(lists.get(b"nodes", 0) + lists.get(b"inline", 0), "nodes", max_nodes)
         check_count(lists.get(b"columns", 0), "rows", max_nodes)
-        for name in (b"pairs", b"rows", b"context"):
+        for name in (b"pairs", b"edges", b"rows", b"context"):
             check_count(lists.get(name, 0), name.decode(), max_nodes)
         return decode_large(body)
 

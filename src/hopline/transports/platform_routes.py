@@ -100,7 +100,7 @@ def score_body(body: bytes) -> bytes | None:
     found = decode_body(body, _decode, InstancesBody, example='{"instances": [42]}')
     refuse_repeated(body)
     parameters = found.parameters or {}
-    for name in RowsBody.__struct_fields__:
+    for name in (*RowsBody.__struct_fields__, "edges"):
         if parameters.get(name) is not None:
             raise BadRequest(
                 f"parameters: {name!r} names what is scored, and so do the instances, which get one "

@@ -91,6 +91,8 @@ def _message(example: ScoreRequest, host: str) -> bytes:
     body: dict[str, Any] = {"nodes": _plain(example.nodes)}
     if example.pairs is not None:
         body = {"pairs": list(zip(*map(_plain, example.pairs), strict=True))}
+    if example.edges:
+        body = {"edges": example.edges}
     content = msgspec.json.encode(body)
     path = f"/v1/models/{quote(example.model, safe='')}/score"
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"

@@ -149,6 +149,9 @@ def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
         values = msgspec.structs.astuple(edit.remove_edge or edit.add_edge or edit.set)
         names += 1 + sum(bool(value) for value in values)
         names += sum(len(value) for value in values if type(value) is dict)
+    for edge in found.edges or ():  # type: ignore[attr-defined]
+        names += 2 + (edge.attr is not None)
+        names += 0 if edge.columns is None else 1 + len(edge.columns)
     for node in (*(found.inline or ()), *context):
         names += (node.id is not None) + bool(node.features)
         for each in (node.neighbors, node.edge_attr, node.edge_weight, node.columns):
@@ -319,7 +322,7 @@ def _answer_head(model: str, version: str, graph_version: str) -> bytes:
 
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
     """Encode the ids of the missing rows; row numbers if a pipeline read its ids from columns."""
-    ids: Any = request.nodes if request.pairs is None else list(zip(*request.pairs, strict=True))
+    ids: Any = request.nodes if request.ends is None else list(zip(*request.ends, strict=True))
     if not len(ids):
         ids = range(len(missing))
     return orjson.dumps([ids[index] for index in np.flatnonzero(missing).tolist()])

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ArtifactCorrupted
-from hopline.observe.psi import PROBABILITY_BINS, Bins, Sketch, as_numbers
+from hopline.observe.psi import as_numbers
+from hopline_drift.bins import PROBABILITY_BINS, Bins, Sketch
 from hopline_drift.files import read_sealed, write_sealed
 from hopline_drift.observed import SCORE, VALUE, Observed, Quantity
 from hopline_drift.reference import Reference

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hopline.observe.psi import DEGREE_BINS, Bins, as_numbers, category_bins, number_bins
+from hopline.observe.psi import as_numbers, number_bins
+from hopline_drift.bins import DEGREE_BINS, Bins, category_bins
 
 Kind: TypeAlias = Literal["input", "output", "graph", "neighbor", "edge"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ArtifactError
-from hopline.observe.psi import Bins, Sketch
+from hopline_drift.bins import Bins, Sketch
 from hopline_drift.files import read_sealed, write_sealed
 from hopline_drift.observed import Kind, Observed, Quantity
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hopline.errors import ArtifactCorrupted, ArtifactError
-from hopline.observe.psi import Comparison, Sketch, compare
+from hopline.observe.psi import Comparison, compare
 from hopline_drift.alarms import LEVELS, Alarm, Level
+from hopline_drift.bins import Sketch
 from hopline_drift.files import read_sealed
 from hopline_drift.hours import Hour, read_hours
 from hopline_drift.observed import Quantity

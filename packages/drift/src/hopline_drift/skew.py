@@ -18,8 +18,9 @@ import numpy as np
 
 from hopline.graph.schema import ColumnType
 from hopline.graph.stored_columns import cells_of, shown
-from hopline.observe.psi import CHANCE, Sketch, category_bins, compare, number_bins
+from hopline.observe.psi import CHANCE, compare, number_bins
 from hopline.types import AnyArray
+from hopline_drift.bins import Sketch, category_bins
 
 Kind = Literal["column", "type", "range", "category", "missing", "distribution", "row", "encoded"]
 #: Values of a column that are named in a message.

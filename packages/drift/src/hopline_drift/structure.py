@@ -92,7 +92,7 @@ class Structure:
         into.categories(_PRESENCE, ["unknown"] * sum(len(outcome.missing) for outcome in unknown))
         answered = [request for request, outcome in now if not isinstance(outcome, NodeNotFound)]
         if self._model.spec.head.kind == "link":
-            linked = [request.pairs for request in answered if request.pairs is not None]
+            linked = [ends for request in answered if (ends := request.ends) is not None]
             for side, prefix in enumerate(("source ", "destination ")):
                 self._read_side([pair[side] for pair in linked], self._types[side], prefix, into)
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ArtifactCorrupted
-from hopline.observe.psi import Sketch
+from hopline_drift.bins import Sketch
 from hopline_drift.files import read_sealed, write_sealed
 from hopline_drift.observed import Observed
 from hopline_drift.reference import ReferenceEntry

@@ -107,7 +107,7 @@ class GenerativeVersion(CountedVersion):
         _Run(self, work, prompts, self._clock)
 
     def _check(self, request: ScoreRequest) -> None:
-        if len(request.nodes) or request.inline or request.context or request.pairs is not None:
+        if len(request.nodes) or request.inline or request.context or request.ends is not None:
             raise BadRequest(f"model {self.name!r} takes prompts; ask with rows, not with nodes or pairs")
         for name in sorted({*request.outputs} - {*_OUTPUTS}):
             raise BadRequest(

@@ -52,7 +52,7 @@ def fit(spec: ModelStepSpec, info: ModelInfo, scope: Scope) -> ModelFit:
     }
     named = {tensor.name for tensor in info.inputs}
     takes_nodes = info.kind == "node" or (info.kind == "pipeline" and "node_ids" in named)
-    takes_pairs = info.kind == "link" or (info.kind == "pipeline" and "src_ids" in named)
+    takes_pairs = "src_ids" in named
     _check_given(spec, info, "nodes", bool(spec.nodes), takes_nodes)
     _check_given(spec, info, "pairs", bool(spec.pairs), takes_pairs)
     if spec.columns and not columns:

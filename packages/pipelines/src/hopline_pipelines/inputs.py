@@ -127,13 +127,13 @@ class InputReader:
             if not self.takes_nodes:
                 raise BadRequest(f"this pipeline takes no nodes; it takes {self.in_words()}")
             counts["nodes"] = len(request.nodes) + len(request.inline)
-        if request.pairs is not None:
-            if not self.takes_pairs:
-                raise BadRequest(f"this pipeline takes no pairs; it takes {self.in_words()}")
-            sources, targets = request.pairs
-            if len(sources) != len(targets):
-                raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
-            counts["pairs"] = len(sources)
+        if (ends := request.ends) is not None:
+            if request.edges or not self.takes_pairs:
+                what = "edges" if request.edges else "pairs"
+                raise BadRequest(f"this pipeline takes no {what}; it takes {self.in_words()}")
+            counts["pairs"], num_targets = map(len, ends)
+            if counts["pairs"] != num_targets:
+                raise BadRequest(f"pairs: {counts['pairs']} sources but {num_targets} destinations")
         columns = {}
         for name, column in (request.columns or {}).items():
             if name not in self.columns:

@@ -157,7 +157,7 @@ class KnownModel:
         for name in request.outputs:
             if name not in (known := self._offers):
                 raise BadRequest(f"output {name!r} is unknown; model {self.name!r} has {', '.join(known)}")
-        if request.pairs is not None:
+        if request.ends is not None:
             raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
         count = len(request.nodes) + len(request.inline)
         if count == 0:

@@ -185,7 +185,7 @@ class TabularComputer(Computer):
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""
         columns = request.columns
-        named = len(request.nodes) or request.inline or request.context or request.pairs is not None
+        named = len(request.nodes) or request.inline or request.context or request.ends is not None
         if columns is None or named:
             known = self._takes()
             raise BadRequest(f"model {self.name!r} takes rows or columns of {known}, not nodes or pairs")

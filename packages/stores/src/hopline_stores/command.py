@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,12 +16,17 @@ from rich.progress import TextColumn
 from hopline.commands.progress import RowRate, progress_bars
 from hopline.config.urls import find_by_scheme
 from hopline.errors import BadRequest, FeatureGroupNotFound, FeatureSchemaMismatch
-from hopline.features.base import DTYPES, ColumnRow, FeatureGroup, FeatureStore
-from hopline.features.registry import DOOR, opened_store, write_rows
-from hopline.features.skew import column_differences, differences, listed_ids, row_differences
+from hopline.features.base import DTYPES, ColumnRow, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import listed
+from hopline.features.registry import DOOR, open_store
+from hopline.features.rows import refuse_not_finite
+from hopline.features.skew import column_differences, differences
 from hopline.graph import Graph
 from hopline.graph.stored_columns import cell_of
-from hopline.types import ExternalIds
+from hopline.types import AnyArray, ExternalIds, FloatArray
+
+#: Ids that a message lists.
+_MAX_IDS = 5
 
 app = typer.Typer(help="Copy features into a store, and compare the two.", no_args_is_help=True)
 
@@ -130,13 +136,13 @@ def _of_file(path: Path, id_column: str, name: str | None, batch: int, columns: 
 
 async def _load(url: str, sources: list[_Source]) -> None:
     counts = TextColumn("{task.completed:,} / {task.total:,}")
-    async with opened_store(url, "--store") as store:
+    async with _opened_store(url, "--store") as store:
         with progress_bars(counts, RowRate()) as advance:
             for source in sources:
                 await store.create(source.group)
                 done = 0
                 for ids, values in source.batches:
-                    await write_rows(store, source.group, ids, values)
+                    await _write_rows(store, source.group, ids, values)
                     done += len(ids)
                     advance(source.group.name, done, source.num_rows)
     for source in sources:
@@ -147,7 +153,7 @@ async def _load(url: str, sources: list[_Source]) -> None:
 
 async def _check(url: str, graph: Graph, names: list[str], sample: int, seed: int) -> bool:
     same = True
-    async with opened_store(url, "--store") as store:
+    async with _opened_store(url, "--store") as store:
         for name in names:
             found = [line async for line in _compare(store, graph, name, sample, seed)]
             same &= not found
@@ -182,13 +188,13 @@ async def _compare(
         ]
         if any(found):
             which = np.array([bool(each) for each in found])
-            yield f"{sum(which):,} of {num:,} rows are different: {listed_ids(ids, which)}"
+            yield f"{sum(which):,} of {num:,} rows are different: {_listed_ids(ids, which)}"
             yield f"the first: {next(filter(None, found))}"
         return
     # Rounded like the store's rows, so that a narrower dtype is not reported for every row.
     with np.errstate(over="ignore"):
         ours = nodes.features[rows].astype(stored.dtype).astype(np.float32)
-    for line in row_differences(expected, ids, ours, await store.fetch(stored, ids)):
+    for line in _row_differences(expected, ids, ours, await store.fetch(stored, ids)):
         yield line
 
 
@@ -205,3 +211,57 @@ def _row_difference(group: FeatureGroup, ours: dict[str, Any], theirs: ColumnRow
         except ValueError as error:
             return f"column {name!r}: {error}"
     return ""
+
+
+def _row_differences(
+    group: FeatureGroup, ids: ExternalIds, ours: FloatArray, fetched: FetchedRows
+) -> Iterator[str]:
+    """Differences of rows in a store from a graph's, one sentence each.
+
+    Args:
+        ours: float32 [n, dim], rounded to the dtype of the store.
+    """
+    num, missing = len(ids), ~fetched.found
+    if missing.any():
+        yield f"{int(missing.sum()):,} of {num:,} rows are missing: {_listed_ids(ids, missing)}"
+    if fetched.num_invalid:
+        yield f"{fetched.num_invalid:,} of them are invalid: {'; '.join(fetched.problems)}"
+    unequal = (ours != fetched.values) & ~(np.isnan(ours) & np.isnan(fetched.values))
+    other = unequal.any(axis=1) & fetched.found
+    if other.any():
+        yield f"{int(other.sum()):,} of {num:,} rows are different: {_listed_ids(ids, other)}"
+        row = int(np.flatnonzero(other)[0])
+        at = int(np.flatnonzero(unequal[row])[0])
+        called = f" ({group.feature_names[at]!r})" if group.feature_names else ""
+        yield (
+            f"the first: number {at}{called} of {listed(ids)[row]!r} is {fetched.values[row, at]:g} in the "
+            f"store, {ours[row, at]:g} in the graph"
+        )
+
+
+def _listed_ids(ids: ExternalIds, which: AnyArray) -> str:
+    """The first of the ids that `which`, bool [n], has, for a message."""
+    rows, names = np.flatnonzero(which), listed(ids)
+    shown = ", ".join(repr(names[row]) for row in rows[:_MAX_IDS].tolist())
+    return f"{shown} …" if len(rows) > _MAX_IDS else shown
+
+
+@asynccontextmanager
+async def _opened_store(url: str, setting: str) -> AsyncIterator[FeatureStore]:
+    """As `open_store`, opened; it is closed at the end."""
+    store = open_store(url, setting)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+async def _write_rows(store: FeatureStore, group: FeatureGroup, ids: ExternalIds, values: Any) -> None:
+    """Write columns by name, or an array of numbers, which must be finite; raises as the store."""
+    if group.types:
+        await store.write_columns(group, ids, values)
+        return
+    rows = np.asarray(values, np.float32)
+    refuse_not_finite(group, ids, rows)
+    await store.write(group, ids, rows)

@@ -1,0 +1,95 @@
+"""Edges that requests score: ends that a request describes, and rows as it has them or as the graph has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hopline.engine.inline_features import number_rows
+from hopline.engine.overlay import ADDED
+from hopline.errors import BadRequest
+from hopline.graph.store_columns import is_in_store
+from hopline.types import ExternalId, FloatArray, IdArray, ScoredEdge, ScoreRequest
+
+if TYPE_CHECKING:
+    from hopline.engine.model import Model
+
+
+def described_ends(
+    request: ScoreRequest, ends: Any, node_type: str, own_type: str
+) -> tuple[IdArray, list[ExternalId]]:
+    """Ids of one side of a request's edges where `context` has them, else -1, and those that it lacks.
+
+    Args:
+        own_type: of nodes in `context` that name none.
+    """
+    nodes = [each for each in request.context if (each.type or own_type) == node_type]
+    numbers = {each.id: ADDED | at for at, each in enumerate(nodes) if each.id is not None}
+    found = np.array([numbers.get(end, -1) for end in ends], np.int64)
+    return found, [ends[at] for at in np.flatnonzero(found < 0)]
+
+
+def edge_rows(model: Model, request: ScoreRequest, sides: Sequence[IdArray], as_of: int) -> FloatArray:
+    """The rows that a head reads of edges, float32 [n, d_e].
+
+    Args:
+        sides: ids of their sources and destinations, of `overlay.py`; -1 for those that are not known.
+        as_of: of the graph's edges, the latest time.
+
+    Raises: BadRequest: a value that the preprocessing or float32 does not accept, the wrong form, or no
+        values and not one edge of the graph; names the place, such as edges[3].columns: 'amount'.
+    """
+    key, edges = model.spec.head.edge_type, request.edges
+    schema, encoder = model.graph.schema.edge_types[key], model.encoders.get(key)
+    right, wrong, takes = "attr", "columns", f"`attr`, a list of {schema.attr_dim} numbers"
+    if encoder is not None:
+        right, wrong, takes = "columns", "attr", "`columns`, a value by name"
+    rows: FloatArray = np.zeros((len(edges), schema.attr_dim), np.float32)
+    sent = list[int]()
+    for at, edge in enumerate(edges):
+        if getattr(edge, wrong) is not None:
+            has = "no preprocessing" if encoder is None else "preprocessing"
+            raise BadRequest(f"edges[{at}].{wrong}: the model has {has} of {key!r}; send {takes}")
+        if getattr(edge, right) is not None:
+            sent.append(at)
+        elif request.edits:
+            raise BadRequest(f"edges[{at}]: with `if`, the graph has no row for an edge; send {takes}")
+        elif (source := int(sides[0][at])) >= 0 <= (target := int(sides[1][at])):
+            found = _joining(model, source, target, as_of)
+            if len(found) != 1:
+                raise BadRequest(
+                    f"edges[{at}]: {len(found)} edges of {key!r} join these nodes, not one; send {takes}"
+                )
+            attr: Any = model.graph.edges[key].attr
+            rows[at] = attr[found][0]
+    if sent:
+        places = [f"edges[{at}].{right}" for at in sent]
+        if encoder is not None:
+            rows[sent] = encoder.rows([edges[at].columns for at in sent], places)
+        else:
+            columns = schema.attr_dim, schema.attr_names, schema.rounded, ()
+            has = f"edge type {key!r} has {schema.attr_dim} edge attributes"
+            rows[sent] = number_rows([edges[at].attr for at in sent], places.__getitem__, has, columns)
+    return rows
+
+
+def _joining(model: Model, source: int, target: int, as_of: int) -> IdArray:
+    """Positions of the graph's edges between two nodes, up to a time."""
+    adjacency = model.graph.edges[model.spec.head.edge_type]
+    if is_in_store(adjacency):
+        raise BadRequest(f"edges of {adjacency.key!r} lie in a graph store: send each with its row")
+    if max(source, target) >= ADDED:
+        return np.empty(0, np.int64)
+    found = np.flatnonzero(adjacency.neighbors(target) == source) + adjacency.starts(np.array([target]))
+    return found if adjacency.time is None else found[adjacency.time[found] <= as_of]
+
+
+def edges_between(model: Model, sources: Any, targets: Any) -> tuple[ScoredEdge, ...]:
+    """Made-up edges between nodes."""
+    key = model.spec.head.edge_type
+    encoder, width = model.encoders.get(key), model.graph.schema.edge_types[key].attr_dim
+    row: dict[str, Any] = {"attr": [0.0] * width} if encoder is None else {"columns": encoder.example}
+    ends = (np.asarray(ids, object).tolist() for ids in (sources, targets))
+    return tuple(ScoredEdge(source, target, **row) for source, target in zip(*ends, strict=True))
