@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1857,
     "observe": 984,
-    "packaging": 10845,
+    "packaging": 10838,
     "process": 1795,
     "records": 2249,
     "rollout": 4021,

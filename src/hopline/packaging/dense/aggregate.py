@@ -90,10 +90,6 @@ class EdgeAggregation(nn.Module):
         return torch.ones_like(count)
 
 
-def _sum(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
-    return total(rows, *ends)
-
-
 def _mean(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     return total(rows, *ends) / count.clamp(min=1)
 
@@ -102,10 +98,6 @@ def _max(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     has_nan = total(rows.isnan().to(rows.dtype), *ends) > 0
     found = torch.where(has_nan, torch.full((), torch.nan), highest(rows, *ends))
     return torch.where(count > 0, found, torch.zeros(()))
-
-
-def _min(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
-    return -_max(-rows, ends, count, module)
 
 
 def _var(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
@@ -154,7 +146,8 @@ def _clamp(rows: Tensor, module: Any) -> Tensor:
 
 
 _STEPS: dict[type, Callable[..., Tensor]] = {
-    pyg.SumAggregation: _sum, pyg.MeanAggregation: _mean, pyg.MaxAggregation: _max,
-    pyg.MinAggregation: _min, pyg.MedianAggregation: _median, pyg.VarAggregation: _var,
-    pyg.StdAggregation: _std, pyg.SoftmaxAggregation: _softmax, pyg.PowerMeanAggregation: _powermean,
+    pyg.SumAggregation: lambda rows, ends, *_: total(rows, *ends), pyg.MeanAggregation: _mean,
+    pyg.MaxAggregation: _max, pyg.MinAggregation: lambda rows, *rest: -_max(-rows, *rest),
+    pyg.MedianAggregation: _median, pyg.VarAggregation: _var, pyg.StdAggregation: _std,
+    pyg.SoftmaxAggregation: _softmax, pyg.PowerMeanAggregation: _powermean,
 }  # fmt: skip
