@@ -54,8 +54,8 @@ def by_relation(conv: Any, x: Any, edge_index: Any, edge_type: Any = None) -> An
         weight = torch.stack([torch.block_diag(*weight[i]) for i in range(len(keys))])
     edges = [edge_index[:, edge_type == i] for i in range(len(keys))]
     parts = [scatter(rows[0][e[0]], e[1], 0, rows[1].size(0), reduce=conv.aggr) for e in edges]
-    out = nn.functional.linear(torch.cat(parts, dim=1), weight[: len(keys)].flatten(0, 1).T, conv.bias)
-    return out if conv.root is None else out + nn.functional.linear(rows[1], conv.root.T)
+    out = nn.functional.linear(torch.cat(parts, dim=1), weight[: len(keys)].flatten(0, 1).t(), conv.bias)
+    return out if conv.root is None else out + nn.functional.linear(rows[1], conv.root.t())
 
 
 def by_degree(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
