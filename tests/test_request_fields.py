@@ -49,6 +49,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
         '[{"from":"a","to":9,"columns":{"amount":5,"new":null}},{"from":"b","to":1,"attr":[0.5]}]',
         (ScoredEdge("a", 9, {"amount": 5, "new": None}), ScoredEdge("b", 1, attr=[0.5])),
     ),
+    "exclude_seed_edges": ("reverse", "reverse", "reverse"),
     "context": (
         [{"type": "shop", "features": [1.5], "id": "s", "neighbors": {"a__b__shop": [1, "t"]}}],
         '[{"type":"shop","features":[1.5],"id":"s","neighbors":{"a__b__shop":[1,"t"]}}]',
@@ -71,6 +72,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "node_type": (5, ""),
     "keep": ("true", 1, {}),
     "edges": ([{"from": 1}], [{"src": 1, "to": 2}], [{"from": 1, "to": 2, "attr": ["a"]}], [[1, 2]], 5),
+    "exclude_seed_edges": ("", "all", True),
     "context": ([{"kind": "shop"}], [{"features": ["a"]}], [{"neighbors": [1]}], 5),
     "if": ([{}], [{"remove_edge": {"from": 1}}], [{"set": {"id": 1}, "add_edge": {"from": 1, "to": 2}}], 5),
 }

@@ -77,6 +77,9 @@ FIELDS = (
     RequestField("keep", bool, bool, False, False),
     RequestField("edits", tuple[Edit, ...], tuple[Edit, ...], True, True, sent_name="if"),
     RequestField("edges", tuple[ScoredEdge, ...], tuple[ScoredEdge, ...], True, True),
+    RequestField(
+        "exclude_seed_edges", Literal["self", "reverse"], Literal["", "self", "reverse"], True, True
+    ),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

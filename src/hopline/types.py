@@ -158,6 +158,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         tags: the caller's labels, stored in the prediction log.
         min_version: a `graph_version`: the answer must be of that version of the graph or of a later one.
         edits: of the graph, for this request only; "if" in JSON.
+        exclude_seed_edges: the edges that are scored, which message passing for their own pair does not
+            see: "self" those from source to destination, "reverse" also those back; "" none.
         traceparent: W3C trace context that the request belongs to; "" without one.
         is_copy: a copy of a real request, to compare versions; no caller gets the answer.
         keep: add inline and context nodes to the live graph, and score them there by their ids.
@@ -189,6 +191,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     keep: bool = False
     edits: tuple[Edit, ...] = ()
     edges: tuple[ScoredEdge, ...] = ()
+    exclude_seed_edges: Literal["", "self", "reverse"] = ""
 
     @property
     def ends(self) -> tuple[ExternalIds, ExternalIds] | None:

@@ -158,6 +158,7 @@ OTHERS = {
     "columns": {"amount": [1.0]},
     "min_version": "9c1f0b7e52d4a386+7",
     "context": (ContextNode(type="shop"),),
+    "exclude_seed_edges": "self",
     "edits": (Edit(remove_edge=EdgeEdit(1, 2)),),
     "node_type": "shop",
     "edges": (ScoredEdge(1, 2),),

@@ -262,6 +262,67 @@ def test_pairs_are_scored_under_edits(cases, fanout):
         assert (found == truth).all()
 
 
+@pytest.mark.parametrize("how", ["self", "reverse"])
+@pytest.mark.parametrize("fanout", [None, -1])
+def test_edges_that_are_scored_are_not_seen_by_their_own_message_passing(cases, fanout, how):
+    """Against PyG on the graph without the edges of the pair, a graph for each pair."""
+    case, rng = cases["link"], np.random.default_rng(9)
+    world = World(case.graph)
+    own = world.edges[zoo.EDGE]
+    at = rng.permutation(len(own["src"]))[:12]
+    known = [own[end][at] for end in ("src", "dst")]
+    others = rng.integers(0, zoo.N, (2, 4))
+    # edges, the same pairs turned, a repeated pair, and pairs that are no edges
+    ends = [np.concatenate([known[k], known[1 - k][:6], known[k][:1], others[k]]) for k in (0, 1)]
+    options = {"pairs": tuple(world.ids("node", end) for end in ends), "outputs": ("logits",)}
+    plain, request = (
+        ScoreRequest("link", **options),
+        ScoreRequest("link", **options, exclude_seed_edges=how),
+    )
+    expected = []
+    for source, target in zip(*ends, strict=True):
+        there = World(case.graph)
+        gone = (own["src"] == source) & (own["dst"] == target)
+        if how == "reverse":
+            gone |= (own["src"] == target) & (own["dst"] == source)
+        there.edges[zoo.EDGE] = {name: column[~gone] for name, column in own.items()}
+        graph = there.built()
+        pair = tuple(there.ids("node", end) for end in (source, target))
+        alone = answerer_of(case, graph, caches=False, fanout=fanout)
+        expected += logits(alone, ScoreRequest("link", pairs=pair, outputs=("logits",)))
+        if fanout == -1:
+            states = case.oracle(graph)
+            np.testing.assert_allclose(
+                expected[-1][0], states[source] @ states[target], atol=1e-4, rtol=1e-4
+            )
+    cold = answerer_of(case, case.graph, caches=False, fanout=fanout)
+    (before,) = logits(cold, plain)
+    assert (np.concatenate(expected) != before).any()
+    for answerer in (cold, answerer_of(case, case.graph, caches=True, fanout=fanout)):
+        for _ in range(2):
+            found, again, other = logits(answerer, request, plain, request)
+            assert (found == np.concatenate(expected)).all()
+            assert (other == found).all()
+            assert (again == before).all()
+        check_caches(case, answerer, cold)
+
+
+def test_excluded_edges_go_with_edits_and_with_unknown_ids(cases):
+    case = cases["link"]
+    world = World(case.graph)
+    own = world.edges[zoo.EDGE]
+    source, target = own["src"][0], own["dst"][0]
+    pair = [world.ids("node", end)[0] for end in (source, target)]
+    back = Edit(add_edge=EdgeEdit(*pair, time=5, edge_weight=1.0, edge_attr=[0.0, 0.0]))
+    options = {"outputs": ("logits",), "exclude_seed_edges": "self", "on_missing": "null"}
+    answerer = answerer_of(case, case.graph, caches=True)
+    pairs = ([pair[0], "nobody", pair[0]], [pair[1], pair[0], "nobody"])
+    request = ScoreRequest("link", pairs=pairs, **options)
+    first, second = answerer.answer([request, msgspec.structs.replace(request, edits=(back,))])
+    assert first.missing.tolist() == [False, True, True]
+    assert first.outputs["logits"][0] == second.outputs["logits"][0]  # the added edge is removed too
+
+
 @pytest.mark.parametrize("name", ["plain", "gcn", "mixed"])
 def test_edits_hold_on_a_live_graph(cases, name):
     case = cases[name]

@@ -33,6 +33,7 @@ REQUESTS = [
         context=(ContextNode(type="shop", features=[1.0], id="s", neighbors={"a__b__shop": [4, "n"]}),),
     ),
     ScoreRequest("m", nodes=[1], node_type="shop", keep=True),
+    ScoreRequest("m", pairs=([1], [2]), exclude_seed_edges="reverse"),
     ScoreRequest("m", edits=(Edit(set=ContextNode([1.0], id="s")), Edit(remove_edge=EdgeEdit(1, 2)))),
     ScoreRequest("m", edges=(ScoredEdge("a", 1, {"amount": 1.5}), ScoredEdge("b", 2, None, [1.0]))),
 ]
@@ -177,7 +178,7 @@ def test_what_cannot_be_sent_is_refused_where_it_is_sent(value):
 
 def test_rows_are_counted_without_the_model():
     counts = [wire.num_items(request) for request in REQUESTS]
-    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 3, 1, 1, 2]
+    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 3, 1, 1, 1, 2]
 
 
 def test_garbage_is_no_message():

@@ -143,6 +143,8 @@ OTHERS = [
     ScoreRequest("m", nodes=[1], context=(ContextNode(type="shop"),)),
     ScoreRequest("m", nodes=[1], context=(ContextNode(type="bank"),)),
     ScoreRequest("m", nodes=[1], context=(ContextNode(type="shop"), ContextNode(type="shop"))),
+    ScoreRequest("m", pairs=([1], [2]), exclude_seed_edges="self"),
+    ScoreRequest("m", pairs=([1], [2]), exclude_seed_edges="reverse"),
     ScoreRequest("m", nodes=[1], edits=(Edit(remove_edge=EdgeEdit(1, 2)),)),
     ScoreRequest("m", nodes=[1], edits=(Edit(add_edge=EdgeEdit(1, 2)),)),
     ScoreRequest("m", nodes=[1], edits=(Edit(set=ContextNode([1.0], id=1)),)),
@@ -174,7 +176,8 @@ def test_other_inputs_have_other_hashes():
 NOT_HASHED = {"degraded", "min_version"}
 OTHER_VALUES = {
     "outputs": ("logits",), "as_of": 3, "on_missing": "null", "context": (ContextNode(type="shop"),),
-    "node_type": "shop", "edits": (Edit(remove_edge=EdgeEdit(1, 2)),), "edges": (ScoredEdge(1, 2),),
+    "node_type": "shop", "exclude_seed_edges": "self",
+    "edits": (Edit(remove_edge=EdgeEdit(1, 2)),), "edges": (ScoredEdge(1, 2),),
 }  # fmt: skip
 
 

@@ -101,13 +101,14 @@ PARAMETERS = {
     "node_type": "node",
     "keep": False,
     "context": [{"type": "shop", "features": [1.0]}],
+    "exclude_seed_edges": "self",
     "if": [{"remove_edge": {"from": 1, "to": 2}}],
     "edges": [{"from": 1, "to": 2, "attr": [1.0]}],
 }
 #: Those that the fake service answers; every other one has to be refused.
 ANSWERED = {
     *("timeout_ms", "version", "outputs", "as_of", "on_missing", "degraded", "attributes", "key"),
-    *("priority", "tags", "min_version", "context", "node_type", "keep", "if"),
+    *("priority", "tags", "min_version", "context", "node_type", "keep", "if", "exclude_seed_edges"),
 }
 
 

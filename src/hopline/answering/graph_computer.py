@@ -215,7 +215,8 @@ class GraphComputer(Computer):
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""
         options = request.inline or request.outputs or request.node_type or request.edges or request.edits
-        if not (options or request.as_of is not None or self._is_link or self._types):
+        others = request.exclude_seed_edges or request.as_of is not None
+        if not (options or others or self._is_link or self._types):
             num_seeds = len(request.nodes)  # the usual request, without a detour
             if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
                 return num_seeds
@@ -288,6 +289,8 @@ class GraphComputer(Computer):
             raise BadRequest(
                 f"model {self.name!r} scores nodes; ask with nodes or inline, not with {named}"
             )
+        if request.exclude_seed_edges:
+            raise BadRequest(f"exclude_seed_edges: model {self.name!r} scores nodes, and not pairs")
         if request.context:
             self._check_count(len(request.context), "context nodes")
         return self._check_count(len(request.nodes) + len(request.inline), "nodes")
@@ -304,6 +307,8 @@ class GraphComputer(Computer):
         sources, targets = request.ends
         if len(sources) != len(targets):
             raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
+        if request.exclude_seed_edges and request.context:
+            raise BadRequest("exclude_seed_edges: edges of context nodes are those that the request lists")
         self._check_count(len(request.context) or 1, "context nodes")
         return 2 * self._check_count(len(sources), takes)
 

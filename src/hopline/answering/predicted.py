@@ -88,8 +88,9 @@ class PredictedRows:
             parts = [self.of(replace(request, inline=(), context=()), num_seeds - len(request.inline))]
             parts += [self._size.described(each.type or own, [each]) for each in request.context]
             return direct + sum(part[0] for part in parts), below + sum(part[1] for part in parts)
-        if request.edits:  # all below is sampled, to see what the edits reach
-            return sum(self.of(replace(request, edits=()), num_seeds)), 0.0
+        if request.edits or request.exclude_seed_edges:  # all below is sampled, to see what they reach
+            plain = replace(request, edits=(), exclude_seed_edges="")
+            return sum(self.of(plain, num_seeds)), 0.0
         if self.large:
             rows = self.large.get(_only(request), 0)
             if rows:
@@ -211,7 +212,7 @@ def first_costs(
 
 def _only(request: ScoreRequest) -> _Key:
     """The one node or pair that a request is about; () where it is about more."""
-    if request.inline or request.context or request.edits:
+    if request.inline or request.context or request.edits or request.exclude_seed_edges:
         return ()
     if (ends := request.ends) is not None:
         sources, targets = ends

@@ -124,7 +124,8 @@ class QueuedVersion(CountedVersion):
                 admission.admit(work)
             work.rows = rows = int(num_seeds * computer.rows_per_seed)
             work.num_bytes = rows * computer.row_bytes
-            if computer.predicts or work.request.inline or work.request.edits:
+            request = work.request
+            if computer.predicts or request.inline or request.edits or request.exclude_seed_edges:
                 computer.predict(work)
             if admission.has_rate and not self.is_in_preflight:
                 self._put_paid(work)

@@ -58,6 +58,8 @@ class ScoreOptions(TypedDict, total=False):
         keep: add the inline nodes, and those of `context`, to the live graph. Give a `key` too: without
             one, a call whose answer is lost is not repeated.
         edits: of the graph, for this call only: `Edit`, or mappings as JSON has them under "if".
+        exclude_seed_edges: for pairs: a pair's own edges are not seen by its message passing. "self" those
+            from source to destination, "reverse" also those back.
     """
 
     version: str | None
@@ -75,6 +77,7 @@ class ScoreOptions(TypedDict, total=False):
     node_type: str | None
     keep: bool
     edits: Iterable[Edit | Mapping[str, Any]]
+    exclude_seed_edges: Literal["self", "reverse"]
 
 
 class _Answer(msgspec.Struct):

@@ -263,7 +263,7 @@ class Answerer:
     ) -> None:
         """Answer requests with one time cut, about nodes or about pairs; all with an overlay, or none."""
         graph, good = self.model.graph, members
-        overlays: dict[int, list[Overlay]] = {}
+        overlays: dict[int, list[tuple[int, Overlay]]] = {}
         for m in members if _has_overlay(requests[members[0]]) else ():
             try:
                 overlays[m] = overlays_of(self.model, requests[m], self.max_inline_neighbors, as_of)
@@ -294,10 +294,19 @@ class Answerer:
         good = [m for m in good if outcomes[m] is None]
         if not good:
             return
-        for k, m in enumerate(good if overlays else ()):
+        parts, first = list[tuple[int, Overlay]](), 0
+        for m in good if overlays else ():
+            tags: Any = first
+            if requests[m].exclude_seed_edges:  # a graph for each pair; one for those that lack the edge
+                num_pairs = len(sides[0][m])
+                differ = np.array([k for k, _ in overlays[m]], np.int64)
+                tags = np.full(num_pairs, first + num_pairs)
+                tags[differ] = first + differ
+            parts += [(first + k, each) for k, each in overlays[m]]
             added = ADDED | np.arange(len(requests[m].inline))
             for side_ids in sides:  # -1 stays -1
-                side_ids[m] = np.concatenate([side_ids[m], added]) | (k << REQUEST)
+                side_ids[m] = np.concatenate([side_ids[m], added]) | (tags << REQUEST)
+            first = int(np.max(tags)) + 1
         flat = [np.concatenate([side_ids[m] for m in good]) for side_ids in sides]
         ok = np.logical_and.reduce([ids >= 0 for ids in flat])
         everything = bool(ok.all())
@@ -305,8 +314,7 @@ class Answerer:
         of_edges = [np.concatenate([rows[m] for m in good])[ok]] if rows else []
         names = self._wanted(requests, good)
         if overlays:
-            overlay = Overlay.joined([(k, each) for k, m in enumerate(good) for each in overlays[m]])
-            states = self.model.overlaid_states(overlay, types, ids, as_of)
+            states = self.model.overlaid_states(Overlay.joined(parts), types, ids, as_of)
             found = self.model.outputs(names, *states, *of_edges)
         elif len(types) == 1:
             found = self._outputs(names, types[0], ids[0], as_of)
@@ -451,7 +459,7 @@ def cut_of(request: ScoreRequest) -> int:
 
 
 def _has_overlay(request: ScoreRequest) -> bool:
-    return bool(request.inline or request.context or request.edits)
+    return bool(request.inline or request.context or request.edits or request.exclude_seed_edges)
 
 
 def _groups(requests: Sequence[ScoreRequest]) -> list[tuple[tuple[int, bool], list[int]]]:

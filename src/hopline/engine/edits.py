@@ -20,14 +20,33 @@ from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ContextNode, EdgeEdit, Edit, FloatArray, IdArray, ScoreRequest
 
 
-def overlays_of(model: Model, request: ScoreRequest, max_neighbors: int, as_of: int) -> list[Overlay]:
-    """The overlays of a request with edits or inline nodes, in the order of `Overlay.joined`.
+def overlays_of(
+    model: Model, request: ScoreRequest, max_neighbors: int, as_of: int
+) -> list[tuple[int, Overlay]]:
+    """The overlays of a request that changes the graph for itself, in the order of `Overlay.joined`.
+
+    Returns: (0, overlay); where each pair has a separate graph, (pair, overlay) of those that differ.
 
     Raises: BadRequest, NodeNotFound, RequestTooLarge: as `parse_inline`; an edit that cannot be made.
     """
-    found = [_Edits(model, max_neighbors, as_of).read(request.edits)] if request.edits else []
+    how, head, found = request.exclude_seed_edges, model.spec.head, list[tuple[int, Overlay]]()
+    if how and request.ends is not None:
+        types = head.node_type, head.dst_node_type or head.node_type
+        sides = zip(types, request.ends, strict=True)
+        ends = [model.graph.nodes[name].ids.lookup(external).tolist() for name, external in sides]
+        for i, (source, target) in enumerate(zip(*ends, strict=True)):
+            edits = _Edits(model, max_neighbors, as_of)
+            edits.make(request.edits)
+            if source >= 0 and target >= 0:
+                edits.exclude(types, source, target, f"exclude_seed_edges: pair {i}", both=how == "reverse")
+            if edits.lists or edits.rows:
+                found.append((i, edits.overlay()))
+    elif request.edits:
+        edits = _Edits(model, max_neighbors, as_of)
+        edits.make(request.edits)
+        found.append((0, edits.overlay()))
     if request.inline or request.context:
-        found.append(parse_inline(model, request.inline, max_neighbors, request.context))
+        found.append((0, parse_inline(model, request.inline, max_neighbors, request.context)))
     return found
 
 
@@ -56,8 +75,8 @@ class _Edits:
             # Its running sums are of codes: a draw at a boundary could differ from that of an edited list.
             raise BadRequest("if: the model samples by weight, and the graph's weights are compressed")
 
-    def read(self, edits: Sequence[Edit]) -> Overlay:
-        """Make edits, and return the overlay."""
+    def make(self, edits: Sequence[Edit]) -> None:
+        """Make edits, after those that were made before."""
         for i, edit in enumerate(edits):
             if edit.set is not None:
                 self._set(edit.set, f"if[{i}].set")
@@ -65,6 +84,17 @@ class _Edits:
                 self._remove(edit.remove_edge, f"if[{i}].remove_edge")
             elif edit.add_edge is not None:
                 self._add(edit.add_edge, f"if[{i}].add_edge")
+
+    def exclude(self, types: tuple[str, str], source: int, target: int, where: str, *, both: bool) -> None:
+        """Remove all edges from one node to another, and with `both` those back."""
+        for key, each in self._graph.schema.own_edge_types.items():
+            if (each.src, each.dst) == types:
+                self._take(key, source, target, where)
+            if both and (each.dst, each.src) == types:
+                self._take(key, target, source, where)
+
+    def overlay(self) -> Overlay:
+        """The graph as it is after the edits."""
         rows = {}
         for name, own in self.rows.items():
             nodes = sorted(own)
@@ -109,29 +139,37 @@ class _Edits:
     def _remove(self, edit: EdgeEdit, where: str) -> None:
         if edit.edge_weight is not None or edit.edge_attr is not None:
             raise BadRequest(f"{where}: an edge is removed by its ends and time, whatever its data are")
-        for key, source, target in self._ends(edit, where):
-            own = self._edited(key, target, where)
-            gone = own["neighbors"] == source
-            if edit.time is not None:
-                if "time" not in own:
-                    raise BadRequest(f"{where}.time: edge type {key!r} has no times")
-                gone &= own["time"] == edit.time
-            if not gone.any():
-                at = "" if edit.time is None else f" at {edit.time}"
-                raise BadRequest(f"{where}: no edge from {edit.src!r} to {edit.dst!r}{at} in {key!r}")
-            self.lists[key][target] = {name: column[~gone] for name, column in own.items()}
+        key, source, target = self._ends(edit, where)
+        if edit.time is not None and self._graph.edges[key].time is None:
+            raise BadRequest(f"{where}.time: edge type {key!r} has no times")
+        if not self._take(key, source, target, where, edit.time):
+            at = "" if edit.time is None else f" at {edit.time}"
+            raise BadRequest(f"{where}: no edge from {edit.src!r} to {edit.dst!r}{at} in {key!r}")
+
+    def _take(self, key: str, source: int, target: int, where: str, time: int | None = None) -> bool:
+        """Remove edges, and return True if there were any."""
+        gone = np.zeros(0, np.bool_)
+        for name, first, last in self._directions(key, source, target):
+            own = self._edited(name, last, where)
+            gone = own["neighbors"] == first
+            if time is not None:
+                gone &= own["time"] == time
+            if gone.any():
+                self.lists[name][last] = {what: column[~gone] for what, column in own.items()}
+        return bool(gone.any())
 
     def _add(self, edit: EdgeEdit, where: str) -> None:
-        ends = self._ends(edit, where)
-        if (edit.time is None) != (self._graph.edges[ends[0][0]].time is None):
+        own_key, *own_ends = self._ends(edit, where)
+        ends = self._directions(own_key, *own_ends)
+        if (edit.time is None) != (self._graph.edges[own_key].time is None):
             has = "times; give one" if edit.time is None else "no times"
-            raise BadRequest(f"{where}.time: edge type {ends[0][0]!r} has {has}")
+            raise BadRequest(f"{where}.time: edge type {own_key!r} has {has}")
         sent: dict[str, list[Any]] = {
             "edge_weight": [None if edit.edge_weight is None else [edit.edge_weight]],
             "edge_attr": [None if edit.edge_attr is None else [edit.edge_attr]],
         }
         is_read = any(key in self._model.reads_attr for key, *_ in ends)
-        values = edge_columns(self._model, ends[0][0], sent, [[edit.src]], [where], is_read=is_read)
+        values = edge_columns(self._model, own_key, sent, [[edit.src]], [where], is_read=is_read)
         for key, source, target in ends:
             self.added[key].append(values)
             new: dict[str, Any] = {
@@ -149,7 +187,8 @@ class _Edits:
 
     def _edited(self, key: str, node: int, where: str) -> dict[str, AnyArray]:
         """The list of a node, as it is so far."""
-        if node not in self.lists[key]:
+        found = self.lists[key].get(node) if key in self.lists else None
+        if found is None:
             adjacency, ids = self._graph.edges[key], np.array([node])
             start, count = adjacency.starts(ids).item(), adjacency.degree(ids).item()
             if count > self._max_neighbors:
@@ -158,14 +197,13 @@ class _Edits:
                     f"{self._max_neighbors} can be edited (limits.max_inline_neighbors)"
                 )
             positions = np.arange(start, start + count)
-            own = {"neighbors": adjacency.indices[positions].astype(np.int64), "positions": positions}
+            found = {"neighbors": adjacency.indices[positions].astype(np.int64), "positions": positions}
             if adjacency.time is not None:
-                own["time"] = adjacency.time[positions]
-            self.lists[key][node] = own
-        return self.lists[key][node]
+                found["time"] = adjacency.time[positions]
+        return found
 
-    def _ends(self, edit: EdgeEdit, where: str) -> list[tuple[str, int, int]]:
-        """Edge type, source and destination; also those of the type that has the edge reversed."""
+    def _ends(self, edit: EdgeEdit, where: str) -> tuple[str, int, int]:
+        """Edge type, source and destination."""
         schema = self._graph.schema
         own = schema.own_edge_types
         key = edit.type or (next(iter(own)) if len(own) == 1 else "")
@@ -174,7 +212,12 @@ class _Edits:
             raise BadRequest(f"{where}.type: {wrong}; the graph has {', '.join(own)}")
         source = self._node(own[key].src, edit.src, f"{where}.from")
         target = self._node(own[key].dst, edit.dst, f"{where}.to")
-        turned = [name for name, each in schema.edge_types.items() if each.reverse_of == key]
+        return key, source, target
+
+    def _directions(self, key: str, source: int, target: int) -> list[tuple[str, int, int]]:
+        """Edge type, source and destination; also those of the type that has the edge reversed."""
+        edge_types = self._graph.schema.edge_types
+        turned = [name for name, each in edge_types.items() if each.reverse_of == key]
         return [(key, source, target), *((name, target, source) for name in turned)]
 
     def _node(self, node_type: str, external: Any, where: str) -> int:

@@ -111,7 +111,7 @@ def input_hash(request: ScoreRequest) -> str:
     """Hex BLAKE2b (128 bits) of the canonical form of a request's inputs."""
     others = request.inline or request.context or request.outputs or request.attributes or request.node_type
     if (
-        not (others or request.edits)
+        not (others or request.edits or request.exclude_seed_edges)
         and request.ends is None
         and request.columns is None
         and request.as_of is None
@@ -126,6 +126,8 @@ def input_hash(request: ScoreRequest) -> str:
         parts += [b"X", _strings([node.type]), *_inline(node)]
     if request.edits:
         parts += [b"E", _json(msgspec.to_builtins(request.edits))]
+    if request.exclude_seed_edges:
+        parts += [b"S", _strings([request.exclude_seed_edges])]
     if request.pairs is not None:
         parts += [b"P", _ids(request.pairs[0]), _ids(request.pairs[1])]
     for edge in request.edges:

@@ -13,9 +13,10 @@ HTTP and gRPC translate to and from these tensors. Inputs:
 
 Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
 `binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes`, `tags`, `context`,
-`edges`, `if` and `inline` (JSON in a string), `as_of`, `node_type`, `min_version`, `keep` (a bool); over
-gRPC `triton_enable_empty_final_response`, see `grpc_stream.py`. Outputs are those of the model, and
-`missing` BOOL [n] if `on_missing` is "null" and an id is unknown: its floats are NaN and its integers -1.
+`edges`, `if` and `inline` (JSON in a string), `as_of`, `node_type`, `exclude_seed_edges`, `min_version`,
+`keep` (a bool); over gRPC `triton_enable_empty_final_response`, see `grpc_stream.py`. Outputs are those of
+the model, and `missing` BOOL [n] if `on_missing` is "null" and an id is unknown: its floats are NaN and its
+integers -1.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class GenerativeVersion(CountedVersion):
             raise BadRequest(
                 f"output {name!r} is unknown; model {self.name!r} has {', '.join(sorted(_OUTPUTS))}"
             )
-        if request.as_of is not None or request.edits:
-            name = "if" if request.edits else "as_of"
+        if request.as_of is not None or request.edits or request.exclude_seed_edges:
+            name = "as_of" if request.as_of is not None else "if" if request.edits else "exclude_seed_edges"
             raise BadRequest(f"{name}: model {self.name!r} reads no edges; leave {name} out", name)
 
     def _check_tokens(self, client: str) -> None:

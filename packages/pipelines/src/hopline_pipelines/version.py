@@ -109,13 +109,13 @@ class PipelineVersion(CountedVersion):
 
     def _check(self, request: ScoreRequest) -> None:
         """Checks that need no rows; `InputReader` checks those."""
-        plan = self.plan
-        for name in sorted({*request.outputs} - {*plan.outputs}):
+        for name in sorted({*request.outputs} - {*self.plan.outputs}):
             raise BadRequest(
-                f"output {name!r} is unknown; pipeline {self.name!r} has {', '.join(plan.outputs)}"
+                f"output {name!r} is unknown; pipeline {self.name!r} has {', '.join(self.plan.outputs)}"
             )
-        if request.edits or (request.as_of is not None and not plan.takes_time):
-            name = "if" if request.edits else "as_of"
+        unread = request.as_of is not None and not self.plan.takes_time
+        if request.edits or request.exclude_seed_edges or unread:
+            name = "as_of" if unread else "if" if request.edits else "exclude_seed_edges"
             raise BadRequest(f"{name}: pipeline {self.name!r} passes it to no model; leave {name} out")
         refuse_nesting(self.name, request)
 

@@ -167,8 +167,8 @@ class KnownModel:
             raise RequestTooLarge(
                 f"{count} nodes in one request; at most {most} are allowed (limits.max_nodes_per_request)"
             )
-        if request.as_of is not None or request.keep or request.edits:
-            raise Unavailable("as_of, if and keep: this function only has current rows; use a server")
+        if request.as_of is not None or request.keep or request.edits or request.exclude_seed_edges:
+            raise Unavailable("as_of, if, exclude_seed_edges and keep: this function only has current rows")
 
     def _look_up(self, request: ScoreRequest) -> IdArray:
         nodes: Sequence[Any] = request.nodes  # type: ignore[assignment]  # lists, as decoded

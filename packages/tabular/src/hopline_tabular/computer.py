@@ -197,7 +197,7 @@ class TabularComputer(Computer):
                     count = found if count < 0 else self._uneven(request)
         except BadRequest as error:
             raise BadRequest(f"model {self.name!r}: {error}") from None
-        others = request.outputs or request.edits or request.as_of is not None
+        others = request.outputs or request.edits or request.exclude_seed_edges or request.as_of is not None
         if len(columns) > len(self._checks) or count < 1 or others:
             count = self._check_rest(request, count)
         if count > self._max_rows:
@@ -229,8 +229,8 @@ class TabularComputer(Computer):
             raise BadRequest(
                 f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
             )
-        if request.as_of is not None or request.edits:
-            name = "if" if request.edits else "as_of"
+        if request.as_of is not None or request.edits or request.exclude_seed_edges:
+            name = "as_of" if request.as_of is not None else "if" if request.edits else "exclude_seed_edges"
             raise BadRequest(f"{name}: model {self.name!r} reads no edges; leave {name} out")
         if count == 0 or (count < 0 and not columns):
             raise BadRequest("the request has no rows; at least one is needed")
