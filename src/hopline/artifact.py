@@ -28,34 +28,8 @@ Input kinds of a stage at level l (n = destination rows, float32 unless stated):
     count        [n]          number of sampled in-edges
 
 `sources`, `owners`, `edge_*`, `is_self` of one edge type list the same edges, by destination. What fills up
-a call (at least one row) repeats the last row or edge. Reductions over the sampled neighbours j of i:
-
-    mean    sum_j w_ij h_j / max(count_i, 1)
-    sum     sum_j w_ij h_j
-    max     elementwise maximum (weights are not applied)
-    gcn     symmetric normalisation with true degrees, self-loop included (Kipf & Welling,
-            arXiv 1609.02907): h_i w_ii/d_i + (n_i/count_i) sum_j w_ij h_j / sqrt(d_i d_j), where
-            d_i = w_ii + sum of all in-edge weights; existing self-loops replace the added one
-    gcn_noself  as gcn, without added self-loops (d_i = sum of in-edge weights)
-
-1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as in PyG's `gcn_norm`. w is 1 unless `weighted`.
-
-Attention of node i with H heads of C channels, over rows j = columns [a, b) of its in-neighbours' states at
-level l-1, head by head; q is i's query row, e the attributes of the edge:
-
-    gat          score = leaky_relu(row[HC + h] + q[h] + e E_h)             value = row[h, :]
-    gatv2        score = sum_c vector[h, c] leaky_relu(row[h, c] + q[h, c] + e E_hc)    value = row[h, :]
-    transformer  score = sum_c q[h, c] row[h, c] + e q[HC + h d_e ...]      value = row[HC + h, :]
-
-With `shared`, all heads read the same C columns, which are not projected; what would be projected after
-the sum is left to the stage's file:
-
-    gat          score = leaky_relu(sum_c vector[h, c] row[c] + sum_c own_vector[h, c] q[c] + e E_h)
-    transformer  score = sum_c q[h, c] row[c] + e q[HC + h d_e ...]         value = row, for both
-
-The result is the sum of values weighted by the softmax of the scores, w = HC. `transformer` appends the
-weighted sums of e for each head, w = HC + H d_e. With `loops`, i's own row replaces its self-loops; the
-attributes of that edge are the mean or sum of the other edges' attributes, or `fill_row`.
+a call (at least one row) repeats the last row or edge. Formulas of reductions and attention are in
+docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ ready.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -52,6 +53,7 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     """
     from hopline.observe.logs import configure_logs
 
+    faulthandler.enable(2)  # as in all children: a signal ends no process without a word
     configure_logs(config.log)
     check_exposure(config)
     if config.live.stream and not config.live.enabled:

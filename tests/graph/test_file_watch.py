@@ -156,6 +156,14 @@ def test_a_graph_that_was_built_again_while_it_was_opened_is_refused(folder):
         files.start(zoo.homogeneous(2).save(folder, overwrite=True).version)
 
 
+def test_a_graph_that_was_written_to_while_it_was_opened_is_opened_again(folder):
+    files = file_watch.FileWatch(folder)
+    os.utime(next(folder.rglob("indices.npy")))
+    with pytest.raises(GraphError, match="written again while it was opened") as refused:
+        files.start(Graph.open(folder).version)
+    assert refused.value.may_pass
+
+
 def test_the_rate_of_a_large_graph_is_limited(folder, large, monkeypatch, watch):
     monkeypatch.setattr(file_watch, "BYTES_PER_S", 1)
     found = watch()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hopline.answering.computer import Computer, Fetch
 from hopline.answering.counted_version import CountedVersion
 from hopline.answering.limits import ModelLimits
-from hopline.answering.served import Recorder
+from hopline.answering.served import Recorder, WatchedFiles
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Gauge, ModelMetrics
@@ -48,7 +48,10 @@ class QueuedVersion(CountedVersion):
         computer: as given.
         queue: of requests that were admitted.
         look_up: answers requests out of precomputed rows before they are queued; None where there are none.
+        files: that the computer reads; None where they are not watched.
     """
+
+    files: WatchedFiles | None = None
 
     def __init__(
         self,

@@ -183,6 +183,18 @@ class Ran(NamedTuple):
                 logging.getLogger(__name__).exception("%s recorded nothing", type(recorder).__name__)
 
 
+class WatchedFiles(Protocol):
+    """The files that answers are read from.
+
+    Attributes:
+        damage: the error that was found; "" for none so far.
+        identity: of the files that were compared last; what was made of an earlier one may be wrong.
+    """
+
+    damage: str
+    identity: str
+
+
 class Recorder(Protocol):
     """Gets every finished batch: the prediction log, drift, the gates of a rollout."""
 

@@ -67,10 +67,7 @@ class RemoveEdge(
     """Removes all edges from `src` to `dst`, or with `time` those of that time.
 
     Attributes:
-        id: an event with the id of an earlier one changes nothing.
-        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
-        src, dst: ids of the nodes from and to which a message flows.
-        edge_type: may be left out if the graph has one.
+        id, at, src, dst, edge_type: as of `AddEdge`.
         time: only edges of this time are removed.
     """
 
@@ -107,17 +104,7 @@ class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fi
 
 
 class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
-    """Replaces all features, or all columns, of a node.
-
-    Attributes:
-        id: an event with the id of an earlier one changes nothing.
-        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
-        node: id of the node.
-        node_type: may be left out if the graph has one.
-        features: all of them, as a list in the schema's order or an object with its names.
-        columns: for a node type with columns, a value by name: a number, text, boolean, null, or a time as
-            ISO 8601 text.
-    """
+    """Replaces all features, or all columns, of a node. Its attributes are those of `AddNode`."""
 
 
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures

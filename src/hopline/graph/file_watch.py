@@ -2,13 +2,15 @@
 
 A small graph is compared before it answers. A large one answers at first, and is read meanwhile on a thread
 of low priority, at a limited rate, in one process of the host at a time: the others take its outcome from a
-note (`integrity.CheckNote`). The thread then looks whether a file was written to. A file that was replaced
-under its name is not looked at any more: the process has the earlier one mapped.
+note (`integrity.CheckNote`). The thread then looks whether a file was written to: one that is right again
+had other bytes for a moment, perhaps, and what was computed meanwhile is used no more (`identity`). A file
+that was replaced under its name is not looked at any more: the process has the earlier one mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import threading
@@ -45,6 +47,7 @@ class FileWatch:
 
     Attributes:
         damage: the error that was found; "" for none so far.
+        identity: of the files that were compared last; what was made of an earlier one may be wrong.
 
     Raises: GraphError: the folder has no graph; or a file of it is damaged, as far as is known.
     """
@@ -57,6 +60,7 @@ class FileWatch:
         self._manifest = storage.read(folder)
         self._shared = shared
         self._served = self._identities()
+        self.identity = _hash(self._served)
         self._right = dict(self._served) if are_right else {}
         self._stopped = threading.Event()
         #: When the next part of a file may be read.
@@ -69,9 +73,11 @@ class FileWatch:
         self.check()
 
     def start(self, version: str) -> None:
-        """Begin to look. Raises: GraphError: another version of the graph was opened by now."""
-        if self._manifest.version != version:
-            raise GraphError(f"{self._folder} was written again while it was opened; try again")
+        """Begin to look. Raises: GraphError: the graph was written to while it was opened."""
+        if self._manifest.version != version or self._identities() != self._served:
+            error = GraphError(f"{self._folder} was written again while it was opened; try again")
+            error.may_pass = True
+            raise error
         threading.Thread(target=self._look, name="hopline-files", daemon=True).start()
 
     def stop(self) -> None:
@@ -127,7 +133,7 @@ class FileWatch:
         except OSError as error:
             return f"{self._folder} cannot be read: {error}"
         if not wrong:
-            self._right = now
+            self._right, self.identity = now, _hash(now)
         return wrong
 
     def _note(self, names: Iterable[str]) -> CheckNote:
@@ -150,6 +156,10 @@ class FileWatch:
                 return
             self._due = max(self._due, time.monotonic()) + digest.LEAF_BYTES / BYTES_PER_S
             yield function(place)
+
+
+def _hash(identities: dict[str, tuple[int, ...]]) -> str:
+    return hashlib.blake2b(repr(identities).encode(), digest_size=16).hexdigest()
 
 
 def open_compared(folder: Path) -> Graph:

@@ -204,7 +204,8 @@ class ModelHost(asyncio.Protocol):
         if self._processors:
             restore_cpus(self._processors)
         self._served = served  # the first requests may come before this returns
-        self._send(wire.Loaded(served.graph_version, served.info((served.version,))))
+        identity = served.files.identity if served.files is not None else ""
+        self._send(wire.Loaded(served.graph_version, served.info((served.version,)), identity))
         return True
 
     # Protocol
@@ -293,7 +294,9 @@ class ModelHost(asyncio.Protocol):
             self._served.flush_metrics()
             hits, misses = counts.state_cache_hits.value, counts.state_cache_misses.value
             used_s, due = time.process_time(), self._served.queue.due
-            self._send(wire.Beat(self._num_batches, hits, misses, used_s, due))
+            files = self._served.files
+            state = (files.damage, files.identity) if files is not None else ("", "")
+            self._send(wire.Beat(self._num_batches, hits, misses, used_s, due, *state))
             # often enough to distinguish slow from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
 

@@ -66,7 +66,9 @@ class Program:
 
 
 class ProcessVersion(CountedVersion):
-    """See the module; `begin` starts it."""
+    """See the module; `begin` starts it. `damage` and `identity` are as in `WatchedFiles`."""
+
+    damage = identity = ""
 
     def __init__(
         self,
@@ -147,6 +149,7 @@ class ProcessVersion(CountedVersion):
         process = await ModelProcess.start(self._starter, self._orders, self)
         assert process.ready is not None
         self._ready = process.ready
+        self.damage, self.identity = "", process.ready.identity
         return process
 
     async def _end(self) -> None:
@@ -272,11 +275,11 @@ class ProcessVersion(CountedVersion):
         process.num_batches = beat.num_batches
         self._metrics.state_cache_hits.inc(beat.state_cache_hits - process.state_cache_hits)
         self._metrics.state_cache_misses.inc(beat.state_cache_misses - process.state_cache_misses)
-        process.state_cache_hits, process.state_cache_misses = (
-            beat.state_cache_hits,
-            beat.state_cache_misses,
-        )
+        process.state_cache_hits = beat.state_cache_hits
+        process.state_cache_misses = beat.state_cache_misses
         process.cpu_s = beat.cpu_s
+        if process is self._keeper.process:
+            self.damage, self.identity = beat.damage, beat.identity
 
     def lost(self, process: ModelProcess, how: str) -> None:
         """Fail what a process had, and have another one started if it was the one that serves."""

@@ -41,10 +41,11 @@ _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
-    """The model is loaded and warm."""
+    """The model is loaded and warm. `identity` as in `Beat`."""
 
     graph_version: str
     info: ModelInfo
+    identity: str
 
 
 class NotLoaded(msgspec.Struct, tag="not_loaded"):
@@ -101,6 +102,7 @@ class Beat(msgspec.Struct, tag="beat"):
         cpu_s: processor seconds of the process so far.
         due: earliest deadline of the batch under way, also where its callers have their outcome; infinite
             where none is.
+        damage, identity: as in `WatchedFiles`, of the files that the model reads; "" without them.
     """
 
     num_batches: int
@@ -108,6 +110,8 @@ class Beat(msgspec.Struct, tag="beat"):
     state_cache_misses: float
     cpu_s: float
     due: float
+    damage: str
+    identity: str
 
 
 class Compare(msgspec.Struct, tag="compare"):

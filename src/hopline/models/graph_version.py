@@ -36,12 +36,14 @@ async def load_graph_version(load: Load, folder: Path, limits: ModelLimits, tool
     warn_of_overflow(spec)
     inputs = await tools.inputs.take(unit)
     load.hold_async(lambda: tools.inputs.give_back(unit))
-    load.files = inputs.files
+    if inputs.files is not None:
+        load.files, load.identity = inputs.files, inputs.files.identity
     if inputs.sources is not None and spec.encoders:
         sources = await inputs.sources.encoded(folder, spec, inputs.graph, tools.regions)
         load.hold_async(sources.give_back)
         inputs = dataclasses.replace(inputs, sources=sources)
     load.served = served = await tools.in_thread(_made, load, folder, spec, limits, inputs, tools)
+    served.files = inputs.files
     await tools.in_thread(served.warm_up)
     computer = served.computer
     assert isinstance(computer, GraphComputer)
@@ -89,9 +91,9 @@ def _computer(
 
 
 def _region_key(load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
-    """Owner of a region: another artifact in the same folder has other rows."""
+    """Owner of a region: another artifact in the same folder has other rows, and other files have, too."""
     version = f"live {graph.memory.plan.lineage}" if isinstance(graph, LiveView) else graph.version
-    digest = hashlib.sha256(msgspec.json.encode(spec) + version.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode([spec, version, load.identity])).hexdigest()[:16]
     return f"{load}/{digest}"
 
 

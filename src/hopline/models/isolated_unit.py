@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-
 import msgspec
 
 from hopline.answering.queued import QueuedVersion
@@ -14,9 +10,6 @@ from hopline.answering.unit import Unit
 from hopline.errors import RuntimeFailure
 from hopline.isolated.main import ModelOrders
 from hopline.models.loader import Loader
-
-#: Seconds between looks whether files were found damaged.
-_LOOK_S = 0.25
 
 
 async def open_unit(orders: ModelOrders) -> QueuedVersion:
@@ -32,14 +25,4 @@ async def open_unit(orders: ModelOrders) -> QueuedVersion:
     load = await Loader(orders.config, orders.metrics, orders.recorders, resolve).load(orders.name, unit)
     load.check_same(orders.arguments["content"] | {"graph": load.content["graph"]}, load.content)
     assert isinstance(load.served, QueuedVersion)
-    if load.files is not None:
-        files, loop = load.files, asyncio.get_running_loop()
-
-        def look() -> None:
-            if files.damage:
-                os.kill(os.getpid(), signal.SIGTERM)  # the next process says why it cannot start
-            else:
-                loop.call_later(_LOOK_S, look)
-
-        look()
     return load.served

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from hopline.answering.served import Version
+from hopline.answering.served import Version, WatchedFiles
 from hopline.answering.unit import Unit
 from hopline.errors import ArtifactError, Overloaded
 from hopline.files import locked, write_atomically
-from hopline.graph.file_watch import FileWatch
 from hopline.remote_address import is_address
 
 
@@ -27,10 +26,12 @@ class Load:
         content: of the files that it was made of (`version_folder.content_of`), and its graph's version.
         limits: of the model's serving.toml, as text.
         files: that its answers are read from, where those are watched.
+        identity: of these files, when it began to read them.
     """
 
     limits = ""
-    files: FileWatch | None = None
+    files: WatchedFiles | None = None
+    identity = ""
 
     def __init__(self, model: str, unit: Unit) -> None:
         self.model = model
@@ -49,6 +50,11 @@ class Load:
     def served(self, served: Version) -> None:
         """Replace the version that answers: one that wraps the earlier one releases that too."""
         self._served = served
+
+    @property
+    def is_suspect(self) -> bool:
+        """True if its files were written to since: its caches may hold what was wrong for a moment."""
+        return self.files is not None and self.files.identity != self.identity
 
     def hold(self, give_back: Callable[[], object]) -> None:
         """Own something; `give_back` is called once, and must not block."""

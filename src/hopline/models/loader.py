@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopline.isolated.starter import ProcessStarter
+    from hopline.isolated.version import ProcessVersion
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +239,8 @@ class Loader:
         await tools.in_thread(kind.check, folder, load.model)
         isolated = kind.isolates and not self.config.worker.isolated
         if isolated and (limits.isolate or load.unit.shadow):
-            load.served = await self._process(load, limits)
+            load.served = load.files = process = await self._process(load, limits)
+            load.identity = process.identity
             await tools.in_thread(load.served.warm_up)
         else:
             await kind.load(load, folder, limits, tools)
@@ -256,7 +258,7 @@ class Loader:
             await self._starter.close()
         await self.tools.close()
 
-    async def _process(self, load: Load, limits: ModelLimits) -> Version:
+    async def _process(self, load: Load, limits: ModelLimits) -> ProcessVersion:
         await self.tools.in_thread(importlib.import_module, "hopline.isolated.version")
         from hopline.isolated.starter import ProcessStarter
         from hopline.isolated.version import ProcessVersion, Program

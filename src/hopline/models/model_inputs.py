@@ -265,6 +265,8 @@ class SharedInputs:
             features = not self._config.features.store and (store is None or not store.rows)
             sources = await self._open_sources(graph, unit)
             await loop.run_in_executor(self._threads, lambda: prefault(graph, features=features))
+            if files is not None:
+                await loop.run_in_executor(self._threads, files.start, graph.version)
             return ModelInputs(graph, sources, snapshot, store, files)
         except BaseException:
             if files is not None:
@@ -309,9 +311,7 @@ class SharedInputs:
     def _open_folder(self, folder: Path, *, are_right: bool = False) -> tuple[Graph, FileWatch]:
         shared = self._config.worker.metrics_dir  # of all workers of this server
         files = FileWatch(folder, Path(shared) / "checked" if shared else None, are_right=are_right)
-        graph = Graph.open(folder)
-        files.start(graph.version)
-        return graph, files
+        return Graph.open(folder), files
 
     async def _open_sources(self, graph: Graph | LiveView, unit: Unit) -> Sources | None:
         if not self._config.features.store:

@@ -161,7 +161,7 @@ class Child:
 def command(entry: str) -> tuple[str, ...]:
     """The words that start a child: `entry` is "module:function"."""
     module, _, function = entry.partition(":")
-    return (sys.executable, "-P", "-c", f"from {module} import {function}; {function}()")
+    return (sys.executable, "-PXfaulthandler", "-c", f"from {module} import {function}; {function}()")
 
 
 def exit_reason(code: int) -> str:

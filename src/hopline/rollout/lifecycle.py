@@ -1,9 +1,6 @@
 """Loads, switches and unloads versions in one worker, as the shared state requests.
 
-All workers of a host or a fleet share the state, with the requested versions (`store/`). Each worker
-polls it many times a second and follows it: loads what is missing, switches, unloads what is not
-wanted. The worker that gets a change makes it in two steps: first every worker loads, then every worker
-switches; so a version that does not load anywhere never takes a request.
+A version that does not load anywhere never takes a request (docs/architecture.md):
 
     POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, report it
                     (fails: nothing happened)                      (one fails: state without it)
@@ -306,7 +303,7 @@ class Lifecycle:
             await asyncio.sleep(_LOOK_S)
             try:
                 self._recent.look()
-                self.loaded.withdraw_damaged()
+                self.loaded.follow_files()
                 self._state.report_store()
                 await self._state.follow()
                 if self._rollouts.is_busy:

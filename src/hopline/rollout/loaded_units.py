@@ -203,14 +203,21 @@ class LoadedUnits:
             failure.timer = loop.call_later(wait_s, self._try_again, name, unit_id)
         log.error("cannot load %s/%s, which is unavailable: %s", name, unit_id, failure)
 
-    def withdraw_damaged(self) -> None:
-        """Let no unit answer whose files were found damaged: it is unavailable until it is loaded again."""
+    def follow_files(self) -> None:
+        """Let no unit answer whose files are damaged; load those again whose files were written to."""
         for (name, unit_id), load in list(self._loaded.items()):
             if load.files is not None and load.files.damage:
-                self._retire(name, unit_id, forget=False)
-                self._fail(name, unit_id, GraphError(load.files.damage))
-                self.route(name)
-                self._settled()
+                self._withdraw(name, unit_id, GraphError(load.files.damage))
+            elif load.is_suspect and (name, unit_id) not in self._loads:
+                log.warning("%s is loaded again: files of its graph were written to, and are right", load)
+                self._spawn(self._load_wanted(name, load.unit))
+
+    def _withdraw(self, name: str, unit_id: str, error: HoplineError) -> None:
+        """A unit is unavailable until it is loaded again."""
+        self._retire(name, unit_id, forget=False)
+        self._fail(name, unit_id, error)
+        self.route(name)
+        self._settled()
 
     def _try_again(self, name: str, unit_id: str) -> None:
         state = self.model(name)
@@ -299,13 +306,14 @@ class LoadedUnits:
             self._keep_or_retire(name, unit_id)
 
     async def load(self, name: str, unit: Unit) -> None:
-        """Load a unit, unless it is loaded; wait for a running load of it, if there is one.
+        """Load a unit, unless it is loaded and not suspect; wait for a running load of it, if there is one.
 
         A caller that is cancelled stops no load.
 
         Raises: HoplineError: it cannot be loaded, or it is loaded and its content has changed since.
         """
-        if load := self._loaded.get((name, unit.id)):
+        load = self._loaded.get((name, unit.id))
+        if load is not None and not load.is_suspect:
             await self._loader.check_unchanged(load)
         else:
             await self._loads.result((name, unit.id), lambda: self._load(name, unit))
@@ -313,12 +321,17 @@ class LoadedUnits:
     async def _load(self, name: str, unit: Unit) -> None:
         began = time.perf_counter()
         try:
-            self._loaded[name, unit.id] = await self._loader.load(name, unit)
+            load = await self._loader.load(name, unit)
         except HoplineError as error:
-            if self.wants(name, unit.id):
+            if (name, unit.id) in self._loaded:
+                self._withdraw(name, unit.id, error)
+            elif self.wants(name, unit.id):
                 self._fail(name, unit.id, error)
             raise
         else:
+            if (name, unit.id) in self._loaded:
+                self._retire(name, unit.id, forget=False)  # suspect
+            self._loaded[name, unit.id] = load
             self._unfail(name, unit.id)
             log.info("loaded %s/%s in %.2f s", name, unit.id, time.perf_counter() - began)
             self._keep_or_retire(name, unit.id)  # the state may have changed by now
