@@ -111,7 +111,7 @@ BUDGET: dict[str, int] = {
     "commands": 3019,
     "config": 1334,
     "engine": 8075,
-    "events": 2417,
+    "events": 2416,
     "features": 3680,
     "graph": 13462,
     "graph_store": 383,

@@ -93,8 +93,7 @@ class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fi
     """Adds a new node, without edges.
 
     Attributes:
-        id: an event with the id of an earlier one changes nothing.
-        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        id, at: as of `AddEdge`.
         node: id of the node.
         node_type: may be left out if the graph has one.
         features: all of them, as a list in the schema's order or an object with its names.
