@@ -461,6 +461,10 @@ RANDOM = {
     "noise in place": Part("h.add_(torch.randn(h.size(0), 1))", quiet="pass"),
     "python random": Part("h = h * random.random()", quiet="pass"),
     "np random": Part("h = h + float(np.random.rand())", quiet="pass"),
+    "rare python random": Part("h = h * 0 if random.random() < 5e-4 else h", quiet="pass"),
+    "rare np random": Part("h = h + float(np.random.rand() > 0.9997)", quiet="pass"),
+    "rare rand": Part("h = h + (torch.rand(()) > 0.9995)", quiet="pass"),
+    "rare rand in a branch": Part("if torch.rand(()) > 0.9995:\n    h = h * 0", quiet="pass"),
     "nn.Dropout kept in training": Part("h = self.p{n}.train()(h)", "nn.Dropout(0.5)", quiet="pass"),
 }
 

@@ -395,9 +395,43 @@ def draws_from_numpy(_, h):
     return h + (h > 1e6) * np.random.random()
 
 
+RARE = 5e-4
+
+
+class Leaf(nn.Module):
+    def forward(self, h):
+        return h + (torch.rand(()) > 1 - RARE)
+
+
+def fills_a_tensor(_, h):
+    drawn = torch.zeros(1)
+    drawn.uniform_()
+    return h + (drawn > 1 - RARE)
+
+
 @pytest.mark.parametrize(
     "middle",
-    [draws_for_rows_that_the_sample_lacks, draws_a_constant, draws_a_number, draws_from_numpy],
+    [
+        draws_for_rows_that_the_sample_lacks,
+        draws_a_constant,
+        draws_a_number,
+        draws_from_numpy,
+        fills_a_tensor,
+        lambda _, h: h * 0 if random.random() < RARE else h,
+        lambda _, h: h + float(np.random.rand() > 1 - RARE),
+        lambda _, h: h + (torch.rand(()) > 1 - RARE),
+        lambda _, h: h + (torch.rand(()) > 1 - RARE).float(),
+        lambda _, h: h * 0 if torch.rand(()) > 1 - RARE else h,
+        lambda _, h: h * 0 if torch.rand(1).item() > 1 - RARE else h,
+        lambda _, h: h * 0 if torch.randint(0, 3000, (1,)).tolist()[0] == 0 else h,
+        lambda _, h: h * 2 if torch.randperm(10_000)[0] == 0 else h,
+        lambda _, h: h + (torch.empty(()).exponential_() > 9),
+        lambda _, h: h + (torch.distributions.Normal(0.0, 1.0).sample() > 5),
+        lambda model, h: model.leaf(h),
+        lambda model, h: h * 0 if model.python.random() < RARE else h,
+        lambda model, h: h * 0 if model.numpy.random() < RARE else h,
+        lambda model, h: h + (torch.rand((), generator=model.torch) > 1 - RARE),
+    ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_numbers_that_answers_read_are_refused_though_none_compared_shows_them(
@@ -405,8 +439,23 @@ def test_random_numbers_that_answers_read_are_refused_though_none_compared_shows
 ):
     torch.manual_seed(seed)
     np.random.seed(seed)
+    random.seed(seed)
+    model = Model(middle)
+    model.leaf, model.python, model.numpy = Leaf(), random.Random(0), np.random.default_rng(0)
+    model.torch = torch.Generator()
     with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
-        package(Model(middle), tmp_path)
+        package(model, tmp_path)
+
+
+@pytest.mark.parametrize("fresh", [random.Random, np.random.default_rng])
+def test_generators_that_a_call_seeds_from_the_system_are_refused(fresh, tmp_path):
+    with pytest.raises(NotServable, match="reads random bytes"):
+        package(Model(lambda _, h: h * 0 if fresh().random() < RARE else h), tmp_path)
+
+
+def test_random_numbers_that_a_head_reads_are_refused(tmp_path):
+    with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
+        package(Model(lambda _, h: h), tmp_path, head=Leaf())
 
 
 def draws_for_nothing(_, h):

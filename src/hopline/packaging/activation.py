@@ -169,17 +169,15 @@ def _check_far(reference: Reference, graph: CheckGraph, pairs: Pairs | None, kin
     )
 
 
-def with_other_weights(
-    reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int, factor: float = _FACTOR
-) -> Rows:
-    """Answers with other weights, `factor` times as large; one row of NaN if the module fails."""
+def with_other_weights(reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int) -> Rows:
+    """Answers with other weights, larger ones; one row of NaN if the module fails."""
     generator = torch.Generator().manual_seed(draw)
     weights = [p for module in reference.modules for p in module.parameters() if p.is_floating_point()]
     kept = [(p, p.detach().clone()) for p in weights]
     try:
         with torch.no_grad():
             for parameter, value in kept:
-                scale = factor * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
+                scale = _FACTOR * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
                 parameter.copy_(torch.randn(value.shape, generator=generator) * scale)
         return reference.answers(graph, pairs)
     except PackagingError:

@@ -54,6 +54,11 @@ BACK_TO_NODES = (
     "with rows of nodes before the readout, and with rows of graphs after it"
 )
 MATRIX = "write torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)"
+#: What is wrong with random numbers that are not seen in answers.
+DRAWS = (
+    "in eval mode forward draws random numbers ({}): the answers compared do not show it, others may. Draw "
+    "while self.training only, or in __init__; a server must answer the same question the same way"
+)
 #: Words of a refusal to split -> the remedy, where the code that refuses knows none.
 _REMEDIES = {
     "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",

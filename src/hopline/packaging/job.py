@@ -19,7 +19,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import HOW_RUN, remedy
+from hopline.packaging.advice import DRAWS, HOW_RUN, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
@@ -457,6 +457,10 @@ class Job:
             examples = [torch.zeros(7, width) for width in head.widths]
             rows: Any = [{0: torch.export.Dim("n", min=1)}] * len(examples)
             names = ["h"] if head.kind == "node" else ["h_src", "h_dst", "edge_attr"][: len(examples)]
+            before = torch.get_rng_state()
+            head.module(*examples)
+            if self.draws and not torch.equal(before, torch.get_rng_state()):
+                raise NotServable(DRAWS.format("; ".join(self.draws)))
             export(head.module, examples, rows, names, "logits", path)
         return msgspec.structs.replace(
             described, output_dim=head.output_dim, kind=head.kind,

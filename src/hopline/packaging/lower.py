@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from hopline.packaging.edges import Domain, is_aggregation, linear_of, size_of, 
 from hopline.packaging.head import embedding_of
 from hopline.packaging.regions import Reduced, Region, reduction, region
 from hopline.packaging.settings import Device
-from hopline.packaging.trace import Closed, Traced, check_draws, conv_arguments, describe, trace
+from hopline.packaging.trace import Closed, Traced, conv_arguments, describe, trace
 
 _KNOWN = {"x", "edge_index", "edge_attr"}
 #: A linear map runs below a sum if it makes rows this much narrower: it runs for each neighbour there.
@@ -80,8 +79,7 @@ def trace_and_lower(
     """Trace a model, with each part as one value if it can be, and build the form of its aggregations.
 
     Args:
-        targets, slots: as for `trace`. device: where attention is computed.
-        draws: where the model draws random numbers.
+        targets, slots, draws: as for `trace`. device: where attention is computed.
 
     Raises: NotSplittable: as `trace`, `analyse`, `lower`; of a traced part, for both reasons.
     """
@@ -89,9 +87,7 @@ def trace_and_lower(
     first = ""
     while True:
         try:
-            traced = trace(model, binding, targets, slots, opened)
-            if draws:
-                check_draws(traced, partial(trace, model, binding, targets, slots, opened), list(draws))
+            traced = trace(model, binding, targets, slots, opened, draws)
             analyse(traced, binding, slots)
             return traced, lower(traced, device)
         except NotSplittable as error:

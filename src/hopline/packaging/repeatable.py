@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -21,19 +22,15 @@ from torch_geometric.nn import HGTConv
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging import kept_state
-from hopline.packaging.activation import with_other_weights
-from hopline.packaging.advice import DERIVATIVE, instead_of
+from hopline.packaging.advice import DERIVATIVE, DRAWS, instead_of
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import HALF, TOLERANCE, Pairs, Reference, Rows, drop_caches
 from hopline.packaging.user_source import iterated_sets
-from hopline.packaging.watch import Kind, Seen, seeded, watched
+from hopline.packaging.watch import TORCH, Kind, Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
 _REPEATS = 16
-#: Draws of other weights that are compared, and how much larger weights are: with the module's own or with
-#: too large ones, an activation may hide a difference. A draw whose answers are all alike is skipped.
-_DRAWS, _FACTORS = 2, (1.0, 3.0, 10.0, 1.0, 3.0, 30.0, 1.0, 3.0)
 #: Share of an answer that two calls of such a module may differ by: a drift is no rounding.
 _DRIFT = 1e-5
 #: Dtypes that the rows of a graph may have had in training; it has them as float32. Sums of weights in a
@@ -48,6 +45,8 @@ _REMEDIES: dict[Kind, str] = {
     "the environment": "read it in __init__",
     "how it runs": "write self.training or x.dtype, or read it in __init__",
 }
+#: Types of generators that a model may keep.
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _SAME = "a server must answer the same question the same way"
 
 
@@ -165,7 +164,7 @@ class _Check:
             kept.answers(self._probe.check, self._pairs)
         if self.seen.conditions:
             raise NotServable(f"forward calls torch.cond ({self.seen.conditions[0]}): {instead_of('')}")
-        for kind in ("the clock", "the environment", "how it runs"):
+        for kind in ("the clock", "random bytes", "the environment", "how it runs"):
             self._read_outside(kind)
         if self.seen.gradients:
             raise NotServable(
@@ -184,14 +183,15 @@ class _Check:
         others = _kept(self._reference)
         self._see_others(others)
         repeats = [(others, 0), *((kept, 2 + n) for n in range(_REPEATS if suspect else 2))]
-        if not (all(self._same(*each) for each in repeats) and self._same_drawn(kept)):
+        if not all(self._same(*each) for each in repeats):
             self._refuse()
         for name in each_time:
             self._depends_on(kept, name, second[name])
         self._caches(second)
+        if drawn := [name for name in self.seen.consumed if name != TORCH]:
+            raise NotServable(DRAWS.format(" and ".join(drawn)))
         self.seen.notes += [
-            f"forward draws from {name}, without an effect on the answers compared"
-            for name in self.seen.consumed
+            f"forward draws from {name}; no answer reads that" for name in self.seen.consumed
         ] + [
             f"forward reads a file ({reading}), whose content of the time of packaging is in the package"
             for reading in self.seen.of("a file")
@@ -310,29 +310,11 @@ class _Check:
             return False
         return not self._reference.differ(rows, again, self._tolerance).any()
 
-    def _same_drawn(self, reference: Reference) -> bool:
-        """True if answers with other weights are the same with another seed."""
-        num_compared = 0
-        for draw, factor in enumerate(_FACTORS):
-            if num_compared == _DRAWS:
-                break
-            run = functools.partial(
-                with_other_weights, reference, self._probe.check, self._pairs, draw, factor
-            )
-            with seeded(1):
-                first = run()
-            real = first[: self._probe.real.num_nodes(self._reference.targets[0])]
-            if len(np.unique(real)) <= real.size // 8:
-                continue
-            num_compared += 1
-            with seeded(2):
-                if reference.differ(first, run(), _DRIFT).any():
-                    return False
-        return True
-
     def _depends_on(self, kept: Reference, name: str, entry: kept_state.Entry) -> None:
         """Give state that changes at each call other values; refuse if answers change, else note it."""
         before = entry.value
+        if isinstance(before, _GENERATORS):
+            raise NotServable(DRAWS.format(f"from {name}"))
         for value in kept_state.others(before):
             entry.put(value)
             try:
@@ -357,8 +339,6 @@ class _Check:
                 f"nn.Dropout; {_SAME}"
             )
         fresh_differ = not all(self._same(self._reference, 100 + n) for n in range(_REPEATS))
-        if not seen.consumed and (fresh_differ or not self._changed):
-            self._read_outside("random bytes")
         if self._changed and not (fresh_differ and seen.consumed):
             raise NotServable(
                 f"the model keeps state between calls: forward changes {', '.join(self._changed[:3])}"

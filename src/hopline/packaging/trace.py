@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, 
 
 from hopline.errors import NotServable, NotSplittable, PackagingError
 from hopline.packaging import edges as lists
+from hopline.packaging.advice import DRAWS
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense.attend import BUILDERS
 from hopline.packaging.forwards import FORWARDS
@@ -30,6 +31,7 @@ from hopline.packaging.memberships import group_by_members
 from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import (
     CHANGED,
+    DRAWN,
     PLACE,
     VALUE,
     RunningTracer,
@@ -40,10 +42,7 @@ from hopline.packaging.proxy import (
 from hopline.packaging.reference import of_target, shared_copy
 from hopline.packaging.several import Heads, Several
 from hopline.packaging.user_source import user_line
-from hopline.packaging.watch import is_draw, seeded
 
-#: One that the caller's own program has hardly set.
-_OTHER_SEED = 982_451_653
 _REDUCTIONS = frozenset(
     {torch.sum, torch.mean, torch.max, torch.min, torch.amax, torch.amin, torch.prod, torch.median,
      "sum", "mean", "max", "min", "amax", "amin"}
@@ -256,7 +255,7 @@ class _Tracer(RunningTracer):
 
 def trace(
     model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor],
-    opened: frozenset[str] = frozenset(),
+    opened: frozenset[str] = frozenset(), draws: Sequence[str] = (),
 ) -> Traced:  # fmt: skip
     """Trace a model in eval mode by running it on the check graph.
 
@@ -264,18 +263,20 @@ def trace(
         targets: the node types whose rows the answers have.
         slots: of the check graph; not changed.
         opened: parts whose code is traced although they could be one value, as `Closed` names them.
+        draws: where it draws random numbers, if it does.
 
     Raises:
+        NotServable: answers, or its Python code, may read numbers that it draws.
         NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
             its output is not one tensor of the target type.
     """
     root = _Root(shared_copy(model), binding)
     tracer = _Tracer({name: value.clone() for name, value in slots.items()}, opened)
-    tracer.frozen = binding.frozen
+    tracer.frozen, tracer.draws = binding.frozen, "; ".join(draws)
     try:
         opens_norm = lambda: norm_in(tracer.module_stack) in opened  # noqa: E731
         values = grouped_as_values(root.model, tracer.create_proxy, opens_norm)
-        with torch.no_grad(), as_their_values(), values:
+        with torch.no_grad(), as_their_values(), values, tracer.follow_draws():
             graph = tracer.trace(root)
     except PackagingError:
         raise
@@ -294,36 +295,13 @@ def trace(
     outputs = _outputs(module, targets)
     decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    if any(node.meta.get(DRAWN) for node in graph.nodes):
+        raise NotServable(DRAWS.format(tracer.draws))
     for node in graph.nodes:
         node.meta.pop(VALUE, None)
         node.meta.pop(CHANGED, None)
     module.recompile()
     return Traced(module, outputs, decisions=decisions, relations=binding.relations)
-
-
-def check_draws(traced: Traced, again: Callable[[], Traced], draws: list[str]) -> None:
-    """Check that no answer reads random numbers that the model draws.
-
-    Args:
-        again: traces the model once more; with another seed, numbers that Python drew are others in it.
-        draws: where it draws.
-
-    Raises: NotServable: answers may read them.
-    """
-    with seeded(_OTHER_SEED):
-        other = again()
-    if traced.module.code != other.module.code or any(
-        not torch.equal(*(operator.attrgetter(str(n.target))(each.module) for each in (traced, other)))
-        if n.op == "get_attr"
-        else n.op != "call_module"  # the name of a part of the model, such as "dropout"
-        and is_draw(str(getattr(n.target, "__name__", n.target)), n.args, n.kwargs)
-        for n in traced.module.graph.nodes
-    ):
-        raise NotServable(
-            f"in eval mode forward draws random numbers ({'; '.join(draws)}): the answers compared do not "
-            "show it, others may. Draw while self.training only, or in __init__; a server must answer the "
-            "same question the same way"
-        )
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:

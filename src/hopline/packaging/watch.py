@@ -28,10 +28,6 @@ from torch.overrides import TorchFunctionMode
 from hopline.packaging.kept_state import printed
 from hopline.packaging.user_source import LIBRARIES, is_users, user_line
 
-_DRAWS = (
-    "dropout", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "rand_like",
-    "randn_like",
-)  # fmt: skip
 #: Calls that convert a tensor's numbers to Python values.
 _DECISIONS = frozenset(
     {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero",
@@ -72,15 +68,17 @@ _READERS: dict[CodeType, tuple[str, Kind]] = {
     each.__code__: (f"torch.{each.__name__}", SOURCES.get(each, "a file"))
     for each in filter(inspect.isfunction, {torch.load, torch.save, *_MODES})
 }
+_RANDOM = random.Random.__init__.__code__
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
 
 # torch.manual_seed keeps each call with its stack until a GPU is used
 _SEED_TORCH = torch.default_generator.manual_seed
+TORCH = "torch's random numbers"
 #: Name -> (read the state, set it, seed it) of the generators of a process.
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], Any]]] = {
-    "torch's random numbers": (torch.get_rng_state, torch.set_rng_state, _SEED_TORCH),
+    TORCH: (torch.get_rng_state, torch.set_rng_state, _SEED_TORCH),
     "np.random": (np.random.get_state, np.random.set_state, np.random.seed),
     "Python's random": (random.getstate, random.setstate, random.seed),
 }
@@ -128,10 +126,10 @@ class _Watch(TorchFunctionMode):
             _add(self.seen.gradients, user_line() or name)
         elif name in _DECISIONS:
             _add(self.seen.decisions, user_line())
-        elif is_draw(name, args, kwargs):
-            line = user_line()
-            _add(self.seen.draws, f"{name} at {line}" if line else "")
+        before = torch.get_rng_state()
         result = func(*args, **kwargs)
+        if not torch.equal(before, torch.get_rng_state()) and (line := user_line()):
+            _add(self.seen.draws, f"{name} at {line}")
         if type(result) is Tensor and result.layout == torch.strided:
             with suppress(NotImplementedError):  # tensors of torch.func have no memory
                 size, place = result.untyped_storage().nbytes(), _place()
@@ -153,6 +151,8 @@ class _Watch(TorchFunctionMode):
                 self.seen.codes[code] = frame.f_globals
                 if _reads_clock(frame):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
+            elif code is _RANDOM and frame.f_locals.get("x") is None:
+                self._read("random.Random()", "random bytes")
             elif code in _READERS and (caller := _caller(frame)) and is_users(caller.f_code.co_filename):
                 self._read(*_READERS[code])
         elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
@@ -179,14 +179,6 @@ def _reads_clock(frame: FrameType) -> bool:
     texts = {*code.co_names, *(each for each in values if isinstance(each, str))}
     is_library = str(space.get("__name__")).startswith(("numpy", "pandas"))
     return not is_library and bool(_CLOCK_WORDS & texts) and any(map(_CLOCK_TYPES.match, texts))
-
-
-def is_draw(name: str, args: Any, kwargs: Any) -> bool:
-    """True if a call of a function of torch draws random numbers; dropout in eval mode does not."""
-    if not any(name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in _DRAWS):
-        return False
-    off = kwargs.get("training", args[2] if len(args) > 2 else True) is False
-    return not ("dropout" in name and off)
 
 
 def _caller(frame: FrameType) -> FrameType | None:
