@@ -110,18 +110,18 @@ BUDGET: dict[str, int] = {
     "client": 1057,
     "commands": 3019,
     "config": 1334,
-    "engine": 8075,
+    "engine": 8052,
     "events": 2416,
-    "features": 3680,
-    "graph": 13462,
+    "features": 3666,
+    "graph": 13553,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1718,
     "jobs": 3716,
-    "kernels": 624,
+    "kernels": 605,
     "live": 2020,
     "memory": 400,
-    "models": 1850,
+    "models": 1822,
     "observe": 984,
     "packaging": 10838,
     "process": 1795,
@@ -132,7 +132,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1563,
     "snapshots": 1237,
     "testing": 796,
-    "transports": 6709,
+    "transports": 6702,
 }
 
 
@@ -262,12 +262,12 @@ def test_modules_that_texts_name_exist():
 #: Top folder -> its most files with one importer and below 150 lines, which belong into the importer. What
 #: stays keeps an import away (of torch, of a driver), is a door, or would make a file of 500 lines.
 SHORT_WITH_ONE_IMPORTER: dict[str, int] = {
-    "answering": 5108,
+    "answering": 4,
     "client": 1,
     "commands": 1,
     "engine": 5,
     "features": 1,
-    "graph": 13462,
+    "graph": 5,
     "kernels": 1,
     "models": 1,
     "packaging": 5,

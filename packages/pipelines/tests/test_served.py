@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.client import wire
 from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
-from hopline.models.kinds import Offline, nesting
+from hopline.models.kinds import nesting
 from hopline.models.repositories import open_repository
 from hopline.transports.oip import answer_parameters, tensors_from_result
 from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest
 from hopline_pipelines.check import no_models
+from hopline_pipelines.offline import Offline
 from tests import loaded_units_rig
 from tests.engine import zoo
 from tests.packaging.conftest import _one_thread_and_one_seed  # noqa: F401

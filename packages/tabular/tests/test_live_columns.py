@@ -14,6 +14,7 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import StateCachePlan, load_model
 from hopline.errors import NodeNotFound, SchemaMismatch
 from hopline.events.decode import Decoder, events_of
+from hopline.graph.cell_text import read_text
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -26,7 +27,7 @@ from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.run import BatchRun
 from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
-from hopline_stores.columns import text_of, value_of
+from hopline_stores.columns import text_of
 from hopline_tabular.encoder import ColumnEncoder
 from packages.tabular.tests import fraud_graph as fraud
 from packages.tabular.tests.fraud_world import as_sent, ask, fitted_form
@@ -105,7 +106,7 @@ def framed(frame, rows, at):
 def as_stored(row):
     """A row of a request as it comes out of a store of texts, such as Redis."""
     return {
-        name: None if value is None else value_of(TYPES[name], text_of(value))
+        name: None if value is None else read_text(TYPES[name], text_of(TYPES[name], value))
         for name, value in row.items()
     }
 

@@ -53,29 +53,6 @@ class StructureSpec(msgspec.Struct, frozen=True):
     restart: float
 
 
-def write_structure(
-    folder: Path, rows: FloatArray, base: FloatArray, spec: StructureSpec, graph: Graph
-) -> None:
-    """Write a folder.
-
-    Args:
-        rows: float32 [N, S]. base: float32 [d, S].
-        graph: that the rows were computed from.
-    """
-    nodes = graph.nodes[spec.node_type]
-    everyone = np.arange(nodes.num_nodes)
-    lists = _Lists(graph, spec.node_type)
-    seen, degrees = lists.seen(everyone, everyone, np.asarray(nodes.features[:], np.float32))
-    folder.mkdir(parents=True)
-    np.save(folder / "rows.npy", np.ascontiguousarray(rows, np.float32))
-    np.save(folder / "base.npy", base)
-    np.save(folder / "degrees.npy", degrees)
-    np.save(folder / "seen.npy", seen)
-    for name, array in nodes.ids.arrays().items():
-        np.save(folder / f"ids.{name}.npy", array)
-    (folder / "structure.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
-
-
 class Structure:
     """The rows of a folder, for the nodes of one graph.
 
@@ -105,7 +82,7 @@ class Structure:
             text = f"ids of {spec.node_type!r} are {nodes.ids.kind}, those of its structure {spec.id_kind}"
             raise SchemaMismatch(f"{folder} does not fit graph {graph.version}: {text}", [text])
         self._nodes = nodes
-        self._lists = _Lists(graph, spec.node_type)
+        self._lists = InLists(graph, spec.node_type)
         self._index = IdIndex.from_arrays(spec.id_kind, spec.nodes, arrays)
         self._is_same = not isinstance(graph, LiveView) and graph.version == spec.graph
         self._at: IdArray = np.arange(nodes.num_nodes) if self._is_same else self._stored_rows(0)
@@ -174,7 +151,7 @@ class Structure:
         return found
 
 
-class _Lists:
+class InLists:
     """In-neighbours of the nodes of one type among themselves, over all edge types.
 
     Attributes:

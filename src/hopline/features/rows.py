@@ -107,20 +107,6 @@ def not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray, row: i
     return f"group {group.name!r}: the row of {id!r} has {values[row, column]} in column {named}"
 
 
-def refuse_not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-    """Refuse rows that a server would refuse.
-
-    Raises:
-        FeatureStoreError: with the first row and column that is NaN or infinite.
-    """
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
-        raise FeatureStoreError(
-            f"{not_finite(group, ids, values, row)}: servers use no such rows. Write a number for a "
-            "missing value, as the model was trained with"
-        )
-
-
 def check_same(requested: FeatureGroup, stored: FeatureGroup) -> None:
     """Check that rows of `stored` can be returned for `requested`.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
+from hopline.graph.cell_text import FORMS, LARGEST, read_text
 from hopline.graph.tables import Encoded
 from hopline.graph.text_table import TextTable
 from hopline.graph.typed_table import TypedTable
@@ -25,10 +26,10 @@ from hopline.types import AnyArray, IdArray
 
 FileTable = TextTable | TypedTable
 
-_INTEGER = r"^-?(0|[1-9][0-9]*)$"
+_INTEGER, _DECIMAL, _BOOLEAN, _DATE = (
+    f"^({FORMS[kind]})$" for kind in ("integer", "float", "boolean", "timestamp")
+)
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0*)?$"
-_DECIMAL = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
 #: Numbers with separators, and usual markers of missing values: a column of these is not text.
 NEAR_NUMBER = (
     r"^([+-]?[0-9]{1,3}([,_' ][0-9]{3})+(\.[0-9]+)?|[+-]?[0-9]+,[0-9]+|[0-9]+(_[0-9]+)+|[+-]?(?i:nan|inf|"
@@ -198,20 +199,22 @@ def parsed_text(
     """
     pc = arrow("pyarrow.compute")
     given = column.filter(pc.invert(absent))
+    form, every, one = _DECIMAL, "numbers", "a number"
+    if kept == "integer":
+        form, every, one = _INTEGER, "integers", "an integer"
     booleans, numbers, near = (
-        pc.sum(pc.match_substring_regex(given, form)).as_py() or 0
-        for form in (_BOOLEAN, _DECIMAL, NEAR_NUMBER)
+        pc.sum(pc.match_substring_regex(given, each)).as_py() or 0 for each in (_BOOLEAN, form, NEAR_NUMBER)
     )
+    booleans = 0 if kept in ("float", "integer") else booleans
     if booleans == len(given) > 0:
         return pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true"))
     if numbers == len(given) and kept != "boolean":
-        return _parsed(table, name, pc.if_else(absent, None, column), whole=all_match(given, _INTEGER))
+        column = pc.if_else(absent, None, column)
+        return _parsed(table, name, column, kept, whole=all_match(given, _INTEGER))
     if not named and 2 * max(numbers, booleans * (kept is not None)) < len(given) and near < len(given):
         return f'text, such as "{given.filter(pc.invert(pc.match_substring_regex(given, _DECIMAL)))[0]}"'
-    are_flags = kept == "boolean" or 2 * booleans > len(given)
-    form, every, one = (
-        (_BOOLEAN, *["true or false"] * 2) if are_flags else (_DECIMAL, "numbers", "a number")
-    )
+    if are_flags := kept == "boolean" or 2 * booleans > len(given):
+        form, every, one = _BOOLEAN, *["true or false"] * 2
     good = pc.or_(absent, pc.match_substring_regex(pc.fill_null(column, ""), form))
     at, *others = np.flatnonzero(~_numpy(good))[:3].tolist()
     places = [table.place(each, name).removeprefix(f"{table.what}, ").partition(",")[0] for each in others]
@@ -227,10 +230,24 @@ def parsed_text(
     )
 
 
-def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
+def check_cells(table: FileTable, name: str, column: Any, kind: str, chosen: Any) -> None:
+    """Raise GraphError for the first of some texts, where `chosen` is true, that `read_text` refuses."""
+    for at in np.flatnonzero(_numpy(arrow("pyarrow.compute").fill_null(chosen, False))).tolist():
+        try:
+            read_text(kind, column[at].as_py())
+        except ValueError as error:
+            raise GraphError(
+                f"{table.place(at, name)}: {error}; a column may be kept as text ({name}:text)"
+            ) from None
+
+
+def _parsed(table: FileTable, name: str, column: Any, kept: str | None, *, whole: bool) -> Any:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
     for kind in (pa.int64(), pa.uint64()) if whole else (pa.float64(),):
         if (found := cast(column, kind)) is not None:
+            if kept is not None:
+                large = pc.greater_equal(pc.abs(found.cast(pa.float64(), safe=False)), LARGEST)
+                check_cells(table, name, column, "integer" if whole and kept != "float" else "float", large)
             return found
     at = max(0, pc.index(pc.greater(pc.abs(column.cast(pa.float64())), 9.2e18), True).as_py())
     raise GraphError(f"{table.place(at, name)}: {column[at].as_py()} does not fit into a 64-bit integer")
@@ -342,19 +359,24 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     return _numpy(column).astype(np.int64)
 
 
-def dates(table: FileTable, name: str, column: Any) -> AnyArray:
-    """Convert text to datetime64, UTC. Raises: GraphError: a cell is not an ISO 8601 date or time."""
+def dates(table: FileTable, name: str, column: Any, finest: int = 9) -> AnyArray:
+    """Convert text to datetime64, UTC; after `finest` digits of a fraction, zeros are left out.
+
+    Raises: GraphError: a cell is not an ISO 8601 date or time.
+    """
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    texts = pc.replace_substring_regex(pc.ascii_upper(column), rf"([.][0-9]{{{finest}}})0+", r"\1")
+    texts = pc.if_else(pc.match_substring_regex(column, _DATE), texts, "")
     digits = pc.max(
-        pc.binary_length(pc.replace_substring_regex(column, r"^[^.]*\.?([0-9]*).*$", r"\1"))
+        pc.binary_length(pc.replace_substring_regex(texts, r"^[^.]*\.?([0-9]*).*$", r"\1"))
     ).as_py()
     unit = ("s", "ms", "us", "ns")[-(-min(digits or 0, 12) // 3)]
     # pyarrow reads ISO 8601: with a zone in all cells, or in none.
     kinds = [pa.timestamp(unit, zone) for zone in (None, "UTC")]
     for kind in kinds:
-        if (read := cast(column, kind)) is not None:
+        if (read := cast(texts, kind)) is not None:
             return _numpy(read.cast(pa.timestamp(unit)))
-    at = max(bisect(range(1, len(column) + 1), False, key=lambda n: not cast(column[:n], k)) for k in kinds)
+    at = max(bisect(range(1, len(column) + 1), False, key=lambda n: not cast(texts[:n], k)) for k in kinds)
     whole = pc.match_substring_regex(column, _WHOLE)
     odd = pc.index(whole, False).as_py() if whole[at].as_py() else at
     if odd < 0:
@@ -362,7 +384,7 @@ def dates(table: FileTable, name: str, column: Any) -> AnyArray:
             f"{table.what}: column {name!r} holds integers, not dates: its type is integer; as times of "
             "edges they have the unit time_unit"
         )
-    if not any(cast(column[odd : odd + 1], kind) for kind in kinds):
+    if not any(cast(texts[odd : odd + 1], kind) for kind in kinds):
         raise GraphError(
             f"{table.place(odd, name)}: {column[odd].as_py()!r} is neither an integer nor an ISO 8601 date "
             "and time (2024-01-31T13:45:00Z), or too far from 1970; a column may be kept as text, NAME:text"

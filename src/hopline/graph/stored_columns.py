@@ -18,6 +18,7 @@ import numpy as np
 
 from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
+from hopline.graph.cell_text import LARGEST, WORDS, read_text, shown
 from hopline.graph.columns import read_only
 from hopline.graph.schema import ColumnSchema, ColumnType
 from hopline.types import AnyArray
@@ -38,17 +39,8 @@ def is_label(name: str) -> bool:
     return any(word.lower() in _LABELS for word in words)
 
 
-#: What a value of each type is, for messages.
-WORDS: dict[str, str] = {
-    "float": "a number",
-    "integer": "a whole number",
-    "boolean": "true or false",
-    "text": "a string",
-    "timestamp": "a time in ISO 8601, such as '2024-01-31T13:45:00Z'",
-}
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
-#: float64 holds all integers up to this; the largest number that it holds.
-_LARGEST, _FINITE = 2**53, float(np.finfo(np.float64).max)
+_FINITE = float(np.finfo(np.float64).max)
 #: Types of values that need not be looked at one by one.
 _USUAL: dict[ColumnType, set[type]] = {
     "float": {float, int, type(None)},
@@ -57,52 +49,52 @@ _USUAL: dict[ColumnType, set[type]] = {
     "text": {str, type(None)},
     "timestamp": {type(None)},
 }
-_NANOSECONDS = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
 
 
 def cell_of(kind: ColumnType, value: Any) -> Any:
     """A value of a request or an event as a number or a text; None for a missing one.
 
-    A boolean is 0 or 1, a time is in microseconds since 1970 (UTC, unless it has a zone). Blanks around a
-    string are removed, and an empty one is missing, as in the tables that graphs are built from.
+    A boolean is 0 or 1, a time is in microseconds since 1970. `read_text` reads strings in columns of texts
+    and times; an empty one is missing in every column.
 
     Raises: ValueError: it is no value of the type; says which value, and what the type has.
     """
+    given = value
+    if isinstance(value, str):
+        value = read_text(kind if kind == "timestamp" else "text", value)
     try:
-        value = _bare(value) if isinstance(value, str) else value
         if value is None or value != value:
             return None
         found = _cell_of(kind, value)
     except (TypeError, ValueError, OverflowError):
         found = None
     if found is None:
-        raise ValueError(f"{shown(value)} instead of {WORDS[kind]}")
+        raise ValueError(f"{shown(given)} instead of {WORDS[kind]}")
     if found != found:
-        raise ValueError(f"{shown(value)} is finer than microseconds")
+        raise ValueError(f"{shown(given)} is finer than microseconds")
     if kind == "integer":  # from 2^24 or 2^53 on, a float may be a rounded integer
-        most = _LARGEST if isinstance(found, int) else 2 ** (np.finfo(type(value)).nmant + 1) - 1
+        most = LARGEST if isinstance(found, int) else 2 ** (np.finfo(type(value)).nmant + 1) - 1
         if not -most <= found <= most:
             raise ValueError(f"{shown(found)} is beyond ±{most}")
     if kind == "timestamp" and float(found) != found:
-        raise ValueError(f"{shown(value)} is too far from 1970 for fractions of a second")
+        raise ValueError(f"{shown(given)} is too far from 1970 for fractions of a second")
     return found
 
 
 def _bare(text: str | None) -> str | None:
-    return (text.strip() or None) if text else None
+    return None if text is None else read_text("text", text)
 
 
 def _cell_of(kind: ColumnType, value: Any) -> Any:
     """As `cell_of`, without its limits; None for no value of the type, NaN for a time that is too fine."""
     if kind == "text":
-        return str(value) if isinstance(value, str) else None
+        return value if isinstance(value, str) else None
     if kind == "timestamp":
-        moment = datetime.fromisoformat(value.upper()) if isinstance(value, str) else value
-        if not isinstance(moment, datetime):
+        if not isinstance(value, datetime):
             return None
-        if getattr(value, "nanosecond", 0) or (isinstance(value, str) and _NANOSECONDS.search(value)):
+        if getattr(value, "nanosecond", 0):
             return math.nan
-        return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+        return ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
     value = value.item() if isinstance(value, np.generic) else value
     if kind == "boolean" or isinstance(value, bool):
         return int(value) if isinstance(value, bool) and kind == "boolean" else None
@@ -122,7 +114,7 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
             cells = np.array([*map(_bare, values)] if kind == "text" else values, form)
         except OverflowError:
             cells = np.array([np.inf])
-        if kind == "text" or not (np.abs(cells) > (_LARGEST - 1 if kind == "integer" else _FINITE)).any():
+        if kind == "text" or not (np.abs(cells) > (LARGEST - 1 if kind == "integer" else _FINITE)).any():
             return cells, {}
     found, wrong = list[Any](), dict[int, str]()
     for at, value in enumerate(values):
@@ -132,12 +124,6 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
             found.append(None)
             wrong[at] = str(error)
     return np.array(found, form), wrong
-
-
-def shown(value: Any) -> str:
-    """A value for a message, cut if it is long."""
-    text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def vectors_of(names: Iterable[str]) -> dict[str, int]:

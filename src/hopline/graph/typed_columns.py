@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import numpy as np
+
 from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
+from hopline.graph.cell_text import LARGEST
 from hopline.graph.cells import (
     FileTable,
     Missing,
     absent_cells,
     cast,
+    check_cells,
     dates,
     is_string,
     parsed_text,
@@ -22,7 +26,7 @@ from hopline.graph.stored_columns import is_label, places_of, type_of
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.graph.typed_table import TypedTable
 
-_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ].*)?$"
 #: A code, since a number has no leading zero.
 _CODE = r"^0[0-9]+$"
 #: (type of a column, further type that it may be read as)
@@ -88,7 +92,10 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     if is_parsed and column.null_count < len(column):
         are_dates = not wanted and pc.mean(pc.match_substring_regex(column, _DATE)).as_py() > 0.5
         if wanted == "timestamp" or are_dates:
-            column = pa.chunked_array([pa.array(dates(table, name, column), from_pandas=True)])
+            texts, column = column, dates(table, name, column, finest=6)
+            if column.dtype == "datetime64[ns]":  # one is finer than microseconds
+                check_cells(table, name, texts, "timestamp", pc.is_valid(texts))
+            column = pa.chunked_array([pa.array(column, from_pandas=True)])
         elif wanted or not pc.any(pc.match_substring_regex(column, _CODE)).as_py():
             found = parsed_text(table, name, column, absent, named=bool(wanted), kept=wanted)
             column = column if isinstance(found, str) else found
@@ -103,9 +110,14 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
         why = f"a {column.type} does not fit into {stored[wanted]}"
         why += ", which has microseconds around 1970" if wanted == "timestamp" else ""
         raise GraphError(f"{what}: {why}")
-    if wanted == "integer" and any(abs(end or 0) > 2**53 for end in pc.min_max(found).as_py().values()):
-        raise GraphError(
-            f"{what} has integers beyond 2^53, which preprocessing would round; "
-            f"codes can be text ({name}:text)"
-        )
+    if wanted in ("integer", "timestamp"):
+        numbers = found.cast(pa.int64()).drop_null().to_numpy()
+        beyond = numbers[(numbers > LARGEST) | (numbers < -LARGEST)]
+        if wanted == "timestamp":  # those of whole seconds are exact
+            beyond = beyond[beyond.astype(np.float64).astype(np.int64) != beyond].astype("datetime64[us]")
+        if len(beyond):
+            has = f"integers beyond 2^53, as {beyond[0]}" if wanted == "integer" else str(beyond[0])
+            raise GraphError(
+                f"{what} has {has}, which preprocessing would round; codes can be text ({name}:text)"
+            )
     return found

@@ -14,8 +14,7 @@ import msgspec
 
 from hopline.config.setting import did_you_mean
 from hopline.doors import Door
-from hopline.errors import ArtifactError, HoplineError, ModelNotFound
-from hopline.models.repository import Repository, absent
+from hopline.errors import ArtifactError, HoplineError
 from hopline.models.version_folder import MARKED, MARKERS
 from hopline.types import UNREADABLE, ModelInfo
 
@@ -148,30 +147,3 @@ def _nesting(model: str, folder_of: Callable[[str], Path | None], around: frozen
         return 0
     inside = around | {model}
     return 1 + max((_nesting(name, folder_of, inside) for name in below), default=0)
-
-
-class Offline:
-    """Describes the models of a repository without loading them, for checks of a model over others."""
-
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-        self._below: list[str] = []
-
-    def describe(self, model: str, version: str | None) -> ModelInfo:
-        """One version, None being the newest.
-
-        Raises:
-            ModelNotFound: no such model, or a model that uses itself.
-            HoplineError: it cannot be used.
-        """
-        versions = self._repository.versions(model)
-        if not versions:
-            raise ModelNotFound(absent(self._repository, model, version or ""))
-        folder = self._repository.fetch(model, version or versions[-1])
-        if model in self._below:
-            raise ModelNotFound(f"pipelines nest themselves: {' → '.join((*self._below, model))}")
-        self._below.append(model)
-        try:
-            return find_kind(folder).describe(folder, self.describe)
-        finally:
-            self._below.pop()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
 from hopline.errors import BadRequest, RequestTooLarge, quoted
+from hopline.graph.cell_text import read_text
 from hopline.request_fields import RequestField
 from hopline.transports.json_body import named_place, refuse_repeated
 from hopline.types import Priority
 from turnserve.compression import PIECE_BYTES
 
 EXAMPLE = "2011-03-13T07:06:40Z"
-_ISO = re.compile(
-    r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?([Zz]|[+-]\d{2}:?\d{2})?)?", re.ASCII
-)
 #: From here on, one float may represent several integers.
 _EXACT = 2**53
 
@@ -50,18 +48,13 @@ def read_as_of(value: float | str) -> int | datetime:
         raise BadRequest(
             f"as_of is {quoted(value)}, a number as text; send a number, or a date with dashes"
         )
-    found = _ISO.fullmatch(text)
-    if found is None:
-        raise BadRequest(f"as_of is {value[:60]!r}; expected a number, or ISO 8601 such as {EXAMPLE!r}")
-    if found[3] and len(found[3].rstrip("0")) > 7:
-        raise BadRequest(
-            f"as_of is {quoted(value)}, finer than microseconds; send a number in the graph's unit"
-        )
     try:
-        moment = datetime.fromisoformat(text.upper())
+        moment: datetime | None = read_text("timestamp", text)
     except ValueError as error:
-        raise BadRequest(f"as_of is {quoted(value)}: {error}") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        raise BadRequest(f"as_of is {error}; expected a number, or ISO 8601 such as {EXAMPLE!r}") from None
+    if moment is None:
+        raise BadRequest(f"as_of is {value!r}; expected a number, or ISO 8601 such as {EXAMPLE!r}")
+    return moment
 
 
 #: A value of a column or an attribute.

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from hopline.graph.cell_text import shown
 from hopline.graph.schema import ColumnType
-from hopline.graph.stored_columns import cells_of, shown
+from hopline.graph.stored_columns import cells_of
 from hopline.observe.psi import CHANCE, compare, number_bins
 from hopline.types import AnyArray
 from hopline_drift.bins import Sketch, category_bins

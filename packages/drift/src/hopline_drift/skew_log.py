@@ -13,6 +13,7 @@ import numpy as np
 from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
+from hopline.graph.cell_text import read_text
 from hopline.graph.schema import ColumnType, GraphSchema
 from hopline.graph.stored_columns import vectors_of, with_places
 from hopline.records.reader import LogReader
@@ -20,7 +21,6 @@ from hopline.types import AnyArray, ExternalId, FloatArray
 from hopline_drift.skew import Column, Finding, Kind, Limits, differences, kind_of, row_differences
 from hopline_drift.training import table_of, typed
 
-_BOOLEANS = {"true": True, "false": False}
 #: Outcomes of requests whose inputs are read: those of refused rows are what callers send, too.
 _READ = ("ok", "bad_request")
 #: Logged nodes of a request with their tensors.
@@ -180,15 +180,10 @@ def _rows_of(ids: Sequence[Any], is_text: bool) -> dict[ExternalId, int]:
 
 def _typed(kind: ColumnType, text: str | None) -> Any:
     """A cell of a CSV file as a value of a type; another text unchanged."""
-    if text is None or kind in ("text", "timestamp"):
-        return text
-    if kind == "boolean":
-        return _BOOLEANS.get(text.lower(), text)
     try:
-        number = float(text)
+        return None if text is None else read_text(kind, text)
     except ValueError:
         return text
-    return int(number) if number.is_integer() and "." not in text and abs(number) < 2**53 else number
 
 
 def _placed(row: Mapping[str, Any], vectors: Mapping[str, int]) -> Mapping[str, Any]:

@@ -80,8 +80,8 @@ def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
 
 
 def _in_repository(address: str) -> Describe:
-    from hopline.models.kinds import Offline
     from hopline.models.repositories import open_repository
+    from hopline_pipelines.offline import Offline
 
     return Offline(open_repository(address)).describe
 

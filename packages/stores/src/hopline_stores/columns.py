@@ -1,20 +1,13 @@
-"""Rows of columns in stores that keep texts or values by name: their forms, and what an absent value is."""
+"""Rows of columns in stores that keep texts or values by name: texts to write, and absent values."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from hopline.errors import FeatureStoreError
 from hopline.features.base import FeatureGroup
-
-_INTEGER = re.compile(r"-?[0-9]+")
-_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_BOOLEANS = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
 
 def absent_is_null(options: Mapping[str, str], wrong: Callable[[str], Exception]) -> bool:
@@ -25,33 +18,15 @@ def absent_is_null(options: Mapping[str, str], wrong: Callable[[str], Exception]
     return given == "null"
 
 
-def value_of(kind: str, text: str) -> Any:
-    """A text as a value of a column, None for "" in a column of another type than text.
-
-    A text that is not of the type is returned unchanged: who decodes the row refuses it.
-    """
-    if kind in ("text", "timestamp") or not text:
-        return text if text or kind == "text" else None
+def text_of(kind: str, value: Any) -> str:
+    """A value of a column that is not null, as a text that `read_text` reads."""
     if kind == "boolean":
-        return _BOOLEANS.get(text, text)
-    return number_of(text)
-
-
-def number_of(text: str) -> Any:
-    """A number in decimal as an int, or else as a float; another text unchanged."""
-    if _INTEGER.fullmatch(text) and len(text) < 40:
-        return int(text)
-    return float(text) if _DECIMAL.fullmatch(text) else text
-
-
-def text_of(value: Any) -> str:
-    """A value that is not null as a text that `value_of` reads."""
-    value = value.item() if isinstance(value, np.generic) else value
+        return "true" if value else "false"
+    if kind in ("float", "integer"):
+        return repr(float(value) if kind == "float" else int(value))
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, str) else repr(value)
+    return str(value)
 
 
 def is_null(value: Any) -> bool:

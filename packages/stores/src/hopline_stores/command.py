@@ -15,11 +15,11 @@ from rich.progress import TextColumn
 
 from hopline.commands.progress import RowRate, progress_bars
 from hopline.config.urls import find_by_scheme
-from hopline.errors import BadRequest, FeatureGroupNotFound, FeatureSchemaMismatch
+from hopline.errors import BadRequest, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
 from hopline.features.base import DTYPES, ColumnRow, FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.registry import DOOR, open_store
-from hopline.features.rows import refuse_not_finite
+from hopline.features.rows import not_finite
 from hopline.features.skew import column_differences, differences
 from hopline.graph import Graph
 from hopline.graph.stored_columns import cell_of
@@ -263,5 +263,19 @@ async def _write_rows(store: FeatureStore, group: FeatureGroup, ids: ExternalIds
         await store.write_columns(group, ids, values)
         return
     rows = np.asarray(values, np.float32)
-    refuse_not_finite(group, ids, rows)
+    _refuse_not_finite(group, ids, rows)
     await store.write(group, ids, rows)
+
+
+def _refuse_not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
+    """Refuse rows that a server would refuse.
+
+    Raises:
+        FeatureStoreError: with the first row and column that is NaN or infinite.
+    """
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise FeatureStoreError(
+            f"{not_finite(group, ids, values, row)}: servers use no such rows. Write a number for a "
+            "missing value, as the model was trained with"
+        )

@@ -31,7 +31,7 @@ from hopline.features.base import ColumnRow, FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
-from hopline_stores.columns import absent_is_null, is_null, number_of, text_of
+from hopline_stores.columns import absent_is_null, is_null, text_of
 from hopline_stores.foreign import RowsById, Threads
 from hopline_stores.published import PublishingStore
 
@@ -481,7 +481,7 @@ def _columns(group: FeatureGroup, item: Item, absent_is_null: bool) -> ColumnRow
         if form == "NULL":
             value = None
         elif form == "N":
-            value = number_of(value)
+            value = int(value) if value.lstrip("-").isdecimal() else float(value)
         elif form not in ("S", "BOOL"):
             return f"column {name!r} is an attribute of type {form}"
         found[name] = value
@@ -496,10 +496,10 @@ def _attribute(group: FeatureGroup, name: str, value: Any) -> Item:
     if kind == "boolean":
         return {"BOOL": bool(value)}
     if kind in ("text", "timestamp"):
-        return {"S": text_of(value)}
+        return {"S": text_of(kind, value)}
     if value and not _SMALLEST <= abs(value) <= _LARGEST:
         raise FeatureStoreError(f"column {name!r}: DynamoDB has no number {value!r}; store it as text")
-    return {"N": text_of(value)}
+    return {"N": text_of(kind, value)}
 
 
 def _code(error: BaseException | None) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from hopline.answering.computer import Computer
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
-from hopline.graph.stored_columns import shown
+from hopline.graph.cell_text import shown
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult
 from hopline_tabular.model import TabularModel

@@ -11,7 +11,8 @@ import numpy as np
 
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
-from hopline.graph.stored_columns import WORDS, cell_of, shown, vectors_of, with_places
+from hopline.graph.cell_text import WORDS, shown
+from hopline.graph.stored_columns import cell_of, vectors_of, with_places
 from hopline.types import FloatArray, TensorInfo
 from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from hopline.artifact import Head, ModelSpec, Stage, StageInput, sha256_of, write_spec
-from hopline.engine.structure import StructureSpec, write_structure
+from hopline.engine.structure import InLists, StructureSpec
 from hopline.engine.student import MODEL_FILE, SPEC_FILE, StudentSpec
 from hopline.errors import PackagingError, ParityError
 from hopline.files import publish_file
@@ -219,7 +219,7 @@ def write_student(
             num_nodes = graph.nodes[node_type].num_nodes
             structure_spec = StructureSpec(graph.version, node_type, num_nodes, kind, structure.restart)
             folder = place.folder / stage.structure
-            write_structure(folder, structure.rows, structure.base, structure_spec, graph)
+            _write_structure(folder, structure.rows, structure.base, structure_spec, graph)
         parity = {"max_abs_diff": difference, "tolerance": _TOLERANCE, **figures}
         write_spec(place.folder, msgspec.structs.replace(spec, parity=parity))
     return place.path
@@ -287,3 +287,26 @@ def _compare(logits: FloatArray, student: Student, teacher: ModelSpec, rows: Flo
 def _producer() -> dict[str, str]:
     names = ("hopline", "torch", "onnx", "onnxruntime", "numpy")
     return {name: importlib.metadata.version(name) for name in names}
+
+
+def _write_structure(
+    folder: Path, rows: FloatArray, base: FloatArray, spec: StructureSpec, graph: Graph
+) -> None:
+    """Write a folder.
+
+    Args:
+        rows: float32 [N, S]. base: float32 [d, S].
+        graph: that the rows were computed from.
+    """
+    nodes = graph.nodes[spec.node_type]
+    everyone = np.arange(nodes.num_nodes)
+    lists = InLists(graph, spec.node_type)
+    seen, degrees = lists.seen(everyone, everyone, np.asarray(nodes.features[:], np.float32))
+    folder.mkdir(parents=True)
+    np.save(folder / "rows.npy", np.ascontiguousarray(rows, np.float32))
+    np.save(folder / "base.npy", base)
+    np.save(folder / "degrees.npy", degrees)
+    np.save(folder / "seen.npy", seen)
+    for name, array in nodes.ids.arrays().items():
+        np.save(folder / f"ids.{name}.npy", array)
+    (folder / "structure.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))

@@ -22,8 +22,9 @@ from hopline.errors import FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import MAX_PROBLEMS, ColumnRow, FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
+from hopline.graph.cell_text import read_text
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
-from hopline_stores.columns import is_null, no_null_text, text_of, value_of
+from hopline_stores.columns import is_null, no_null_text, text_of
 from hopline_stores.published import PublishingStore
 from hopline_stores.redis import resp
 from hopline_stores.redis.cluster import backend_of, errors_of_opening
@@ -186,8 +187,8 @@ class RedisStore(PublishingStore):
                     continue
                 if kind == "text":
                     raise no_null_text(group, name, kind)
-                value = ""
-            found += (name.encode(), text_of(value).encode("utf-8", "surrogatepass"))
+            text = "" if is_null(value) else text_of(kind, value)
+            found += (name.encode(), text.encode("utf-8", "surrogatepass"))
         return found or [_EMPTY.encode(), b""]
 
     async def note(self, name: str) -> bytes | None:
@@ -266,9 +267,11 @@ def _columns(columns: Mapping[str, str], values: Sequence[bytes | None], absent_
     for (name, kind), value in zip(columns.items(), values, strict=False):
         if value is not None:
             try:
-                found[name] = value_of(kind, value.decode())
+                found[name] = read_text(kind, value.decode())
             except UnicodeDecodeError:
                 return f"column {name!r} is not UTF-8"
+            except ValueError as error:
+                return f"column {name!r}: {error}"
         elif absent_is_null:
             found[name] = None
     return found

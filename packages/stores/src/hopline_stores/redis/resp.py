@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.kernels.intrinsics import copy_bytes
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, ExternalIds, IdArray
+from hopline_stores.redis.memcpy import copy_bytes
 
 Bytes = NDArray[np.uint8]
 

@@ -75,9 +75,12 @@ class TransformerOracle(Oracle):
             row, at = np.argwhere(bad)[0].tolist()
             names = feature_names(self.estimator, dense.shape[1])
             given = {name: values[row] for name, values in sample.rows.items()}
+            why = "float32 has no such number: scale or clip it"
+            if np.isnan(dense[row, at]):
+                why = "impute missing values (SimpleImputer)"
             raise ValueError(
-                f"feature {names[at] if names else at} is {dense[row, at]} for {given}; impute missing "
-                "values in the preprocessing (SimpleImputer)"
+                f"feature {names[at] if names else at} is {dense[row, at]} for {given}; {why} in the "
+                "preprocessing"
             )
         return dense
 
