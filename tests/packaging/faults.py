@@ -19,10 +19,10 @@ from hopline.artifact import StageInput
 from hopline.packaging import (
     arguments,
     edges,
+    export,
     forwards,
     job,
     lower,
-    pack,
     packager,
     proxy,
     regions,
@@ -439,14 +439,14 @@ def weight_of_a_gemm_is_transposed(patch):
     def wrong(found, *_):
         return found if found is None else (np.ascontiguousarray(found[0].T), found[1])
 
-    after(patch, pack, "_linear", wrong)
+    after(patch, export, "_linear", wrong)
 
 
 @fault("files", "sage")
 def bias_of_a_packed_gemm_is_dropped(patch):
-    right = pack._replace
+    right = export._replace
     patch.setattr(
-        pack,
+        export,
         "_replace",
         lambda graph, old, weight, _: right(graph, old, weight, None),
     )
@@ -454,8 +454,13 @@ def bias_of_a_packed_gemm_is_dropped(patch):
 
 @fault("files", "sage")
 def packed_inputs_are_in_another_order(patch):
-    right = pack._merge
-    patch.setattr(pack, "_merge", lambda graph, names: right(graph, names[::-1]))
+    right = export._pack
+
+    def wrong(graph, inputs):
+        graph.inputs[:] = list(graph.inputs)[::-1]
+        return right(graph, inputs)
+
+    patch.setattr(export, "_pack", wrong)
 
 
 # --- the module's own activation ---
