@@ -172,15 +172,9 @@ class _Edits:
         values = edge_columns(self._model, own_key, sent, [[edit.src]], [where], is_read=is_read)
         for key, source, target in ends:
             self.added[key].append(values)
-            new: dict[str, Any] = {
-                "neighbors": source,
-                "positions": -len(self.added[key]),
-                "time": edit.time,
-            }
-            own = {
-                name: np.append(column, new[name])
-                for name, column in self._edited(key, target, where).items()
-            }
+            place, edited = -len(self.added[key]), self._edited(key, target, where)
+            new: dict[str, Any] = {"neighbors": source, "positions": place, "time": edit.time}
+            own = {name: np.append(column, new[name]) for name, column in edited.items()}
             self.lists[key][target] = own
             neighbors = own["neighbors"]
             check_kinds(self._spec, key, where, neighbors, target, values[0], [edit.src] * len(neighbors))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.engine.kernels import reduce_oldest
-from hopline.engine.level import Level, Relation
 from hopline.engine.level_plan import LevelPlan
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.plan import Plan
 from hopline.engine.stage import Given
 from hopline.engine.state_cache import NO_STAMPS
-from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
-from hopline.types import FloatArray, IdArray, StampArray
+from hopline.types import FloatArray, StampArray
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
@@ -56,22 +54,18 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
     own = raw if level.own_below is None else level.own_below.state
     # Without a level below, a stage reads raw features of its nodes and of their neighbours.
     own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
-    if level.runner.pair is not None and num_rows <= level.runner.chunk_rows:
-        relation, below = level.links[0]
-        base, rows = _base(relation, below, features, need.rows[0], need.blocks[0])
-        offsets = need.blocks[0].offsets
-        out = level.runner.run_pair(num_rows, own, own_rows, base, rows, offsets)
-    else:
-        views = {}
-        for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
-            base, base_rows = _base(relation, below, features, rows, block)
-            views[relation.key] = relation.view(base, base_rows, need.compute, block, as_of)
-        out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
-        structure = None
-        if level.structure is not None:
-            structure = level.structure.rows(need.compute, raw, raw_rows)
-        given = Given(own, own_rows, raw, raw_rows, views, structure)
-        level.runner.run(given, out, plan.guard.look)
+    views = {}
+    for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
+        base = features[relation.source] if below is None else below.state
+        if below is None and relation.source_slots is not None:
+            rows = relation.source_slots.slots(rows[: block.num_edges])  # entries after these are unused
+        views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
+    out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
+    structure = None
+    if level.structure is not None:
+        structure = level.structure.rows(need.compute, raw, raw_rows)
+    given = Given(own, own_rows, raw, raw_rows, views, structure)
+    level.runner.run(given, out, plan.guard.look)
     stamps = _stamps(need) if need.stamps.shape[0] else NO_STAMPS
     if need.missing is None:
         need.out = out
@@ -96,14 +90,3 @@ def _stamps(need: LevelPlan) -> StampArray:
     if oldest is not out:  # it reads no edges
         reduce_oldest(oldest, own, need.own_rows, NO_STAMPS, need.own_rows, need.own_rows, out)
     return out
-
-
-def _base(
-    relation: Relation, below: Level | None, features: dict[str, Matrix], rows: IdArray, block: Block
-) -> tuple[Matrix, IdArray]:
-    """States that a relation reads, and the rows of its sources among them."""
-    if below is not None:
-        return below.state, rows
-    if relation.source_slots is not None:
-        rows = relation.source_slots.slots(rows[: block.num_edges])  # entries after these are unused
-    return features[relation.source], rows

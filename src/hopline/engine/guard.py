@@ -4,8 +4,7 @@
     execute ──► level by level, chunk by chunk: look() ──► compute
 
 A batch stops early when no caller waits for it any more, when it reads far more rows than predicted, or
-when it needs more memory than a request may have. A fused plan is bounded by its fanouts and is
-not checked.
+when it needs more memory than a request may have. A fused plan is bounded by its fanouts: no check.
 """
 
 from __future__ import annotations

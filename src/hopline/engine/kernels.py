@@ -109,36 +109,8 @@ def gather_reduce(  # type: ignore[no-untyped-def]
     Arguments as in those functions. Most stages read exactly these two. For a single request, calling a
     kernel costs as much as its work.
     """
-    n = offsets.shape[0] - 1
-    matrix, decoder = stored_in(base), decoder_of(base, column, w)
-    flat, width, lines, per_line, ahead = _in_lines(matrix)
-    own_matrix, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
-    own_flat, own_width, own_lines, own_per_line, _ = _in_lines(own_matrix)
-    end = offsets[n]
-    for e in range(offsets[0], min(end, offsets[0] + ahead)):
-        _prefetch_row(flat, rows[e], width, lines, per_line)
-    for i in range(n):
-        if i + 1 < n:
-            _prefetch_row(own_flat, own_rows[i + 1], own_width, own_lines, own_per_line)
-        target = out[i, place : place + w]
-        for c in range(w):
-            target[c] = np.float32(0.0)
-        for e in range(offsets[i], offsets[i + 1]):
-            if e + ahead < end:
-                _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = matrix[rows[e], column : column + w]
-            for c in range(w):
-                target[c] += value_at(source, decoder, c)
-        if mean:
-            count = offsets[i + 1] - offsets[i]
-            if count > 1:
-                k = np.float32(1.0) / np.float32(count)
-                for c in range(w):
-                    target[c] *= k
-        mine = own_matrix[own_rows[i], own_column : own_column + own_w]
-        target = out[i, own_place : own_place + own_w]
-        for c in range(own_w):
-            target[c] = value_at(mine, own_decoder, c)
+    gather(own, own_rows[: offsets.shape[0] - 1], own_column, own_w, out, own_place)
+    reduce_sum(base, rows, offsets, np.empty(0, np.float32), mean, column, w, out, place)
 
 
 @njit(nogil=True, cache=True)
@@ -338,12 +310,9 @@ def gcn_edges(  # type: ignore[no-untyped-def]
         no_cumweight, no_weight: as cumweight and weight, for no weights.
         is_self: bool [E] and num_eligible: int64 [n], filled too. The others are those of the functions.
     """
-    n, num_edges = nodes.shape[0], neighbors.shape[0]
-    count, degree, others = (
-        np.empty(n, np.float32),
-        np.empty(n, np.float32),
-        np.empty(num_edges, np.float32),
-    )
+    n = nodes.shape[0]
+    count, degree = np.empty(n, np.float32), np.empty(n, np.float32)
+    others = np.empty(neighbors.shape[0], np.float32)
     lists = indptr, records, indices, version, time
     weighted_degrees(*lists, nodes, as_of, no_cumweight, no_weight, False, False, known[:0], count)
     for i in range(n):

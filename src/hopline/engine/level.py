@@ -200,10 +200,9 @@ class Relation:
             time, known = self._time, _NONE_KNOWN
             if as_of == NO_CUT:
                 time, known = _NO_TIMES, self._known_degrees
-            gcn_edges(
-                *self._lists, self._clock.version, time, as_of, *self._sums, known, *_COUNTS[:2],
-                nodes, neighbors, offsets, weight, loops, is_self, view.num_eligible, out, out_self,
-            )  # fmt: skip
+            how = *self._lists, self._clock.version, time, as_of, *self._sums, known, *_COUNTS[:2]
+            edges = nodes, neighbors, offsets, weight, loops
+            gcn_edges(*how, *edges, is_self, view.num_eligible, out, out_self)
             return
         view.num_eligible = self._counts(nodes, as_of, lists)
         weights = self.adjacency.weight if self.gcn_weighted else None

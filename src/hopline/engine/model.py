@@ -233,7 +233,7 @@ class Model:
         """Answer with the only head of `spec`."""
         head, final = spec.head, spec.levels[-1]
         chain = None if self.sources or self.is_stored else chain_to(self.levels[-1][head.node_type])
-        self._fused_plan = None if chain is None else FusedPlan(chain)
+        self._fused_plan = None if chain is None else FusedPlan(chain, self.features)
         self.state_dim = final[head.node_type].state_dim
         self.offers = outputs_of(spec)
         self.encoder = self.encoders.get(head.node_type)
@@ -323,18 +323,19 @@ class Model:
         return {key: tuple(sorted(names)) for key, names in found.items()}
 
     def _plan(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> Plan:
-        if self._fused_plan is not None and level == self.num_hops and len(wanted) == 1:
-            ids = wanted.get(self.spec.head.node_type, _NO_IDS)
-            if 0 < ids.shape[0] <= self._fused_plan.max_seeds:
-                return self._fused_plan.make(ids, as_of, self.guard)
         since = -math.inf
         for source in self.sources.values():
             since = max(since, source.age_s(0.0) - source.ttl_s)
         return make_plan(self.levels, level, wanted, as_of, self.guard, self._fetched_edges, since)
 
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
-        plan = self._plan(level, wanted, as_of)
-        keep = True
+        fused, ids, keep = self._fused_plan, wanted.get(self.spec.head.node_type, _NO_IDS), True
+        if fused is None or level < self.num_hops or len(wanted) > 1 or not 0 < len(ids) <= fused.max_seeds:
+            plan = self._plan(level, wanted, as_of)
+        elif fused.executes:
+            return {self.spec.head.node_type: fused.run(ids, as_of, self.guard, self.watch)}
+        else:
+            plan = fused.make(ids, as_of, self.guard)
         if plan.reads and (absent := complete(plan, self._fetched_rows)):
             if self._used is not None:
                 self._used |= do_without(plan, self._fetched_rows)

@@ -207,9 +207,8 @@ class OverlayStates:
             sums = np.concatenate([np.cumsum(own, dtype=float) for own in np.split(weight, lists.offsets)])
         own = lists.offsets, lists.neighbors, lists.positions, sums, weight
         *graph, fanout, mode = sampler.arrays
-        if (
-            not self.overlay.edits_known
-        ):  # `ids` have lists; without the graph's arrays, a call takes 1 µs and not 5
+        if not self.overlay.edits_known:
+            # `ids` have lists; without the graph's arrays, a call takes 1 µs and not 5
             buffers.reserve(num_ids, lists.neighbors.shape[0])
             found = buffers.offsets, buffers.positions, buffers.neighbors
             return Block(buffers, num_ids, sample_lists(*own, fanout, mode, sampler.key, *found))

@@ -135,22 +135,21 @@ class StageRunner:
             for a, b in self._spans(num_rows, [given.views[key].offsets for key in self._edge_types]):
                 look()
                 out[a:b] = self.edge_stage.run(self._feeds(given, a, b))[: b - a]
-        elif self.pair is None:
-            assert self.row_stage is not None
-            for a in range(0, num_rows, self.chunk_rows):
-                look()
-                b = min(a + self.chunk_rows, num_rows)
+            return out
+        assert self.row_stage is not None
+        for a in range(0, num_rows, self.chunk_rows):
+            look()
+            b = min(a + self.chunk_rows, num_rows)
+            if self.pair is not None:
+                key, own_part, *part, place = self.pair
+                own, edges = (given.own, given.own_rows[a:b]), given.views[key]
+                edges_of = edges.base, edges.rows, edges.offsets[a : b + 1]
+                gather_reduce(*own, *own_part, *edges_of, *part, self.row_stage.inputs[0], place)
+            else:
                 query = self._run_query(given, a, b)
                 for k, (buffer, place) in enumerate(self._places):
                     self._fill(k, given, a, b, query, self.row_stage.inputs[buffer], place)
-                out[a:b] = self.row_stage.run(b - a)
-        else:
-            view = given.views[self.pair[0]]
-            for a in range(0, num_rows, self.chunk_rows):
-                look()
-                b = min(a + self.chunk_rows, num_rows)
-                own_rows, offsets = given.own_rows[a:b], view.offsets[a : b + 1]
-                out[a:b] = self.run_pair(b - a, given.own, own_rows, view.base, view.rows, offsets)
+            out[a:b] = self.row_stage.run(b - a)
         return out
 
     def _find_pair(self) -> _Pair | None:
@@ -166,23 +165,6 @@ class StageRunner:
         own_args = (own_first, own_last - own_first, self._places[k][1])
         mean = entry.reduce == "mean"
         return entry.edge_type, own_args, mean, first, last - first, self._places[j][1]
-
-    def run_pair(
-        self, num_rows: int, own: Matrix, own_rows: IdArray, base: Matrix, rows: IdArray, offsets: IdArray
-    ) -> FloatArray:
-        """`run` for a stage with a `pair` and at most `chunk_rows` destinations.
-
-        Args:
-            base, rows, offsets: as in `EdgeView`.
-
-        Returns: float32 [num_rows, state_dim], the runtime's own buffer until the stage's next run.
-        """
-        assert self.row_stage is not None
-        assert self.pair is not None
-        _, own_part, *part, place = self.pair
-        target = self.row_stage.inputs[0]
-        gather_reduce(own, own_rows, *own_part, base, rows, offsets, *part, target, place)
-        return self.row_stage.run(num_rows)
 
     def _width(self, k: int) -> int:
         """Columns of an input with one row for each destination; 0 if it has one number."""

@@ -166,10 +166,8 @@ class StateCache:
         self._queue, self._links = sieve.empty_line(num_slots)
         self._missing = np.empty(256, np.int64)
         #: (index, tags, visited, rows, stamps, computed_at, changed_at): arguments of `read_rows`.
-        self.arrays: tuple[AnyArray, ...] = (
-            self._index, self._tags, self._visited, self._rows, self._stamps, self._computed_at,
-            self._changed_at,
-        )  # fmt: skip
+        self.arrays: tuple[AnyArray, ...] = self._index, self._tags, self._visited, self._rows, self._stamps
+        self.arrays += self._computed_at, self._changed_at
         self.num_hits = 0
         self.num_misses = 0
 
