@@ -83,7 +83,7 @@ def _gathers(quick: bool) -> dict[str, dict[str, Any]]:
         neighbors, offsets = block.neighbors.copy(), block.offsets.copy()
         for dtype, base in matrices.items():
             began = time.thread_time()
-            gather_reduce(base, frontier, 0, dim, 0, base, neighbors, offsets, True, 0, dim, out, dim)
+            gather_reduce(base, frontier, 0, dim, out, 0, base, neighbors, offsets, True, 0, dim, out, dim)
             if turn:  # the first one compiles
                 times[dtype].append(time.thread_time() - began)
     wide_s = statistics.median(times["float32"])

@@ -81,7 +81,7 @@ def test_each_reduction_equals_pyg_on_decoded_rows_and_the_kernel_bit_for_bit(dt
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=name)
     side, other = (np.zeros((50, 2 * w), np.float32) for _ in range(2))
     for base, out in ((narrow, side), (wide, other)):
-        kernels.gather_reduce(base, own, column, w, 0, base, rows, offsets, True, column, w, out, w)
+        kernels.gather_reduce(base, own, column, w, out, 0, base, rows, offsets, True, column, w, out, w)
         kernels.add_scaled(base, own, weight[:50], column, w, out, w)
     assert (side == other).all()
 

@@ -36,9 +36,9 @@ def without_last(rows, offsets):
 def reduction_skips_the_last_neighbour(patch):
     right = stage.gather_reduce
 
-    def wrong(own, own_rows, c, w, p, rows_of, rows, offsets, *rest):
+    def wrong(own, own_rows, c, w, out, p, rows_of, rows, offsets, *rest):
         first = offsets[0]
-        right(own, own_rows, c, w, p, rows_of, *without_last(rows[first:], offsets - first), *rest)
+        right(own, own_rows, c, w, out, p, rows_of, *without_last(rows[first:], offsets - first), *rest)
 
     patch.setattr(stage, "gather_reduce", wrong)
 
@@ -160,6 +160,20 @@ def fused_plan_samples_one_neighbour_less(patch):
         return result
 
     after(patch, fused_plan.FusedPlan, "_fill", wrong)
+
+
+@fault("engine", "sage")
+def fused_plan_divides_no_mean(patch):
+    def wrong(result, self, k, *_):
+        self._frames[k, fused_plan.MEAN] = 0
+        return result
+
+    after(patch, fused_plan.FusedPlan, "_fill", wrong)
+
+
+@fault("engine", "few")
+def fused_plan_answers_a_batch_in_reverse(patch):
+    after(patch, fused_plan.FusedPlan, "run", lambda rows, *_: rows[::-1])
 
 
 @fault("engine", "sage")

@@ -4,7 +4,7 @@
 more than their work (log/). Each level must read edges of one type, of bounded fanout, and own rows (if
 any) from the level that computes that type's sources.
 
-If each stage reads own rows and a plain sum or mean (`StageRunner.pair`: GraphSAGE, GraphConv), it also
+If each stage reads own rows and a plain sum or mean (`StageRunner.pair`: GraphSAGE, GIN), it also
 stands in for `execute.py`: one call between two of the runtime stores rows and fills the next input.
 
 Arguments would cost as much as calls (0.1 µs for each array), so the kernels read *frames*: an int64 row
@@ -45,9 +45,9 @@ _MAX_SEEDS = 256
     INDPTR, LONG_BOUNDS, RECORDS, INDICES, DATA, ID_BITS, IS_WIDE, TIME, CUMWEIGHT, WEIGHT, SCALE,
     ZERO_CODE, FANOUT, MODE, KEY, VERSION, OFFSETS, POSITIONS, NEIGHBORS, KEYS, VALUES, ROWS, IDS, OUT,
     MISSING, COMPUTE, STATE_DIM, READS_OWN, INDEX, TAGS, VISITED, KEPT, STAMPS, COMPUTED_AT, CHANGED_AT,
-    OWN_ROWS, OWN_COLUMN, OWN_WIDTH, OWN_PLACE, MEAN, COLUMN, WIDTH, PLACE, INPUT, INPUT_DIM, OUTPUT,
-    NUM_IDS, NUM_COMPUTE, NUM_SAMPLED, END,
-) = range(0, 100, 2)  # fmt: skip
+    OWN_ROWS, OWN_COLUMN, OWN_WIDTH, OWN_INPUT, OWN_PLACE, MEAN, COLUMN, WIDTH, INPUT, PLACE, OWN_DIM,
+    INPUT_DIM, OUTPUT, NUM_IDS, NUM_COMPUTE, NUM_SAMPLED, END,
+) = range(0, 104, 2)  # fmt: skip
 
 
 @njit(inline="always")
@@ -148,7 +148,7 @@ def fill_input(frames, k, a, own, base):  # type: ignore[no-untyped-def]
     f = frames[k]
     n = f[NUM_COMPUTE]
     b = min(a + f[INPUT + 1], n)
-    own_part = f[OWN_COLUMN], f[OWN_WIDTH], f[OWN_PLACE]
+    own_part = f[OWN_COLUMN], f[OWN_WIDTH], _matrix(f, OWN_INPUT, f[OWN_DIM]), f[OWN_PLACE]
     part = f[MEAN] != 0, f[COLUMN], f[WIDTH], _matrix(f, INPUT, f[INPUT_DIM]), f[PLACE]
     own_rows, offsets = _ints(f, OWN_ROWS)[a:b], _ints(f, OFFSETS)[a : b + 1]
     if k == 0:
@@ -368,9 +368,8 @@ def _input_values(level: Level) -> dict[int, Any]:
     assert level.runner is not None
     assert level.runner.pair is not None
     assert level.runner.row_stage is not None
-    _, own_part, *part = level.runner.pair
-    target, output = level.runner.row_stage.inputs[0], level.runner.row_stage.output
-    values = *own_part, *part, target, target.shape[1], output
+    _, own_part, part = level.runner.pair
+    values = *own_part, *part, own_part[2].shape[1], part[3].shape[1], level.runner.row_stage.output
     return dict(zip(range(OWN_COLUMN, NUM_IDS, 2), values, strict=True))
 
 

@@ -102,14 +102,14 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
 
 @njit(nogil=True, cache=True)
 def gather_reduce(  # type: ignore[no-untyped-def]
-    own, own_rows, own_column, own_w, own_place, base, rows, offsets, mean, column, w, out, place
+    own, own_rows, own_column, own_w, own_out, own_place, base, rows, offsets, mean, column, w, out, place
 ):
-    """`gather` of own rows and unweighted `reduce_sum` of neighbours, next to each other, in one call.
+    """`gather` of own rows and unweighted `reduce_sum` of neighbours in one call.
 
     Arguments as in those functions. Most stages read exactly these two. For a single request, calling a
     kernel costs as much as its work.
     """
-    gather(own, own_rows[: offsets.shape[0] - 1], own_column, own_w, out, own_place)
+    gather(own, own_rows[: offsets.shape[0] - 1], own_column, own_w, own_out, own_place)
     reduce_sum(base, rows, offsets, np.empty(0, np.float32), mean, column, w, out, place)
 
 

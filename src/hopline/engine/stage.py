@@ -26,8 +26,8 @@ _MOST_EDGES = 2048
 _NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
 _FIRST_ROW: IdArray = np.zeros(1, np.int64)
 
-#: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
-_Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
+#: (edge type, (own column, width, input, place), (mean, column, width, input, place)); see `gather_reduce`.
+_Pair = tuple[str, tuple[int, int, FloatArray, int], tuple[bool, int, int, FloatArray, int]]
 
 
 class Given(NamedTuple):
@@ -63,8 +63,8 @@ class StageRunner:
         chunk_rows: destinations of one call of the runtime, at most.
         row_stage: the runtime, if every input has one row for each destination.
         edge_stage: the runtime otherwise; one of the two is None.
-        pair: set if the stage reads only own rows and an unweighted sum or mean of neighbours, next to
-            each other in one input: then `gather_reduce` fills it in one call.
+        pair: set if the stage reads only own rows and an unweighted sum or mean of neighbours: then
+            `gather_reduce` fills both in one call.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class StageRunner:
         else:
             names = [entry.name for entry in stage.inputs]
             self.edge_stage = EdgeStage(folder / stage.file, names, stage.state_dim)
-        self.pair = self._find_pair() if stage.packed else None
+        self.pair = self._find_pair()
 
     def run(self, given: Given, out: FloatArray, look: Callable[[], object] = bool) -> FloatArray:
         """Compute the state of n destinations.
@@ -141,10 +141,10 @@ class StageRunner:
             look()
             b = min(a + self.chunk_rows, num_rows)
             if self.pair is not None:
-                key, own_part, *part, place = self.pair
-                own, edges = (given.own, given.own_rows[a:b]), given.views[key]
-                edges_of = edges.base, edges.rows, edges.offsets[a : b + 1]
-                gather_reduce(*own, *own_part, *edges_of, *part, self.row_stage.inputs[0], place)
+                key, own_part, part = self.pair
+                own_rows, edges = given.own_rows[a:b], given.views[key]
+                offsets = edges.offsets[a : b + 1]
+                gather_reduce(given.own, own_rows, *own_part, edges.base, edges.rows, offsets, *part)
             else:
                 query = self._run_query(given, a, b)
                 for k, (buffer, place) in enumerate(self._places):
@@ -154,17 +154,18 @@ class StageRunner:
 
     def _find_pair(self) -> _Pair | None:
         """The arguments of `gather_reduce`, if the stage reads only the inputs that it fills."""
-        kinds = {entry.kind: k for k, entry in enumerate(self.stage.inputs)}
-        if len(self.stage.inputs) != 2 or kinds.keys() != {"self", "reduce"}:
+        if self.row_stage is None or sorted(each.kind for each in self.stage.inputs) != ["reduce", "self"]:
             return None
+        kinds = {entry.kind: k for k, entry in enumerate(self.stage.inputs)}
         k, j = kinds["self"], kinds["reduce"]
         entry = self.stage.inputs[j]
         if entry.reduce not in ("mean", "sum") or entry.weighted:
             return None
         (own_first, own_last), (first, last) = self._columns[k], self._columns[j]
-        own_args = (own_first, own_last - own_first, self._places[k][1])
-        mean = entry.reduce == "mean"
-        return entry.edge_type, own_args, mean, first, last - first, self._places[j][1]
+        (own_buffer, own_place), (buffer, place) = self._places[k], self._places[j]
+        own_part = own_first, own_last - own_first, self.row_stage.inputs[own_buffer], own_place
+        part = entry.reduce == "mean", first, last - first, self.row_stage.inputs[buffer], place
+        return entry.edge_type, own_part, part
 
     def _width(self, k: int) -> int:
         """Columns of an input with one row for each destination; 0 if it has one number."""
