@@ -110,7 +110,7 @@ BUDGET: dict[str, int] = {
     "client": 1057,
     "commands": 3019,
     "config": 1334,
-    "engine": 8052,
+    "engine": 8051,
     "events": 2416,
     "features": 3666,
     "graph": 13553,
