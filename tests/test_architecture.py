@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1822,
     "observe": 984,
-    "packaging": 10838,
+    "packaging": 10836,
     "process": 1795,
     "records": 2251,
     "rollout": 4031,

@@ -198,13 +198,13 @@ def test_a_change_through_a_view_is_refused_with_its_place(tmp_path):
         package(Column(), homogeneous(), tmp_path)
 
 
-def test_a_branch_on_a_size_is_named_in_the_report(tmp_path):
+def test_a_branch_on_whether_there_are_edges_is_in_the_report(tmp_path):
     class Empty(Two):
         def forward(self, x, edge_index):
             return x[:, :3] if edge_index.numel() == 0 else super().forward(x, edge_index)
 
     report = package(Empty(), homogeneous(), tmp_path)
-    assert "edge_index.numel() == 0" in report.notes[1]
+    assert "without any edge of node__to__node, the model takes another branch" in report.notes[1]
 
 
 class Spread(nn.Module):

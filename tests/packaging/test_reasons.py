@@ -62,6 +62,62 @@ def test_a_decision_over_all_nodes_is_named_by_its_line(middle, line, tmp_path):
         package(Two(middle), tmp_path)
 
 
+class Sized(Two):
+    """Answers what `of` makes of its input, its edges and its last rows."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
+
+    def forward(self, x, edge_index):
+        return self.of(x, edge_index, super().forward(x, edge_index))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, edges, h: h * 3 if edges.size(1) < 40 else h,
+        lambda x, edges, h: h * min(x.size(0), 250),
+        lambda x, edges, h: h.relu() if edges.size(1) / x.size(0) > 20 else h,
+        lambda x, edges, h: h * max(1.0, edges.size(1) / x.size(0) / 20),
+        lambda x, edges, h: h * 2 if len(x) > 10**7 else h,
+        lambda x, edges, h: h * 2 if h.shape[0] > 10**6 else h,
+    ],
+)
+def test_a_decision_by_a_number_of_nodes_or_edges_is_refused_with_its_line(of, tmp_path):
+    with pytest.raises(NotServable, match=r"number of nodes or edges: .* at test_reasons.py:\d+: lambda x"):
+        package(Sized(of), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, edges, h: h * 2 if edges.numel() > 0 else h,
+        lambda x, edges, h: h * 2 if x.size(0) == h.size(0) and edges.size(0) == 2 else h,
+        lambda x, edges, h: h + torch.zeros(x.size(0), 1),
+    ],
+)
+def test_what_is_decided_alike_for_each_number_of_nodes_and_edges_is_packaged(of, tmp_path):
+    package(Sized(of), tmp_path)
+
+
+def test_a_module_without_convolutions_that_decides_by_its_rows_is_refused(tmp_path):
+    class Last(nn.Module):
+        def forward(self, h):
+            return h * 2 if h.size(0) > 10**6 else h
+
+    class Followed(Two):
+        def __init__(self):
+            super().__init__()
+            self.end = Last()
+
+        def forward(self, x, edge_index):
+            return self.end(super().forward(x, edge_index))
+
+    with pytest.raises(NotServable, match="decides by the number of its rows"):
+        package(Followed(), tmp_path)
+
+
 @pytest.mark.parametrize("condition", [lambda h: h.sum() > 0, lambda h: torch.tensor(len(h)) > 3])
 def test_a_branch_by_torch_cond_is_named(condition, tmp_path):
     def middle(h):

@@ -94,8 +94,7 @@ class Binding:
         node_types: all node types of the schema.
         relations: edge types, in the order of an `edge_type` argument's numbers.
         attributed, weighted: edge types that have attributes, weights.
-        positional: how many of the first arguments are given by position, as people write calls; hooks of
-            the model receive no others.
+        positional: how many first arguments are given by position; hooks of the model get no others.
         reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
         called: the call in words, for the user.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.fx import config as fx_config
 
 from hopline.artifact import StageInput
-from hopline.errors import NotSplittable
+from hopline.errors import NotServable, NotSplittable
 from hopline.packaging.settled import refuse_codes, replace, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
@@ -90,6 +90,9 @@ def export(
                 dynamic_shapes=tuple(shapes), opset_version=OPSET, dynamo=True, verbose=False,
                 custom_translation_table=_FORMS,
             )  # fmt: skip
+            ranges = program.exported_program.range_constraints.values()
+            if any(each.lower > 2 or each.upper < 2**40 for each in ranges):
+                raise NotServable(f"{path.name}: a module of the model decides by the number of its rows")
             _keep_constants(program.model.graph)
             refuse_codes(program.model)
             settle(program.model)

@@ -62,8 +62,7 @@ class Answered:
         rows: float64 [n, c]: the module's own answers, in this order.
         outputs, are_probabilities: its outputs, and whether each ends in its task's activation.
         embedding: float64 [n, d], if the module exposes it.
-        rounding: float64 [n, outputs], the float32 rounding error of the module itself.
-        embedding_rounding: float64 [n, 1], that of its embedding.
+        rounding, embedding_rounding: float64 [n, outputs] and [n, 1], the module's float32 rounding errors.
         unseen: the nodes are not in the graph: requests describe them.
     """
 
@@ -133,15 +132,10 @@ def judge(
 ) -> dict[str, float]:
     """Compare an artifact with the module.
 
-    Args:
-        folder: the written files. spec: as model.json will be.
-        unseen: the module's answers for nodes that requests describe.
-
     Returns: output name -> largest absolute difference.
 
     Raises:
-        ParityError: an answer differs, or the artifact fails where the module answers; names the output,
-            the node and both values.
+        ParityError: an answer differs, or the artifact fails where the module answers.
         NotSplittable: the engine cannot load it.
     """
     offers = outputs_of(spec)

@@ -345,12 +345,6 @@ class Job:
         traced, lowered = trace_and_lower(
             self.model, self.binding, targets, slots, device=self.device, draws=self.draws
         )
-        if traced.decisions:
-            shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
-            self.notes.append(
-                f"Python branches were fixed while the model was traced, and held on every graph "
-                f"compared: {shown}"
-            )
         check_rows(traced, self.binding, self.probe.check)
         ends = [job._finals(traced) for job in jobs]
         self.progress(TRACE, 1.0)

@@ -1,8 +1,7 @@
 """Finds out why a module cannot be served node by node, from its answers on changed graphs.
 
-Used when a module cannot be split or served answers differ from its own, and to find what no comparison on
-the same graph can show: an answer that depends on how many nodes there are. Each check changes one thing
-of a graph and tests answers for nodes whose neighbourhood did not change.
+Each check changes one thing of a graph and tests answers for nodes whose neighbourhood did not change.
+"decisions" are lines of the module's source that branch on values of tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from hopline.packaging.reference import Pairs, Reference, Rows
 from hopline.packaging.watch import watched
 from hopline.types import FloatArray, IdArray
 
-#: Nodes and edges of the largest graph that a module is run on.
+#: Nodes and edges of the largest graph that a module is run on; and to explain why it fails on a part.
 _MOST_ROWS = 100_000
-#: The same, to explain why it fails on a part.
 _MOST_OF_ALL = 2_000_000
 #: A tensor that is this many times as large for twice the graph grows with its square; in bytes, tensors
 #: that do not matter.
@@ -38,12 +36,7 @@ _SQUARE, _SMALL = 3.0, 1 << 18
 def check_sizes(
     reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, decisions: Sequence[str] = ()
 ) -> None:
-    """Run the module on the graph and unconnected copies of it: more nodes and edges.
-
-    A branch on a number of nodes or edges takes another path there. No comparison on one graph shows that.
-
-    Args:
-        decisions: lines of its source that branch on values of tensors.
+    """Run the module on the graph and an unconnected copy of it: more nodes and edges.
 
     Raises: NotServable: answers for the first nodes change.
     """
@@ -64,16 +57,11 @@ def check_sizes(
         # nodes of every copy have the same neighbourhood, but other numbers
         places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
         if any(reference.differ(rows, after[at : at + len(rows)]).any() for at in places):
-            why = (
-                _depends_on_other_nodes(reference, probe, decisions)
-                or _decided(decisions)
-                or (
-                    "its answers depend on how many nodes or edges there are: they change when copies of "
-                    "the graph are added. A branch on x.size(0) or edge_index.size(1) does that, or a sum "
-                    "over rows, such as x.cumsum(0)"
-                )
+            why = _depends_on_other_nodes(reference, probe, decisions) or _decided(decisions)
+            raise NotServable(
+                "the model cannot be served node by node: "
+                + (why or "its answers depend on how many nodes or edges there are, as x.cumsum(0) does")
             )
-            raise NotServable(f"the model cannot be served node by node: {why}")
 
 
 def check_memory(
@@ -151,9 +139,7 @@ def explain(
 ) -> str:
     """Why answers for nodes depend on more than their neighbourhoods, and the remedy; "" if unknown.
 
-    Args:
-        decisions: lines of its source that branch on values of tensors.
-        is_branch: such a branch is the only other cause.
+    With `is_branch`, a decision is the only other cause.
     """
     try:
         why = _depends_on_other_nodes(reference, probe, decisions)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -63,19 +63,20 @@ class ValueProxy(fx.Proxy):
         value = value_of(self.node)
         if not hasattr(value, "__len__"):
             return int(super().__len__())
-        return self._decided(len(value), "len")
+        return self._decided(len(value), "len", len)
 
-    def _number(self, what: str) -> Any:
+    def _number(self, what: str, of: Any) -> Any:
         value = value_of(self.node)
         if isinstance(value, int | float) and not depends_on_values(self.node):
-            return self._decided(value, what)
+            return self._decided(value, what, of)
         if isinstance(value, int | float | Tensor) and self.tracer.is_constant(self.node):
             return value.item() if isinstance(value, Tensor) else value
         self.tracer.refuse_drawn(self.node)
         raise TraceError(f"{what}() of a tensor's numbers{_line()} {BRANCH}")
 
-    def _decided(self, value: Any, what: str) -> Any:
-        self.tracer.decisions.append((self.node, f"{what} {value}"))
+    def _decided(self, value: Any, what: str, of: Any) -> Any:
+        if f"{what}(" in (line := _line()):  # torch reads sizes too, for arguments and indices
+            self.tracer.decisions.append((self.node, f"{what}() is {value}{line}", of))
         return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -84,7 +85,7 @@ class ValueProxy(fx.Proxy):
 
 for _name, _of in (("int", int), ("index", operator.index), ("float", float)):
     _what = "float" if _of is float else "int"
-    setattr(ValueProxy, f"__{_name}__", lambda self, of=_of, what=_what: of(self._number(what)))
+    setattr(ValueProxy, f"__{_name}__", lambda self, of=_of, what=_what: of(self._number(what, of)))
 
 
 def _in_place(function: Any) -> Any:
@@ -128,6 +129,8 @@ class _Draws(TorchFunctionMode):
         if func.__name__.endswith("_") or "out" in kwargs:  # Python holds the tensor that it changed
             raise NotServable(DRAWS.format(self.tracer.draws))
         torch.set_rng_state(before)
+        sizes = [each.node for each in args if isinstance(each, ValueProxy)]  # the node has them
+        self.tracer.decisions = [each for each in self.tracer.decisions if each[0] not in sizes]
         if hasattr(Tensor, func.__name__) and tensors(args[:1]):
             return self.tracer.create_proxy("call_method", func.__name__, args, kwargs)
         return self.tracer.create_proxy("call_function", func, args, kwargs)
@@ -141,14 +144,14 @@ class RunningTracer(fx.Tracer):
         frozen: statistics that become constants.
         draws: where the model draws random numbers, in words.
         is_running: a node runs.
-        decisions: values that a Python branch or number used, with the outcome.
+        decisions: values that a Python branch or number used, the outcome in words, and how it is made.
     """
 
     def __init__(self, slots: dict[str, Tensor]) -> None:
         super().__init__()
         self.frozen: Frozen | None = None
         self.draws = ""
-        self.decisions: list[tuple[fx.Node, str]] = []
+        self.decisions: list[tuple[fx.Node, str, Callable[[Any], Any]]] = []
         self.slots = slots
         self.is_running = False
         self._changed: set[fx.Node] = set()
@@ -274,7 +277,7 @@ class RunningTracer(fx.Tracer):
         """Decide a branch on a type, a size or a parameter; a branch on values of rows cannot be traced."""
         value = value_of(obj.node)
         if (isinstance(value, bool | int | float) or value is None) and not depends_on_values(obj.node):
-            self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
+            self.decisions.append((obj.node, f"a condition is {bool(value)}{_line()}", bool))
             return bool(value)
         if isinstance(value, int | float | Tensor) and self.is_constant(obj.node):
             return bool(value)

@@ -49,9 +49,8 @@ class _Call:
         unnamed: "*args", "**kwargs", where forward reads them.
         given: the user's roles.
         attributed, weighted: edge types that have attributes, weights.
-        left_out: as in `Binding`.
         columns: argument -> tensor of nodes, by the user's choice.
-        tables: as in `Binding`.
+        left_out, tables: as in `Binding`.
     """
 
     shown: str

@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.proxy import TraceError
 from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, MessagePassing
 
@@ -47,6 +49,10 @@ _REDUCTIONS = frozenset(
     {torch.sum, torch.mean, torch.max, torch.min, torch.amax, torch.amin, torch.prod, torch.median,
      "sum", "mean", "max", "min", "amax", "amin"}
 )  # fmt: skip
+
+
+#: Nodes and edges of graphs that Python's decisions are compared on.
+_OTHER_NUMBERS = ((3, 4), (11, 700), (300, 40), (5000, 30), (10**5, 2 * 10**6), (10**7, 10**9))
 
 
 def without_changes(module: fx.GraphModule, describe: Any) -> None:
@@ -113,7 +119,6 @@ class Traced:
         domains: value -> whose rows it has; absent for values that depend on no row.
         levels: value -> number of convs on its longest path.
         values: value -> what it was on the check graph.
-        decisions: branches and numbers that Python derived from types and sizes, with the user's line.
         relations: edge types, in the order of an `edge_type` argument's numbers.
     """
 
@@ -122,7 +127,6 @@ class Traced:
     domains: dict[fx.Node, lists.Domain] = field(default_factory=dict)
     levels: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, Any] = field(default_factory=dict)
-    decisions: tuple[str, ...] = ()
     relations: tuple[str, ...] = ()
 
     @property
@@ -266,7 +270,7 @@ def trace(
         draws: where it draws random numbers, if it does.
 
     Raises:
-        NotServable: answers, or its Python code, may read numbers that it draws.
+        NotServable: it may read numbers that it draws, or its Python code reads a number of nodes or edges.
         NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
             its output is not one tensor of the target type.
     """
@@ -286,6 +290,8 @@ def trace(
             why = f"{type(error).__name__}: {error}{f' (at {where})' if where else ''}"
         raise NotSplittable(f"{type(model).__name__}.forward cannot be traced: {why}") from error
     module = fx.GraphModule(root, graph)
+    for numbers in _OTHER_NUMBERS if tracer.decisions else ():
+        _refuse_counts(module, tracer, numbers)
     without_changes(module, describe)
     group_by_members(module, binding.members, slots)
     lists.name_ends(graph, binding.relations)
@@ -293,7 +299,6 @@ def trace(
     lists.map_ends(module)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
-    decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     if any(node.meta.get(DRAWN) for node in graph.nodes):
         raise NotServable(DRAWS.format(tracer.draws))
@@ -301,7 +306,32 @@ def trace(
         node.meta.pop(VALUE, None)
         node.meta.pop(CHANGED, None)
     module.recompile()
-    return Traced(module, outputs, decisions=decisions, relations=binding.relations)
+    return Traced(module, outputs, relations=binding.relations)
+
+
+def _refuse_counts(module: fx.GraphModule, tracer: RunningTracer, numbers: tuple[int, int]) -> None:
+    """Raise NotServable for what Python decides otherwise for so many nodes and edges of the first type."""
+    types = list(dict.fromkeys(name.partition(":")[2] for name in tracer.slots))
+    wanted = {node for node, *_ in tracer.decisions}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        slots = {}
+        for name, value in tracer.slots.items():
+            role, _, key = name.partition(":")
+            shape, by = list(value.shape), role not in ("features", "batch")
+            shape[role in ("edge_index", "adj_t")] = numbers[by] * (types.index(key) + 1)
+            slots[name] = torch.empty(shape, dtype=value.dtype)
+        run = fx.Interpreter(module, garbage_collect_values=False)
+        for node in reversed(module.graph.nodes):
+            wanted.update(node.all_input_nodes if node in wanted else ())
+        for node in (node for node in module.graph.nodes if node in wanted):
+            with suppress(Exception):  # of sizes that depend on content, as of x[mask], too
+                run.env[node] = slots if node.op == "placeholder" else run.run_node(node)
+    for node, what, of in tracer.decisions:
+        if node in run.env and of(run.env[node]) != of(value_of(node)):
+            raise NotServable(
+                f"forward decides by a number of nodes or edges: {what}, and another one in a later graph. "
+                "Leave it out, or decide in __init__. zeros(x.size(0), 8) decides nothing, and len(x) does"
+            )
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:

@@ -89,8 +89,7 @@ class Seen:
     """Behaviour of a module in one run.
 
     Attributes:
-        draws, decisions: lines of the user's source that draw random numbers, and that branch on numbers of
-            a tensor.
+        draws, decisions: the user's lines that draw random numbers, and that branch on a tensor's numbers.
         gradients, conditions: lines of it that compute gradients, and that call `torch.cond`.
         readings: what it read from outside, in words -> kind.
         consumed: generators of the process that it drew from.

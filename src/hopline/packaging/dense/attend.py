@@ -2,16 +2,7 @@
 TransformerConv (Shi et al., arXiv 2009.03509) as one reduction of the engine (`artifact.Attention`).
 
 The engine's kernel computes scores, softmax and sums, and `forward` gets the attended rows. Keys and values
-are projected one level below, once for each node. Linear terms are moved to where they are computed once
-for each destination, of which there are fewer:
-
-    GAT          a_edge (W e) = (a_edge W) e: H numbers for each attribute
-                 a_src (W x) = (a_src W) x, and sum a (W x) = W sum a x
-    Transformer  q (k + W e) = q k + (W^T q) e, and sum a (v + W e) = sum a v + W sum a e
-                 q (K x) = (K^T q) x, and sum a (V x) = V sum a x
-
-The second line of each is used where x is no wider than its projection (`Attention.shared`). Nothing is
-projected below then.
+are projected one level below, once for each node. docs/architecture.md has the linear terms that are moved.
 """
 
 from __future__ import annotations
