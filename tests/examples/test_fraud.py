@@ -16,8 +16,8 @@ from examples.fraud.risk import auc_of_splits
 from examples.fraud.story import Scale
 from examples.fraud.tolokers import load
 from examples.fraud.transactions import PATTERNS, generate
-from hopline.models.kinds import Offline
 from hopline.models.local_repository import LocalRepository
+from hopline_pipelines.offline import Offline
 
 ROOT = Path(__file__).resolve().parents[2]
 

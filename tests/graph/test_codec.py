@@ -206,7 +206,7 @@ def test_a_torn_file_is_refused_by_name_and_a_changed_one_by_verify(folder):
     with pytest.raises(GraphError, match=r"packed_data\.npy has"):
         Graph.open(folder)
     path.write_bytes(content[:200] + b"\xff" + content[201:])
-    with pytest.raises(GraphError, match=r"packed_data\.npy: its hash"):
+    with pytest.raises(GraphError, match=r"packed_data\.npy is damaged: its hash"):
         Graph.open(folder, verify=True)
 
 

@@ -8,9 +8,8 @@ import pytest
 from hopline.answering.unit import Unit
 from hopline.config.reader import load_config
 from hopline.errors import ArtifactError
-from hopline.models.kinds import MODEL_KINDS, ModelKind, Offline, find_kind, kind_of, nesting
+from hopline.models.kinds import MODEL_KINDS, ModelKind, find_kind, kind_of, nesting
 from hopline.models.loader import Loader
-from hopline.models.local_repository import LocalRepository
 from hopline.observe.metrics import Metrics
 
 
@@ -80,8 +79,6 @@ async def test_a_kind_whose_package_is_missing_names_the_extra(tmp_path, alone, 
     assert loader.nesting("m") == 0
     assert not loader.reads_graph("m", "1")
     await loader.close()
-    with pytest.raises(ArtifactError, match=message):
-        Offline(LocalRepository(tmp_path)).describe("m", None)
 
 
 def test_an_unknown_kind_comes_with_the_known_ones(tmp_path):

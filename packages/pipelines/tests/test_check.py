@@ -1,16 +1,28 @@
 """A pipeline that cannot be served is refused when it is loaded, and told where it is wrong."""
 
+import importlib.metadata
+
 import pytest
 
 from hopline.answering.limits import ModelLimits
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ModelNotReady, PipelineInvalid
+from hopline.models.local_repository import LocalRepository
 from hopline.observe.metrics import Metrics
 from hopline_pipelines import load_pipeline
+from hopline_pipelines.offline import Offline
 from hopline_pipelines.spec import parse_pipeline, read_pipeline
 from packages.pipelines.tests.rig import Rig, gnn, trees
 from packages.pipelines.tests.test_run import FRAUD, ROUTE, ensemble
 from tests.fake_version import FakeVersion
+
+
+def test_a_kind_whose_package_is_missing_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "pipeline.toml").write_text("")
+    with pytest.raises(ArtifactError, match=r"m/1 is a pipeline model, .*: pip install"):
+        Offline(LocalRepository(tmp_path)).describe("m", None)
 
 
 def refused(text, *models, says, name="fraud"):

@@ -67,7 +67,10 @@ class RemoveEdge(
     """Removes all edges from `src` to `dst`, or with `time` those of that time.
 
     Attributes:
-        id, at, src, dst, edge_type: as of `AddEdge`.
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        src, dst: ids of the nodes from and to which a message flows.
+        edge_type: may be left out if the graph has one.
         time: only edges of this time are removed.
     """
 
@@ -93,7 +96,8 @@ class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fi
     """Adds a new node, without edges.
 
     Attributes:
-        id, at: as of `AddEdge`.
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
         node: id of the node.
         node_type: may be left out if the graph has one.
         features: all of them, as a list in the schema's order or an object with its names.
@@ -104,6 +108,8 @@ class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fi
 
 class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
     """Replaces all features, or all columns, of a node. Its attributes are those of `AddNode`."""
+
+    __doc__ = (AddNode.__doc__ or "").replace("Adds a new node, without edges", __doc__.partition(".")[0])
 
 
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures

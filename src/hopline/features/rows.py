@@ -96,11 +96,7 @@ def refuse_changed(where: str, values: AnyArray, names: Sequence[str] = ()) -> N
 
 
 def not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray, row: int) -> str:
-    """Place of a row's first NaN or infinity, for a message.
-
-    Args:
-        row: of `values` [n, dim], which has one.
-    """
+    """Place of the first NaN or infinity of a row of `values` [n, dim], for a message."""
     column = int(np.flatnonzero(~np.isfinite(values[row]))[0])
     named = repr(group.feature_names[column]) if group.feature_names else str(column)
     id = ids.item(row) if isinstance(ids, np.ndarray) else ids[row]

@@ -281,8 +281,8 @@ def _delimiter_of(rows: Sequence[str], path: Path) -> str:
     counts = {mark: [len(fields(row, mark)) for row in rows] for mark in (*_DELIMITERS, " ")}
     in_all = [mark for mark, count in counts.items() if count[0] > 1 and len(set(count)) == 1]
     in_first = [mark for mark in _DELIMITERS if counts[mark][0] > 1]
-    if " " in in_all and in_all[0] == " " and set(in_first) <= {"\t"}:
-        return " "  # tabs and blanks are mixed
+    if " " in in_all and in_all[0] == " " and set(in_first) <= {"\t"} and '"' not in "".join(rows):
+        return " "  # tabs and blanks are mixed; quotes would mean nothing
     # Otherwise blanks also occur inside cells, unless there are only integers.
     other = " " if all(_INTEGER.fullmatch(cell) for row in rows for cell in row.split()) else ","
     return next((mark for mark in (*in_all, *in_first) if mark != " "), other)

@@ -1,0 +1,3 @@
+from hopline.doors import brought
+
+__getattr__ = brought(__name__)

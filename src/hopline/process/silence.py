@@ -52,11 +52,7 @@ class Silence:
         return 2 * self._num_silent * self.period_s >= self._hang_s
 
     def reset(self, *, is_progress: bool = True) -> None:
-        """Begin to count again: a message came.
-
-        Args:
-            is_progress: the message shows that work was done.
-        """
+        """Begin to count again: a message came, with `is_progress` one that shows that work was done."""
         self._num_silent = self._num_idle = 0
         if is_progress:
             self._num_stuck, self._due = 0, math.inf

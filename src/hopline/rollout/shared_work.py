@@ -30,11 +30,7 @@ class _Work(Generic[ResultT]):
 
 
 class SharedWork(Generic[KeyT, ResultT]):
-    """Work that equal callers share.
-
-    Args:
-        what: the work, for the log.
-    """
+    """Work that equal callers share; `what` names it in the log."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -184,11 +184,7 @@ class SnapshotChanges:
             self._lists[key] = changed_lists(old.edges[key], part, destinations, sources)
 
     def rows(self, needed: list[list[str]]) -> dict[tuple[int, str], IdArray]:
-        """The rows to compute again: (level, node type) -> int64 ids, ascending.
-
-        Args:
-            needed: from `needed_levels`.
-        """
+        """The rows to compute again, of `needed_levels`: (level, node type) -> int64 ids, ascending."""
         found: dict[tuple[int, str], IdArray] = {}
         below = dict(self._features)
         for level, types in enumerate(needed):

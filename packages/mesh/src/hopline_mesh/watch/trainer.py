@@ -31,7 +31,7 @@ _CATCH_UP_S = 0.5
 #: Intervals after which it takes over even during an incident; a quarter of it the first time.
 _MAX_WAIT = 240
 #: What Python, C++ and LLVM print if they cannot allocate memory.
-_NO_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "can't allocate memory")
+_NO_MEMORY = ("MemoryError", "allocate memory", "bad_alloc", "out of memory")
 #: A training that takes longer is killed, seconds.
 _LONGEST_S = 1800.0
 #: Intervals before and after an incident that are left out of trainings.
