@@ -4,6 +4,7 @@ import cProfile
 import dataclasses
 import datetime
 import functools
+import gc
 import logging
 import os
 import random
@@ -928,3 +929,19 @@ def test_values_that_a_convolution_cached_are_dropped_with_a_note(make, name, tm
     fresh = make(6, 3)
     fresh.load_state_dict(conv.state_dict())
     assert_served_as(report, graph, fresh(known.x, known.edge_index))
+
+
+def test_a_collection_of_garbage_that_reads_the_clock_is_not_the_model():
+    def callback(phase, info):
+        time.perf_counter()
+
+    gc.callbacks.append(callback)
+    try:
+        with watched() as seen:
+            cycles = [[] for _ in range(10_000)]
+            for each in cycles:
+                each.append(each)
+    finally:
+        gc.callbacks.remove(callback)
+    assert not seen.readings
+    assert gc.isenabled()

@@ -77,11 +77,7 @@ def _warm_levels(named: Sequence[str], *, as_json: bool) -> None:
 
 
 def compile_kernels(wanted: Sequence[Signature], *, as_json: bool) -> None:
-    """Compile kernels that are not in the cache, and report them.
-
-    Args:
-        as_json: print one JSON object, and no progress.
-    """
+    """Compile kernels that are not in the cache, and report them; `as_json` without progress."""
     from hopline.jobs.kernels import compile_all
 
     began = time.perf_counter()

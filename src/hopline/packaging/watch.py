@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import datetime
+import gc
 import inspect
 import io
 import os
@@ -215,13 +216,16 @@ def watched() -> Iterator[Seen]:
     """Record what the code inside does."""
     watch = _Watch()
     before = {name: printed(get()) for name, (get, _, _) in GENERATORS.items()}
-    profiler = sys.getprofile()
+    profiler, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # its callbacks may read clocks
     sys.setprofile(watch.profile)
     try:
         with watch:
             yield watch.seen
     finally:
         _resume(profiler)
+        if collects:
+            gc.enable()
         after = {name: printed(get()) for name, (get, _, _) in GENERATORS.items()}
         watch.seen.consumed += [name for name in after if after[name] != before[name]]
 
