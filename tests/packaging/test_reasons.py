@@ -101,6 +101,14 @@ def test_what_is_decided_alike_for_each_number_of_nodes_and_edges_is_packaged(of
     package(Sized(of), tmp_path)
 
 
+def test_a_decision_by_the_size_of_a_selection_is_refused_where_no_answer_shows_it(tmp_path):
+    def of(x, edges, h):
+        return h * max(1, h[h[:, 0] > 1e6].size(0) // 900)
+
+    with pytest.raises(NotSplittable, match="number of nodes or edges"):
+        package(Sized(of), tmp_path)
+
+
 def test_a_module_without_convolutions_that_decides_by_its_rows_is_refused(tmp_path):
     class Last(nn.Module):
         def forward(self, h):

@@ -310,7 +310,7 @@ def trace(
 
 
 def _refuse_counts(module: fx.GraphModule, tracer: RunningTracer, numbers: tuple[int, int]) -> None:
-    """Raise NotServable for what Python decides otherwise for so many nodes and edges of the first type."""
+    """Refuse what Python may decide otherwise for so many nodes and edges of the first type."""
     types = list(dict.fromkeys(name.partition(":")[2] for name in tracer.slots))
     wanted = {node for node, *_ in tracer.decisions}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -327,8 +327,8 @@ def _refuse_counts(module: fx.GraphModule, tracer: RunningTracer, numbers: tuple
             with suppress(Exception):  # of sizes that depend on content, as of x[mask], too
                 run.env[node] = slots if node.op == "placeholder" else run.run_node(node)
     for node, what, of in tracer.decisions:
-        if node in run.env and of(run.env[node]) != of(value_of(node)):
-            raise NotServable(
+        if node not in run.env or of(run.env[node]) != of(value_of(node)):
+            raise (NotServable if node in run.env else NotSplittable)(
                 f"forward decides by a number of nodes or edges: {what}, and another one in a later graph. "
                 "Leave it out, or decide in __init__. zeros(x.size(0), 8) decides nothing, and len(x) does"
             )
