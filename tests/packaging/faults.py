@@ -108,7 +108,7 @@ def relations_of_the_module_are_numbered_from_the_last(patch):
 
 @fault("tracing", "in_place")
 def change_in_place_is_dropped(patch):
-    patch.setattr(trace, "without_changes", lambda module, describe: None)
+    patch.setattr(trace, "without_changes", lambda module: None)
 
 
 @fault("tracing", "item_set")

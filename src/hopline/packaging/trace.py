@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import TraceError
 from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, MessagePassing
 
@@ -50,16 +51,12 @@ _REDUCTIONS = frozenset(
      "sum", "mean", "max", "min", "amax", "amin"}
 )  # fmt: skip
 
-
 #: Nodes and edges of graphs that Python's decisions are compared on.
 _OTHER_NUMBERS = ((3, 4), (11, 700), (300, 40), (5000, 30), (10**5, 2 * 10**6), (10**7, 10**9))
 
 
-def without_changes(module: fx.GraphModule, describe: Any) -> None:
+def without_changes(module: fx.GraphModule) -> None:
     """Rewrite a traced graph so that no value changes after it was computed.
-
-    Args:
-        describe: (module, node) -> where in the user's source it is.
 
     Raises:
         NotSplittable: a part of a tensor is changed through a view of it, or a module changes its
@@ -68,9 +65,7 @@ def without_changes(module: fx.GraphModule, describe: Any) -> None:
     graph = module.graph
     newest: dict[fx.Node, fx.Node] = {}
 
-    def latest(node: fx.Node) -> fx.Node:
-        return newest.get(node, node)
-
+    latest = lambda node: newest.get(node, node)  # noqa: E731
     for node in list(graph.nodes):
         node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), latest)
         changed: list[fx.Node] = node.meta.get(CHANGED) or []
@@ -292,7 +287,7 @@ def trace(
     module = fx.GraphModule(root, graph)
     for numbers in _OTHER_NUMBERS if tracer.decisions else ():
         _refuse_counts(module, tracer, numbers)
-    without_changes(module, describe)
+    without_changes(module)
     group_by_members(module, binding.members, slots)
     lists.name_ends(graph, binding.relations)
     lists.turn_edges(module, binding.relations)
@@ -313,7 +308,8 @@ def _refuse_counts(module: fx.GraphModule, tracer: RunningTracer, numbers: tuple
     """Refuse what Python may decide otherwise for so many nodes and edges of the first type."""
     types = list(dict.fromkeys(name.partition(":")[2] for name in tracer.slots))
     wanted = {node for node, *_ in tracer.decisions}
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    unknown = ShapeEnv()  # sizes that depend on content, as of x[mask]
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=unknown, static_shapes=True), torch.no_grad():
         slots = {}
         for name, value in tracer.slots.items():
             role, _, key = name.partition(":")
@@ -324,14 +320,18 @@ def _refuse_counts(module: fx.GraphModule, tracer: RunningTracer, numbers: tuple
         for node in reversed(module.graph.nodes):
             wanted.update(node.all_input_nodes if node in wanted else ())
         for node in (node for node in module.graph.nodes if node in wanted):
-            with suppress(Exception):  # of sizes that depend on content, as of x[mask], too
+            with suppress(Exception):
                 run.env[node] = slots if node.op == "placeholder" else run.run_node(node)
     for node, what, of in tracer.decisions:
-        if node not in run.env or of(run.env[node]) != of(value_of(node)):
-            raise (NotServable if node in run.env else NotSplittable)(
-                f"forward decides by a number of nodes or edges: {what}, and another one in a later graph. "
-                "Leave it out, or decide in __init__. zeros(x.size(0), 8) decides nothing, and len(x) does"
-            )
+        refusal: type[PackagingError] = NotSplittable
+        with suppress(KeyError, RuntimeError):  # an unknown size
+            other, refusal = of(run.env[node]), NotServable
+            if other == of(value_of(node)):
+                continue
+        raise refusal(
+            f"forward decides by a number of nodes or edges: {what}, and another one in a later graph. "
+            "Leave it out, or decide in __init__. zeros(x.size(0), 8) decides nothing, and len(x) does"
+        )
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:
