@@ -36,7 +36,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hopline.commands.snapshot:app",
     ),
     "auth": ("Create, list and revoke API keys.", "hopline.commands.auth:app"),
-    "log": ("Show a prediction log.", "hopline.commands.log:app"),
     "config": ("Show all settings and their values.", "hopline.commands.config:app"),
 }
 
@@ -46,7 +45,7 @@ DOOR = Door(
     {name: target for name, (_, target) in COMMANDS.items()},
     {
         **dict.fromkeys(("demo", "init"), "'hopline[demo]'"),
-        **dict.fromkeys(("drift", "replay", "skew"), "'hopline[drift]'"),
+        **dict.fromkeys(("drift", "log", "replay", "skew"), "'hopline[drift]'"),
         "cost": "'hopline[slo]'",
         "slo": "'hopline[slo]'",
         "mcp": "'hopline[mcp]'",

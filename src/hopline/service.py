@@ -99,7 +99,7 @@ class Service:
             log.info("opening the graph of %s", self.config.graph.store.rpartition("@")[2])
         await self._lifecycle.start()
         self.metrics.before_reading(self._flush_metrics)
-        if self.config.worker.live_memory:
+        if self.config.worker.live_memory and self.config.live.enabled:  # a replay changes the graph itself
             self._follow_graph()
         self._ready = True
         names = "; ".join(

@@ -138,7 +138,7 @@ def test_the_last_entries_are_read_without_the_rest(tmp_path):
     assert [entry.request_id for entry in reader.last(7)] == [f"r{number}" for number in range(493, 500)]
     assert len(reader._opened) < len(reader.files)
     assert [entry.request_id for entry in reader.last(10**6)] == [f"r{number}" for number in range(500)]
-    assert reader.last(5, model="other") == []
+    assert reader.last(5, lambda entry: entry.model == "other") == []
 
 
 _WRITER = """

@@ -185,7 +185,11 @@ def test_the_prediction_log(server: RunningServer, place: Place, log: Path) -> N
     for _ in range(600):
         begun = any(log.glob("predictions-*"))
         entries = (
-            [each for each in LogReader(log).last(50, "tasks") if len(each.outputs) == len(DEFAULTS)]
+            [
+                each
+                for each in LogReader(log).last(50, lambda entry: entry.model == "tasks")
+                if len(each.outputs) == len(DEFAULTS)
+            ]
             if begun
             else []
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -68,22 +69,15 @@ def _filled(path: str) -> LiveMemory:
 
 
 def _with_enough_ids(folder: Path, base: Graph, memory: LiveMemory) -> Graph:
-    """A snapshot that has all the nodes that the memory began with."""
-    rooms = memory.plan.nodes
-
-    def enough(graph: Graph) -> bool:
-        return all(graph.nodes[name].num_nodes >= room.base for name, room in rooms.items())
-
-    if enough(base):
-        return base
-    for _ in range(100):  # a snapshot may be replaced while it is opened
+    """A graph that has all the nodes that the memory began with: the original one, or a snapshot."""
+    sequence = memory.plan.sequence
+    for _ in range(100 if sequence else 0):  # a snapshot may be replaced while it is opened
         manifest = read_manifest(folder)
         for entry in manifest.snapshots if manifest is not None else ():
-            try:
-                graph = Graph.open(graph_folder(folder, entry))
-            except GraphError:
-                continue
-            if enough(graph):
-                return graph
+            with contextlib.suppress(GraphError):
+                if entry.sequence >= sequence:
+                    return Graph.open(graph_folder(folder, entry))
         time.sleep(_LOOK_S)
-    raise GraphError(f"{folder}: no snapshot has the nodes of the live graph's memory; restart the server")
+    if sequence:
+        raise GraphError(f"{folder}: no snapshot has the live graph's first {sequence} changes; restart it")
+    return base

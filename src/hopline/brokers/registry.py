@@ -41,7 +41,8 @@ DOOR = Door(
 
 #: Readers of a topic. "requests": a class that answers requests for a server, made of its service and its
 #: settings, with `start`, `drain` and `close`. "stream": the entry of a process that follows a live graph's
-#: stream.
+#: stream. "snapshots": a class for those that the hosts of a stream share, made of their address and the
+#: original graph's version, with `fetch` and `publish`.
 READERS = Door("hopline.broker_readers")
 
 

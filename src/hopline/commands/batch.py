@@ -16,14 +16,13 @@ from hopline.commands.options import (
     AnySetting,
     AsJson,
     ConfigFile,
-    GraphFolder,
+    GraphVersion,
     Repository,
     refuse_feature_store,
 )
 from hopline.commands.progress import RowRate, progress_bars
 from hopline.commands.screen import Screen
 from hopline.commands.serve_flags import resolve_config
-from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ModelNotFound
@@ -39,7 +38,7 @@ def batch(
         str, typer.Option(help="Destination of the results; the batch guide lists the addresses.")
     ],
     version: Annotated[str | None, typer.Option(help="Version of the model. Default: the newest.")] = None,
-    graph: GraphFolder = None,
+    graph: GraphVersion = None,
     repository: Repository = None,
     outputs: Annotated[
         str | None, typer.Option(help="Comma-separated, of probabilities, label, embedding, logits, state.")
@@ -86,13 +85,13 @@ def batch(
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.jobs.batch.registry import OUTPUTS, open_engine, open_sink, scheme_of, work_folder
     from hopline.jobs.batch.run import BatchOptions, BatchRun
-    from hopline.live.snapshots import open_graph
+    from hopline.live.snapshots import needed_graph, open_graph
 
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
     refuse_feature_store(resolved, "a batch run reads")
-    graph_folder = needed_folder(resolved, "graph.path")
+    graph_folder = needed_graph(resolved)
     scheme = scheme_of(to)
     folder, version = model_folder(resolved, model, version)
     if scheme == "precomputed" and (heads := read_spec(folder, verify=False)).heads:

@@ -250,12 +250,22 @@ def _finish(graph: Graph, out: Path, compress_edges: bool, overwrite: bool, prog
 
 @app.command()
 def info(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a graph.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Graph folder, live folder, or one version of a live graph: FOLDER@+N."
+        ),
+    ],
     as_json: AsJson = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and check its hash.")] = False,
 ) -> None:
     """Show what a graph contains: types, counts, degrees, bytes, version."""
-    described = _described(Graph.open(folder, verify=verify))
+    from hopline.graph.live.history import is_versions
+    from hopline.live.snapshots import open_present
+
+    at_version = is_versions(folder)
+    described = _described(open_present(folder) if at_version else Graph.open(folder, verify=verify))
+    described["path"] = str(folder) if at_version else described["path"]
     if as_json:
         typer.echo(json.dumps(described, indent=1))
     else:

@@ -29,23 +29,20 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from hopline.errors import Conflict, GraphError, HoplineError
+from hopline.brokers.registry import READERS
+from hopline.errors import Conflict, HoplineError
 from hopline.graph import Graph
 from hopline.graph.edge_times import with_likely_unit
 from hopline.graph.file_watch import open_compared
+from hopline.graph.live.history import make_writer
 from hopline.graph.live.home import LOCK, LiveHome
 from hopline.graph.live.keeper import GraphKeeper
 from hopline.graph.live.lock import Owner, read_owner, this_process
 from hopline.graph.live.log import SEGMENT_BYTES
-from hopline.graph.live.memory import LiveMemory
-from hopline.graph.live.plan import make_plan
 from hopline.graph.live.preflight import preflight
 from hopline.graph.live.seen import CAPACITY
-from hopline.graph.live.view import LiveView
-from hopline.graph.live.writer import LiveWriter
 from hopline.live.link import WriterLink
 from hopline.live.server import WriterCounts, WriterServer
-from hopline.live.shared_snapshots import SharedSnapshots
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 from hopline.process.time_slice import lower_priority
 
@@ -214,7 +211,7 @@ async def _live(orders: WriterOrders) -> int:
         loop.add_signal_handler(number, stopping.set)
     on_parent_end(stopping.set)
     base = await _started(stopping, open_compared, Path(orders.graph))
-    shared = SharedSnapshots(orders.snapshots, base.version) if orders.snapshots else None
+    shared = READERS.require("snapshots")(orders.snapshots, base.version) if orders.snapshots else None
     if shared is not None:
         await _started(stopping, shared.fetch, Path(orders.folder))
     try:
@@ -274,35 +271,21 @@ async def _started(
 
 def _recovered(orders: WriterOrders, home: LiveHome, base: Graph) -> GraphKeeper:
     """Recover the graph from the log, in the memory that readers map."""
-    start = home.start
-    fd = orders.memory_fd if orders.memory_fd >= 0 else None
-    memory = None if fd is None else LiveMemory.attach(fd)
-    if memory is None or not memory.is_filled:
-        plan = make_plan(
-            start.graph,
-            lineage=base.version,
-            sequence=start.state.sequence,
-            spare_nodes=orders.spare_nodes,
-            spare_edges=orders.spare_edges,
-            num_levels=orders.num_levels,
-            reads_degrees=orders.reads_degrees,
-        )
-        memory = LiveMemory.create(plan, fd)
-    elif memory.plan.lineage != base.version:
-        raise GraphError(f"the memory is of graph {memory.plan.lineage}, not of {base.version}")
-    shared = memory
-    ids = {name: nodes.ids for name, nodes in start.graph.nodes.items()}
-    schema = start.graph.schema
-    keeper = GraphKeeper(
-        home,
-        LiveWriter(shared, schema, ids, _now_ms),
-        lambda: LiveView(shared, schema, ids),
+    start, fd = home.start, orders.memory_fd
+    writer, view = make_writer(
+        start,
+        base.version,
+        fd if fd >= 0 else None,
         _now_ms,
-        orders.seen_events,
-        follows=orders.follows,
+        **{
+            name: getattr(orders, name)
+            for name in ("spare_nodes", "spare_edges", "num_levels", "reads_degrees")
+        },
     )
+    keeper = GraphKeeper(home, writer, view, _now_ms, orders.seen_events, follows=orders.follows)
     count = keeper.recover()
-    preflight(schema, num_levels=memory.plan.num_levels, reads_degrees=memory.plan.reads_degrees)
+    plan = writer.memory.plan
+    preflight(start.graph.schema, num_levels=plan.num_levels, reads_degrees=plan.reads_degrees)
     log.info("version %d: snapshot %d and %d changes", keeper.sequence, start.state.sequence, count)
     return keeper
 

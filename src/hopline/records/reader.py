@@ -7,8 +7,9 @@ entries were read: as many files are open as workers wrote at the same time.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class LogReader:
         path: a folder, or one of its files.
 
     Attributes:
-        num_entries: number of entries read so far.
+        num_entries: number of entries read so far, of this reading.
         id: id of the log; see `names.py`.
 
     Raises: BadRequest: the path does not exist, or is not a log.
@@ -66,6 +67,7 @@ class LogReader:
 
         Raises: OSError: a file cannot be read (a file that was deleted meanwhile is skipped).
         """
+        self.num_entries, self._opened = 0, []
         waiting = deque(self.files)
         heads: list[tuple[float, int, Entry, Iterator[Entry]]] = []
         number = 0
@@ -87,14 +89,22 @@ class LogReader:
             else:
                 heapq.heappop(heads)
 
-    def last(self, count: int, model: str | None = None) -> list[Entry]:
-        """The last entries, oldest first; reads only as many files as needed."""
+    def last(
+        self,
+        count: int,
+        wanted: Callable[[Entry], bool] = lambda entry: True,
+        since: float = 0.0,
+        until: float = math.inf,
+    ) -> list[Entry]:
+        """The last wanted entries of a time, oldest first; reads only as many files as needed."""
         found: list[Entry] = []
         for file in sorted(self.files, key=lambda file: -_changed(file.path)):
-            if len(found) == count and _changed(file.path) < found[0].time:
-                break  # all its entries are older than those found
-            rows = (entry for entry in self._open(file) if model is None or entry.model == model)
-            found = sorted([*found, *deque(rows, maxlen=count)], key=lambda entry: entry.time)[-count:]
+            since = found[0].time if len(found) == count else since
+            if _changed(file.path) < since:
+                break  # all its entries are older
+            rows = self._open(file) if file.begins < until else ()
+            later = (entry for entry in rows if since <= entry.time < until and wanted(entry))
+            found = sorted([*found, *deque(later, maxlen=count)], key=lambda entry: entry.time)[-count:]
         return found
 
     def _open(self, file: LogFile) -> Iterator[Entry]:

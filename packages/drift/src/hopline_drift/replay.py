@@ -3,7 +3,9 @@
 On the same version, graph and libraries they are the same bit for bit: sampling is keyed, and no answer
 depends on its batch. On another version the report says how far the two disagree on real traffic. An answer
 on another graph is compared only on request: the graph alone may explain a difference, and equal answers
-prove nothing.
+prove nothing. On a live folder, each answer is repeated when its version of the graph is reached:
+
+    log, first reading: answers of each version ─► log, second reading: held until their version is reached
 """
 
 from __future__ import annotations
@@ -13,19 +15,21 @@ import heapq
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from itertools import chain, groupby, islice
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphBehind, HoplineError, ModelNotReady, Overloaded, Unavailable
+from hopline.graph.live.version import read_version
 from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
 from hopline.types import AnyArray, ScoreRequest, ScoreResult
-from hopline_drift.targets import Target
+from hopline_drift.targets import LiveTarget, Target
 
 _ENDING = re.compile("(?:^|(?<=_))(label|probabilities)$")
 _HALF = 0.5
@@ -149,6 +153,7 @@ class Inexact(msgspec.Struct, frozen=True):
     Attributes:
         graph_version: of the answer in the log.
         replay_graph_version: of the replay.
+        reason: why the replay has not the version; "" where it has one graph only.
     """
 
     request_id: str
@@ -156,6 +161,7 @@ class Inexact(msgspec.Struct, frozen=True):
     version: str
     graph_version: str
     replay_graph_version: str
+    reason: str = ""
 
 
 class ReplayReport(msgspec.Struct):
@@ -232,7 +238,7 @@ async def replay(
     If an overloaded target refuses, the request is retried while the model answers at all.
 
     Args:
-        log: read from its beginning to its end.
+        log: read from its beginning to its end; twice, if the target goes through versions of a graph.
         target: answers the requests; entered already.
         model: only requests to this model.
         version: that answers; None sends each request to the version that answered it.
@@ -251,16 +257,42 @@ async def replay(
         )
     replaying = _Replay(target, version, clock, sleep, any_graph=any_graph)
     began = time.monotonic()
-    entries = replaying.chosen(log, model, limit, progress)
-    # Tasks share one iterator: it is read as fast as answers come.
-    await asyncio.gather(*(replaying.run(entries) for _ in range(concurrency)))
+    await replaying.answer_all(log, model, limit, concurrency, progress)
     progress(1.0)
     report = replaying.report()
-    report.read, report.torn, report.bad = log.num_entries, log.num_torn, log.num_bad
     if report.bad:
         report.not_compared["unreadable line"] = report.bad
     report.seconds = round(time.monotonic() - began, 3)
     return report
+
+
+def by_graph(entries: Iterable[Entry], counts: Mapping[str, int]) -> Iterator[Entry]:
+    """The entries in the order of their graph's versions; holds those that were read before their turn.
+
+    Args:
+        counts: version -> entries, of all of them.
+    """
+    held = defaultdict[str, list[Entry]](list)
+    rest = iter(entries)
+    for version in sorted(counts, key=_place):
+        left = counts[version]
+        for entry in chain(held.pop(version, ()), rest):
+            if entry.graph_version == version:
+                yield entry
+                left -= 1
+                if not left:
+                    break
+            else:
+                held[entry.graph_version].append(entry)
+    yield from chain.from_iterable(held.values())  # the log was written to between the readings
+
+
+def _place(version: str) -> tuple[Any, ...]:
+    """Sorts versions of one live graph; other names are last."""
+    try:
+        return (0, read_version(version, "graph_version").offset.order, version)
+    except BadRequest:
+        return (1, version)
 
 
 def why_not(entry: Entry) -> str:
@@ -298,6 +330,7 @@ class _Replay:
     ) -> None:
         self._any_graph = any_graph
         self._num_inexact = 0
+        self._unreached = ""
         self._clock, self._sleep = clock, sleep
         self._began = clock()
         #: Model -> when it last answered.
@@ -310,7 +343,40 @@ class _Replay:
         self._degraded_now = 0
         self._worst: list[tuple[float, int, Differing]] = []
 
-    def chosen(
+    async def answer_all(
+        self,
+        log: LogReader,
+        model: str | None,
+        limit: int | None,
+        concurrency: int,
+        progress: Callable[[float], object],
+    ) -> None:
+        """Send all requests, those of one version of a live graph after those of the one before."""
+        if not isinstance(self._target, LiveTarget):
+            await self._answer(self._chosen(log, model, limit, progress), concurrency)
+            self._count_entries(log)
+            return
+        first = self._chosen(log, model, limit, lambda done: progress(done / 2))
+        counts = Counter(entry.graph_version for entry in first)
+        self._count_entries(log)
+        self._skipped = Counter()  # of the second reading, which may end earlier: not reported
+        again = self._chosen(log, model, limit, lambda done: progress((1 + done) / 2))
+        ordered = by_graph(islice(again, counts.total()), counts)
+        for version, entries in groupby(ordered, lambda entry: entry.graph_version):
+            self._unreached = await self._target.reach(version)
+            self._prepared.clear()  # the target may have started again
+            await self._answer(entries, concurrency)
+
+    def _count_entries(self, log: LogReader) -> None:
+        report = self._found
+        report.read, report.torn, report.bad = log.num_entries, log.num_torn, log.num_bad
+        report.skipped = dict(self._skipped)
+
+    async def _answer(self, entries: Iterator[Entry], concurrency: int) -> None:
+        # Tasks share one iterator: it is read as fast as answers come.
+        await asyncio.gather(*(self._run(entries) for _ in range(concurrency)))
+
+    def _chosen(
         self, log: LogReader, model: str | None, limit: int | None, progress: Callable[[float], object]
     ) -> Iterator[Entry]:
         """The entries that are compared; counts the others."""
@@ -327,10 +393,13 @@ class _Replay:
             taken += 1
             yield entry
 
-    async def run(self, entries: Iterator[Entry]) -> None:
+    async def _run(self, entries: Iterator[Entry]) -> None:
         """Send requests one at a time until there are no more."""
         for entry in entries:
             assert entry.inputs is not None
+            if self._unreached and not self._any_graph:
+                self._leave_out(entry, "", self._unreached)
+                continue
             version = self._version or entry.version
             request = entry.inputs.request(entry.model, version, entry.request_id)
             try:
@@ -349,12 +418,14 @@ class _Replay:
         """True if an answer on this graph is compared; reports an entry that is not."""
         if self._any_graph or entry.graph_version in ("", graph_version):
             return True
+        self._leave_out(entry, graph_version)
+        return False
+
+    def _leave_out(self, entry: Entry, graph_version: str, reason: str = "") -> None:
         self._num_inexact += 1
         if len(self._found.inexact) < _NAMED_INEXACT:
-            self._found.inexact.append(
-                Inexact(entry.request_id, entry.model, entry.version, entry.graph_version, graph_version)
-            )
-        return False
+            named = entry.request_id, entry.model, entry.version, entry.graph_version
+            self._found.inexact.append(Inexact(*named, graph_version, reason))
 
     async def _score(self, request: ScoreRequest) -> ScoreResult:
         """Retry until there is an answer, while the model answers other requests.
@@ -417,7 +488,7 @@ class _Replay:
     def report(self) -> ReplayReport:
         """The report of the counted results."""
         report = self._found
-        report.errors, report.skipped = dict(self._errors), dict(self._skipped)
+        report.errors = dict(self._errors)
         report.not_compared = dict(self._errors)
         if self._degraded_now:
             report.not_compared["degraded now"] = self._degraded_now

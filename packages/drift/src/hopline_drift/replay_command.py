@@ -15,14 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token, UrlOrNone, credentials
-from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphFolder
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphVersion
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve_flags import resolve_config
-from hopline.config.folders import needed_folder
+from hopline.config.folders import live_folder, needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
+    from hopline.config.schema import Config
     from hopline_drift.replay import ReplayReport
     from hopline_drift.targets import Target
 
@@ -33,7 +34,7 @@ _SHOWN = 10
 
 def replay(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one of its files.")],
-    graph: GraphFolder = None,
+    graph: GraphVersion = None,
     repository: Annotated[Path | None, typer.Option(help="Folder of <model>/<version> artifacts.")] = None,
     model: Annotated[str | None, typer.Option(help="Only requests to this model.")] = None,
     version: Annotated[
@@ -57,11 +58,11 @@ def replay(
 ) -> None:
     """Repeat the requests of a prediction log, and compare the answers bit for bit.
 
+    On a live folder, each answer is repeated on the version of the graph that it was given on.
     Exits with 1 if an answer could not be compared although it should be.
     """
     from hopline.jobs.targets import ServerTarget
     from hopline.records.reader import LogReader
-    from hopline_drift.targets import ServiceTarget
 
     if url is not None and (graph is not None or repository is not None):
         raise BadRequest("pass --url, or --repository and --graph: a running server has its own models")
@@ -76,7 +77,7 @@ def replay(
         overrides = {"graph.path": graph, "models.repository": repository}
         resolved = resolve_config(config, overrides, settings or [])
         needed_folder(resolved, "models.repository")
-        target = ServiceTarget(resolved)
+        target = target_of(resolved)
 
     async def run() -> ReplayReport:
         from hopline_drift.replay import replay as replayed
@@ -105,6 +106,17 @@ def replay(
         raise typer.Exit(1)
 
 
+def target_of(config: Config) -> Target:
+    """The target for the graph of the settings: all versions of a live folder, one of them, or a graph."""
+    from hopline.graph.live.history import is_versions, parse_at
+    from hopline_drift.targets import LiveTarget, ServiceTarget
+
+    path = config.graph.path
+    if isinstance(path, Path) and is_versions(path):
+        return LiveTarget(config, *parse_at(path))
+    return LiveTarget(config, live_folder(config)) if config.live.enabled else ServiceTarget(config)
+
+
 def show(report: ReplayReport, console: Console) -> None:
     """Print a report: comparisons, differences, and skipped requests."""
     table = Table("", "", box=None, show_header=False, pad_edge=False)
@@ -124,19 +136,19 @@ def show(report: ReplayReport, console: Console) -> None:
         console.print(f"All {report.compared:,} answers are identical, bit for bit.", style="bold green")
     if report.inexact:
         other = Table(
-            "request", "model", "graph of the log", "graph here", title="Not compared", title_justify="left"
+            "request", "model", "graph of the log", "here", title="Not compared", title_justify="left"
         )
         for each in report.inexact[:_SHOWN]:
             other.add_row(
                 each.request_id,
                 f"{each.model}/{each.version}",
                 each.graph_version,
-                each.replay_graph_version or "none",
+                each.reason or each.replay_graph_version or "none",
             )
         console.print(whole(other, "request", "model"))
         console.print(
-            "A live graph has a new version after each batch of events; a replay has the version of its "
-            "folder or server only. --any-graph compares such answers nevertheless; --json lists all.",
+            "A live graph has a new version after each batch of events. With --graph FOLDER.live a replay "
+            "goes through them. --any-graph compares such answers nevertheless; --json lists all.",
             style="dim",
         )
     for code, example in sorted(report.examples.items()):

@@ -28,7 +28,7 @@ from hopline.graph.live.log import SEGMENT_BYTES, Log
 from hopline.graph.live.manifest import NAME, LiveManifest, SnapshotEntry, read_manifest, write_manifest
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State, read_state, write_state
-from hopline.graph.live.version import NO_OFFSET, OFFSET, read_offset, version_name
+from hopline.graph.live.version import offset_in, version_name
 from hopline.graph.snapshot import Graph
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class LiveHome:
         for entry in self.snapshots:
             try:
                 # An older one is only a fallback: not read now.
-                start = start or _opened(self.folder / entry.folder, self.lineage, verify)
+                start = start or open_start(self.folder / entry.folder, self.lineage, verify=verify)
                 whole.append(entry)
             except GraphError as error:
                 problems.append(str(error))
@@ -199,11 +199,17 @@ class LiveHome:
             self._manifest = LiveManifest(self.lineage, self._manifest.base, tuple(whole))
 
 
+def open_start(folder: Path, lineage: str, *, verify: bool) -> Start:
+    """Open a snapshot of a live folder. Raises: GraphError: it is damaged, or of another graph."""
+    state = read_state(folder / _STATE)
+    if state.lineage != lineage:
+        raise LogDamaged(f"{folder} belongs to graph {state.lineage}, not {lineage}")
+    return Start(Graph.open(folder / _GRAPH, verify=verify), state)
+
+
 def name_of(state: State) -> str:
     """The name of a snapshot's version."""
-    named = state.positions.get(OFFSET)
-    offset = NO_OFFSET if named is None else read_offset(named)
-    return version_name(state.lineage, state.sequence, offset)
+    return version_name(state.lineage, state.sequence, offset_in(state.positions))
 
 
 def graph_folder(folder: Path, entry: SnapshotEntry) -> Path:
@@ -231,11 +237,3 @@ def _derived(folder: Path, base: Graph) -> LiveManifest:
                     SnapshotEntry(state.sequence, version, f"snapshots/{path.name}", name_of(state))
                 )
     return LiveManifest(base.version, "" if base.path is None else str(base.path), tuple(entries[:_KEPT]))
-
-
-def _opened(folder: Path, lineage: str, verify: bool) -> Start:
-    """Open a snapshot. Raises: GraphError: it is damaged, or of another graph."""
-    state = read_state(folder / _STATE)
-    if state.lineage != lineage:
-        raise LogDamaged(f"{folder} belongs to graph {state.lineage}, not {lineage}")
-    return Start(Graph.open(folder / _GRAPH, verify=verify), state)

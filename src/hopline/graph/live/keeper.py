@@ -16,24 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged, LogFull
+from hopline.errors import BadRequest, HoplineError, LogDamaged, LogFull
 from hopline.graph.live.changes import Applied, Changes, Ids, Rejected
-from hopline.graph.live.codec import StoredBatch, decode_entry, encode_entry
+from hopline.graph.live.codec import StoredBatch, encode_entry
+from hopline.graph.live.history import fill, read_record, write_record
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.manifest import Positions, SnapshotEntry, read_positions, write_positions
 from hopline.graph.live.seen import CAPACITY, SeenWindow, hashed
-from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State
 from hopline.graph.live.version import (
     APPLIED,
     DUPLICATE,
     MESSAGES,
-    NO_OFFSET,
     OFFSET,
     REJECTED,
     StreamOffset,
     advanced,
-    read_offset,
 )
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter, Prepared
@@ -120,8 +118,7 @@ class GraphKeeper:
         if writer.memory.is_filled:
             writer.attach()
         else:
-            offset = _offset_in(start.state.positions) or NO_OFFSET
-            writer.fill(start.graph, start.state.changed_at, start.state.through_ms, offset)
+            fill(writer, start)
         self._seen.add(start.state.seen)
         self.positions = dict(start.state.positions)
         alone = read_positions(self.home.folder)
@@ -133,29 +130,14 @@ class GraphKeeper:
             self.positions |= later.positions
         count = 0
         for sequence, payload in self.home.log.replay(start.state.sequence + 1):
-            try:
-                entry = decode_entry(payload)
-            except BadRequest as error:
-                raise LogDamaged(f"{self.home.folder}: record {sequence}: {error}; {ADVICE}") from None
+            entry = read_record(self.home.folder, sequence, payload)
             self._remember(entry.changes, entry.skip, _keys([entry.changes])[0])
             if sequence == later.sequence:
                 self.positions |= later.positions
             self._snapshot_bytes += len(payload)
             if sequence <= writer.sequence:  # the memory has it already
                 continue
-            place = _offset_in(entry.changes.positions)
-            prepared = writer.prepare(entry.changes, entry.skip, moves=place is not None)
-            if any(each.code == "full" for each in prepared.applied.rejected):
-                raise GraphError(
-                    f"{self.home.folder}: the changes up to sequence {sequence} do not fit into the live "
-                    "graph's memory; increase live.spare_*"
-                )
-            if prepared.applied.sequence != sequence or prepared.applied.rejected:
-                raise LogDamaged(
-                    f"{self.home.folder}: record {sequence} does not fit the graph: it results in version "
-                    f"{prepared.applied.sequence}, {prepared.applied.rejected[:1]}; {ADVICE}"
-                )
-            writer.publish([prepared], entry.through_ms, place)
+            write_record(writer, self.home.folder, sequence, entry)
             count += 1
         if writer.sequence != self.home.log.last:
             raise LogDamaged(
@@ -344,11 +326,6 @@ class GraphKeeper:
         if len(keys):
             self._seen.add(keys[~skip])
         self.positions |= changes.positions
-
-
-def _offset_in(positions: Mapping[str, Any]) -> StreamOffset | None:
-    named = positions.get(OFFSET)
-    return None if named is None else read_offset(named)
 
 
 def _full(prepared: Prepared) -> str:

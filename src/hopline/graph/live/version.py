@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hopline.errors import BadRequest, quoted
@@ -58,6 +58,11 @@ class StreamOffset(NamedTuple):
         if self[:2] == wanted[:2] and -1 not in (self.digest, wanted.digest):
             return True if self.digest == wanted.digest else None
         return self[:2] >= wanted[:2]
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """Sorts the places of one stream; that of the original graph is the first."""
+        return self.is_named, self.major, self.minor
 
     def __str__(self) -> str:
         number = str(self.minor) if self.major == PLAIN else f"{self.major}-{self.minor}"
@@ -112,6 +117,12 @@ def read_offset(text: str) -> StreamOffset:
     if found is None:
         raise BadRequest(f"offset {quoted(text)} is malformed")
     return _offset(found["offset"], found["digest"])
+
+
+def offset_in(positions: Mapping[str, Any]) -> StreamOffset:
+    """The place in the stream among stored positions."""
+    named = positions.get(OFFSET)
+    return NO_OFFSET if named is None else read_offset(named)
 
 
 def read_version(text: str, what: str) -> GraphVersion:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,12 @@ class BatchRun:
         spec = read_spec(model_folder)
         warn_of_overflow(spec)
         # An interrupted run resumes with the snapshot that it began with, if that is still the newest.
-        self._graph = fitted(model_folder, spec, open_graph(graph_folder, fresh=not work.exists()))
+        graph = open_graph(graph_folder, fresh=not work.exists())
+        self._copy = None if graph.path is not None else work.with_name(f"{work.name}.graph")
+        if self._copy is not None:  # a version of a live graph that no snapshot has
+            name, graph = graph.version, graph.save(self._copy, overwrite=True)
+            graph.__dict__["version"] = name
+        self._graph = fitted(model_folder, spec, graph)
         usual = tuple(name for name in self._options.usual if name in results.available_outputs(spec))
         self._outputs = results.chosen_outputs(spec, self._options.outputs or usual)
         self._spec = spec = results.with_heads(spec, self._outputs)
@@ -147,6 +153,8 @@ class BatchRun:
                 self._work.close()
             else:
                 self._work.remove()
+                if self._copy is not None:
+                    shutil.rmtree(self._copy, ignore_errors=True)
             return report
         except BaseException:
             if self._writer is not None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hopline.commands.batch import model_folder
-from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphFolder, refuse_feature_store
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphVersion, refuse_feature_store
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen
 from hopline.commands.serve_flags import resolve_config
@@ -27,7 +27,7 @@ def distill(
     version: Annotated[
         str | None, typer.Option(help="Version of the teacher. Default: the newest.")
     ] = None,
-    graph: GraphFolder = None,
+    graph: GraphVersion = None,
     repository: Annotated[str | None, typer.Option(help="Folder of <model>/<version> artifacts.")] = None,
     labels: Annotated[
         Path | None,
@@ -77,7 +77,9 @@ def distill(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
     refuse_feature_store(resolved, "a student learns from")
-    graph_folder = needed_folder(resolved, "graph.path")
+    from hopline.live.snapshots import needed_graph
+
+    graph_folder = needed_graph(resolved)
     own = needed_folder(resolved, "models.repository")
     folder, _ = model_folder(resolved, model, version)
     # imported here because they import torch

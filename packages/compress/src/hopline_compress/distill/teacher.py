@@ -103,16 +103,17 @@ def soft_labels(folder: Path, graph: Graph, advance: Advance) -> FloatArray:
 
     Args:
         folder: of the teacher.
-        graph: saved.
+        graph: a version of a live graph that is in no folder is saved meanwhile.
 
     Returns: float32 [N, C], rows sum to 1; for a binary teacher columns are no and yes.
     Raises: BatchError: no disk space for unfinished work.
     """
-    assert graph.path is not None
     kept = _Kept("probabilities")
     with tempfile.TemporaryDirectory(prefix="hopline-distill-") as place:
         options = BatchOptions(outputs=("probabilities",))
-        run = BatchRun(folder, graph.path, Path(place) / "run", options, advance=advance)
+        path = graph.path or graph.save(Path(place) / "graph").path
+        assert path is not None
+        run = BatchRun(folder, path, Path(place) / "run", options, advance=advance)
         run.run(lambda: kept)
     found: FloatArray = kept.rows
     if found.ndim == 1:

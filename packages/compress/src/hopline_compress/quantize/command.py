@@ -15,7 +15,6 @@ from hopline.commands.options import AnySetting, AsJson, ConfigFile, refuse_feat
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve_flags import resolve_config
-from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError
 
@@ -80,7 +79,7 @@ def quantize(
 ) -> None:
     """Quantise a packaged model's weights where that costs no accuracy, and write a new version."""
     from hopline.jobs.batch.nodes_file import read_nodes
-    from hopline.live.snapshots import open_graph
+    from hopline.live.snapshots import needed_graph, open_graph
 
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
@@ -88,7 +87,7 @@ def quantize(
     _check_words(to, fallback_dtype, weight_bits)
     refuse_feature_store(resolved, "calibration reads")
     folder = _model_folder(resolved, model, version)
-    opened = open_graph(needed_folder(resolved, "graph.path"), fresh=False)
+    opened = open_graph(needed_graph(resolved), fresh=False)
     from hopline_compress.quantize.run import QuantizeOptions
     from hopline_compress.quantize.run import quantize as run
 

@@ -28,7 +28,7 @@ from hopline.graph.live.state import read_state
 from hopline.graph.live.version import StreamOffset, read_offset, read_version
 from hopline.remote_address import open_address
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.stream")
 
 _COMPLETE = "complete"
 _KEPT = 2

@@ -9,7 +9,7 @@ import pytest
 
 from hopline.errors import ConfigError, GraphError
 from hopline.graph import Graph
-from hopline.live.shared_snapshots import SharedSnapshots
+from hopline_brokers.stream.shared_snapshots import SharedSnapshots
 from tests.graph.live.keepers import Kept, base_graph
 from tests.graph.live.test_version import of_stream
 
