@@ -50,8 +50,8 @@ def show(
     outcome: Annotated[
         str | None, typer.Option(help="Only this outcome: ok, a code such as node_not_found, or failed.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Only requests with this key.")] = None,
-    request: Annotated[str | None, typer.Option(help="Only the request of this id.")] = None,
+    request_key: Annotated[str | None, typer.Option(help="Only requests with this key.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Only the request of this id.")] = None,
     graph: Annotated[
         str | None,
         typer.Option(
@@ -75,8 +75,8 @@ def show(
             (name and name != entry.model)
             or (version and version != entry.version)
             or outcome not in (None, entry.outcome, "failed" if entry.outcome != "ok" else "ok")
-            or key not in (None, entry.key)
-            or request not in (None, entry.request_id)
+            or request_key not in (None, entry.key)
+            or request_id not in (None, entry.request_id)
             or (on_graph is not None and not on_graph(entry.graph_version))
         ):
             return False
