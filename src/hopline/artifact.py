@@ -47,14 +47,14 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 #: Fields of model.json on which no answer depends.
 NOT_CONTENT = ("name", "version", "parity", "producer", "digest")
 #: The first formats with the input kind `attend`, named outputs, preprocessing, heads of several node types
-#: or later nodes' rows that are not zeros, preprocessing of edges, rows of edges (blocks before), and heads
-#: of edges.
+#: or later nodes' rows that are not zeros, preprocessing of edges, rows of edges (blocks before), heads of
+#: edges, and excluded edges.
 ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT, EDGE_ENCODER_FORMAT = 2, 3, 4, 5, 6
-EDGE_ROWS_FORMAT, EDGE_HEAD_FORMAT = 7, 8
+EDGE_ROWS_FORMAT, EDGE_HEAD_FORMAT, EXCLUDED_FORMAT = 7, 8, 9
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -208,6 +208,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
         embedding: [a, b) columns of the final state with the embedding; None means all.
         outputs: of a model with several outputs.
         edge_type: key of the type of edges that are scored with their own rows.
+        exclude_seed_edges: of a link model, for requests that do not say; "" excludes none.
     """
 
     node_type: str
@@ -218,6 +219,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding: tuple[int, int] | None = None
     outputs: tuple[NamedOutput, ...] = ()
     edge_type: str = ""
+    exclude_seed_edges: Literal["", "self", "reverse"] = ""
 
 
 #: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hopline.types import ContextNode, Edit, OnMissing, Priority, ScoredEdge, ScoreRequest
+from hopline.types import ContextNode, Edit, Excluded, OnMissing, Priority, ScoredEdge, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 #: Text that is absent if it is not set: an empty one would be ignored.
@@ -77,9 +77,7 @@ FIELDS = (
     RequestField("keep", bool, bool, False, False),
     RequestField("edits", tuple[Edit, ...], tuple[Edit, ...], True, True, sent_name="if"),
     RequestField("edges", tuple[ScoredEdge, ...], tuple[ScoredEdge, ...], True, True),
-    RequestField(
-        "exclude_seed_edges", Literal["self", "reverse"], Literal["", "self", "reverse"], True, True
-    ),
+    RequestField("exclude_seed_edges", Excluded, Literal["", Excluded], True, True),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

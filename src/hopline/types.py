@@ -32,6 +32,8 @@ Cell: TypeAlias = ContextId | float | bool | list[ContextId | float | bool | Non
 
 OnMissing = Literal["error", "null"]
 Priority = Literal["high", "normal", "low"]
+#: Edges that message passing for the pair that is scored does not see.
+Excluded = Literal["none", "self", "reverse"]
 
 
 class InlineNode(msgspec.Struct, frozen=True, gc=False):
@@ -159,7 +161,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         min_version: a `graph_version`: the answer must be of that version of the graph or of a later one.
         edits: of the graph, for this request only; "if" in JSON.
         exclude_seed_edges: the edges that are scored, which message passing for their own pair does not
-            see: "self" those from source to destination, "reverse" also those back; "" none.
+            see: "self" those from source to destination, "reverse" also those back, "none" none; "" as the
+            model was packaged.
         traceparent: W3C trace context that the request belongs to; "" without one.
         is_copy: a copy of a real request, to compare versions; no caller gets the answer.
         keep: add inline and context nodes to the live graph, and score them there by their ids.
@@ -191,7 +194,12 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     keep: bool = False
     edits: tuple[Edit, ...] = ()
     edges: tuple[ScoredEdge, ...] = ()
-    exclude_seed_edges: Literal["", "self", "reverse"] = ""
+    exclude_seed_edges: Literal["", Excluded] = ""
+
+    @property
+    def excludes(self) -> bool:
+        """True if message passing for its pairs does not see their own edges."""
+        return self.exclude_seed_edges in ("self", "reverse")
 
     @property
     def ends(self) -> tuple[ExternalIds, ExternalIds] | None:

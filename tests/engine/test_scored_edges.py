@@ -100,14 +100,31 @@ class World:
             h = self.encoder(x, {PAYS: torch.tensor(pays), PAID_BY: torch.tensor(paid_by)})
             return self.head(h["user"][src], h["shop"][dst], torch.tensor(rows)).numpy()
 
+    def rebuilt(self, x=None, pays=None, paid_by=None, rows=None):
+        """An answerer of the same model on a graph that is built again.
+
+        Args:
+            x: features. pays, paid_by: edges by (user, shop), [2, E]. rows: attributes of `pays`.
+        """
+        x, pays = x or self.x, self.ends if pays is None else pays
+        graph = Graph.from_tables(
+            {"user": NodeTable(x["user"], ids=self.users), "shop": NodeTable(x["shop"])},
+            {
+                PAYS: EdgeTable(pays, attr=self.rows if rows is None else rows, by_row=True),
+                PAID_BY: EdgeTable((self.ends if paid_by is None else paid_by)[::-1], by_row=True),
+            },
+        )
+        return Answerer(load_model(self.report.path, self.report.spec, graph), ("logits",), 999)
+
     def edges(self, src, dst, rows=None):
         given = [None] * len(src) if rows is None else rows.tolist()
         return tuple(
             ScoredEdge(self.users[a], int(b), attr=row) for a, b, row in zip(src, dst, given, strict=True)
         )
 
-    def ask(self, edges, **options):
-        (outcome,) = self.answerer.answer([ScoreRequest("payments", edges=edges, **options)])
+    def ask(self, edges, answerer=None, **options):
+        answerer = answerer or self.answerer
+        (outcome,) = answerer.answer([ScoreRequest("payments", edges=edges, **options)])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -293,3 +310,106 @@ def test_edits_change_the_states_of_both_ends_and_not_the_row(world):
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     with pytest.raises(BadRequest, match=r"edges\[0\]: with `if`, the graph has no row for an edge"):
         world.ask(world.edges([src], [dst]), edits=edits)
+
+
+@pytest.mark.parametrize("how", ["self", "reverse"])
+def test_an_edge_is_scored_as_by_a_graph_that_lacks_it(world, how):
+    """Bit for bit: each edge alone, all in one request, and among requests that exclude none."""
+    some, row = world.ends[:, ::7], np.array([[1.0, -2.0]], np.float32)
+    wanted, rows = [], np.repeat(row, some.shape[1], axis=0)
+    for src, dst in some.T:
+        stays = ~(world.ends == [[src], [dst]]).all(axis=0)
+        kept = {"pays": world.ends[:, stays], "rows": world.rows[stays]}
+        if how == "reverse":
+            kept["paid_by"] = kept["pays"]
+        wanted.append(world.ask(world.edges([src], [dst], row), world.rebuilt(**kept)).outputs["logits"])
+        alone = world.ask(world.edges([src], [dst], row), exclude_seed_edges=how).outputs["logits"]
+        assert (alone == wanted[-1]).all()
+    wanted, edges = np.concatenate(wanted), world.edges(*some, rows)
+    assert (world.ask(edges, exclude_seed_edges=how).outputs["logits"] == wanted).all()
+    plain = [ScoreRequest("payments", edges=edges, exclude_seed_edges=name) for name in ("", how, "none")]
+    first, found, last = (each.outputs["logits"] for each in world.answerer.answer(plain))
+    assert (found == wanted).all()
+    assert (first == last).all()
+    assert (first == world.ask(edges).outputs["logits"]).all()
+    assert (abs(found - first) > 1e-4).any()
+
+
+def test_an_edge_without_a_row_has_that_of_the_graph_although_it_is_not_seen(world):
+    pairs, first, count = np.unique(world.ends, axis=1, return_index=True, return_counts=True)
+    src, dst = pairs[:, count == 1][:, :5]
+    given = world.ask(
+        world.edges(src, dst, world.rows[first[count == 1][:5]]), exclude_seed_edges="reverse"
+    )
+    found = world.ask(world.edges(src, dst), exclude_seed_edges="reverse")
+    assert (found.outputs["logits"] == given.outputs["logits"]).all()
+
+
+def test_excluded_edges_beside_ends_that_the_request_describes(world):
+    """An edge of a described end has what the request lists; known ones are scored as without it."""
+    user = ContextNode(
+        type="user", id="new", features=[1.0, 0.0, -1.0, 2.0], neighbors={"shop__paid_by__user": [2, 5]}
+    )
+    hides = ContextNode(type="user", id="u3", features=[5.0, -5.0, 5.0, 0.0])
+    src, dst = world.ends[:, world.ends[0] != 3][:, :4]
+    known = world.edges(src, dst, np.ones((4, 2), np.float32))
+    own = (ScoredEdge("new", 2, attr=[1.0, 1.0]), ScoredEdge("u3", 2, attr=[1.0, 1.0]))
+    options = {"context": (user, hides), "exclude_seed_edges": "reverse"}
+    mixed = world.ask(known[:2] + own + known[2:], **options).outputs["logits"]
+    alone = world.ask(known, exclude_seed_edges="reverse").outputs["logits"]
+    assert (mixed[[0, 1, 4, 5]] == alone).all()
+    assert (mixed[2:4] == world.ask(own, context=(user, hides)).outputs["logits"]).all()
+    request = ScoreRequest("payments", edges=known[:2] + own + known[2:], **options)
+    only_known = ScoreRequest("payments", edges=known, exclude_seed_edges="reverse")
+    together = world.answerer.answer([request, only_known, request])
+    for one, other in zip((mixed, alone, mixed), together, strict=True):
+        assert (one == other.outputs["logits"]).all()
+
+
+def test_edits_give_the_answers_of_a_graph_that_is_built_with_them(world):
+    """Bit for bit, twenty times: removed, added and other rows; alone, with exclusion, and in one batch."""
+    rng = np.random.default_rng(23)
+    requests, wanted = [], []
+    for turn in range(20):
+        gone = world.ends[:, rng.integers(EDGES)]
+        new = rng.integers(0, USERS), rng.integers(0, SHOPS)
+        attr, features = rng.normal(size=2).astype("f4"), rng.normal(size=4).astype("f4")
+        user = int(rng.integers(0, USERS))
+        edits = [
+            Edit(remove_edge=EdgeEdit(world.users[gone[0]], int(gone[1]), "user__pays__shop")),
+            Edit(add_edge=EdgeEdit(world.users[new[0]], int(new[1]), "user__pays__shop",
+                                   edge_attr=attr.tolist())),
+            Edit(set=ContextNode(type="user", id=world.users[user], features=features.tolist())),
+        ]  # fmt: skip
+        stays = ~(world.ends == gone[:, None]).all(axis=0)
+        pays = np.concatenate([world.ends[:, stays], np.array(new)[:, None]], axis=1)
+        rows = np.concatenate([world.rows[stays], attr[None]])
+        x = {**world.x, "user": world.x["user"].copy()}
+        x["user"][user] = features
+        how = ("", "self")[turn % 2]
+        src, dst = np.array([gone[0], new[0], user]), np.array([gone[1], new[1], 3])
+        edges = world.edges(src, dst, rng.normal(size=(3, 2)).astype("f4"))
+        right = world.rebuilt(x, pays, rows=rows)
+        wanted.append(world.ask(edges, right, exclude_seed_edges=how).outputs["logits"])
+        requests.append(ScoreRequest("payments", edges=edges, edits=tuple(edits), exclude_seed_edges=how))
+        found = world.ask(edges, edits=tuple(edits), exclude_seed_edges=how).outputs["logits"]
+        assert (found == wanted[-1]).all()
+    for outcome, right in zip(world.answerer.answer(requests), wanted, strict=True):
+        assert (outcome.outputs["logits"] == right).all()
+
+
+def test_edges_that_are_excluded_are_declared_for_models_of_pairs_only(world, tmp_path):
+    def packaged(**options):
+        return package(
+            world.encoder, world.graph, tmp_path, name="m", fanouts=[-1, -1], check_nodes=20, **options
+        )
+
+    with pytest.raises(PackagingError, match=r"exclude_seed_edges: 'both' is not one of none, self, rev"):
+        packaged(task="binary", target=("user", "shop"), head=world.head, exclude_seed_edges="both")
+    with pytest.raises(PackagingError, match="exclude_seed_edges: for a model of pairs or edges"):
+        packaged(task="embedding", target="user", exclude_seed_edges="self")
+    spec = packaged(
+        task="binary", target=("user", "shop"), head=world.head, exclude_seed_edges="reverse"
+    ).spec
+    assert (spec.head.exclude_seed_edges, spec.format) == ("reverse", 9)
+    assert (world.report.spec.head.exclude_seed_edges, world.report.spec.format) == ("", 8)

@@ -14,11 +14,11 @@ import torch
 
 import hopline
 from hopline.errors import BadRequest
-from hopline.jobs.batch.parquet_sink import ParquetFile
 from hopline.jobs.batch.run import BatchOptions, BatchRun
 from hopline.server import DEFAULT_SERVICE
 from hopline.transports.grpc import INFERENCE
 from hopline.transports.proto import message
+from hopline_stores.parquet_sink import ParquetFile
 from tests.engine import zoo
 from tests.packaging.test_heads_of_types import SIZES, Shop, package, truth
 from tests.server.live_rig import serving

@@ -55,6 +55,7 @@ class Computer:
     """
 
     fetches = False
+    excludes = False
 
     def __init__(self, name: str, version: str, graph_version: str = "", row_bytes: int = 64) -> None:
         self.name = name
@@ -78,8 +79,8 @@ class Computer:
         """
         raise NotImplementedError
 
-    def with_cut(self, request: ScoreRequest) -> ScoreRequest:
-        """A request that has `as_of`, with an integer there.
+    def resolved(self, request: ScoreRequest) -> ScoreRequest:
+        """A request with an integer as `as_of`, and the model's own `exclude_seed_edges` if it has none.
 
         Raises: BadRequest: it is of another unit than the graph's times.
         """

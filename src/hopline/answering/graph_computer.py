@@ -86,6 +86,7 @@ class GraphComputer(Computer):
         self.rows_per_seed = self._rows.direct + self._rows.below
         self.predicts = self._rows.differs
         self.model = model
+        self.excludes = bool(spec.head.exclude_seed_edges)
         self._live = model.graph if isinstance(model.graph, LiveView) else None
         self._max_nodes = config.limits.max_nodes_per_request
         self._max_bytes = config.limits.max_request_bytes
@@ -134,7 +135,8 @@ class GraphComputer(Computer):
             encoder = model.encoder
             zeros = np.zeros(model.graph.schema.node_types[name].feature_dim, np.float32)
             inline = InlineNode(columns=encoder.example) if encoder else InlineNode(zeros)
-            for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
+            others = {"exclude_seed_edges": model.spec.head.exclude_seed_edges} if self.excludes else {}
+            for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}, others):
                 with contextlib.suppress(HoplineError):  # not every model takes them
                     self._preflight(np.arange(1), model, **fields)
         self._measure(num_nodes)
@@ -222,8 +224,11 @@ class GraphComputer(Computer):
                 return num_seeds
         return self._check(request)
 
-    def with_cut(self, request: ScoreRequest) -> ScoreRequest:
-        """With `as_of` in the unit of the edge times."""
+    def resolved(self, request: ScoreRequest) -> ScoreRequest:
+        """As `Computer.resolved`: with `as_of` in the unit of the edge times."""
+        if self.excludes and not request.exclude_seed_edges:
+            how = self.model.spec.head.exclude_seed_edges
+            request = msgspec.structs.replace(request, exclude_seed_edges=how)
         as_of = request.as_of
         if as_of is None or not self._has_times or self.reads_store:
             return request
@@ -307,8 +312,6 @@ class GraphComputer(Computer):
         sources, targets = request.ends
         if len(sources) != len(targets):
             raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
-        if request.exclude_seed_edges and request.context:
-            raise BadRequest("exclude_seed_edges: edges of context nodes are those that the request lists")
         self._check_count(len(request.context) or 1, "context nodes")
         return 2 * self._check_count(len(sources), takes)
 
@@ -482,6 +485,7 @@ class GraphComputer(Computer):
                 "task": {each.name: each.task for each in named} or spec.task,
                 "node_types": {name: "string" if kind == "string" else "int" for name, kind in ids.items()},
                 "edge_type": head.edge_type,
+                "exclude_seed_edges": head.exclude_seed_edges,
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,

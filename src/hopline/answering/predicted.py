@@ -88,7 +88,7 @@ class PredictedRows:
             parts = [self.of(replace(request, inline=(), context=()), num_seeds - len(request.inline))]
             parts += [self._size.described(each.type or own, [each]) for each in request.context]
             return direct + sum(part[0] for part in parts), below + sum(part[1] for part in parts)
-        if request.edits or request.exclude_seed_edges:  # all below is sampled, to see what they reach
+        if request.edits or request.excludes:  # all below is sampled, to see what they reach
             plain = replace(request, edits=(), exclude_seed_edges="")
             return sum(self.of(plain, num_seeds)), 0.0
         if self.large:
@@ -212,7 +212,7 @@ def first_costs(
 
 def _only(request: ScoreRequest) -> _Key:
     """The one node or pair that a request is about; () where it is about more."""
-    if request.inline or request.context or request.edits or request.exclude_seed_edges:
+    if request.inline or request.context or request.edits or request.excludes:
         return ()
     if (ends := request.ends) is not None:
         sources, targets = ends

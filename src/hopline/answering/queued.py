@@ -120,15 +120,15 @@ class QueuedVersion(CountedVersion):
         """Check a request, admit it and queue it; raises as `accept`."""
         computer, admission = self.computer, self.admission
         try:
-            if work.request.as_of is not None:
-                work.request = computer.with_cut(work.request)
+            if work.request.as_of is not None or computer.excludes:
+                work.request = computer.resolved(work.request)
             work.num_seeds = num_seeds = computer.num_seeds(work.request)
             if work.admission is None:  # a look-up may have admitted it
                 admission.admit(work)
             work.rows = rows = int(num_seeds * computer.rows_per_seed)
             work.num_bytes = rows * computer.row_bytes
             request = work.request
-            if computer.predicts or request.inline or request.edits or request.exclude_seed_edges:
+            if computer.predicts or request.inline or request.edits or request.excludes:
                 computer.predict(work)
             if admission.has_rate and not self.is_in_preflight:
                 self._put_paid(work)

@@ -22,6 +22,7 @@ from hopline.types import (
     AnyArray,
     ContextNode,
     Edit,
+    Excluded,
     ExternalId,
     ExternalIds,
     InlineNode,
@@ -58,8 +59,8 @@ class ScoreOptions(TypedDict, total=False):
         keep: add the inline nodes, and those of `context`, to the live graph. Give a `key` too: without
             one, a call whose answer is lost is not repeated.
         edits: of the graph, for this call only: `Edit`, or mappings as JSON has them under "if".
-        exclude_seed_edges: for pairs: a pair's own edges are not seen by its message passing. "self" those
-            from source to destination, "reverse" also those back.
+        exclude_seed_edges: for pairs and edges: its own edges are not seen by a pair's message passing.
+            "self" those from source to destination, "reverse" also those back; default: as packaged.
     """
 
     version: str | None
@@ -77,7 +78,7 @@ class ScoreOptions(TypedDict, total=False):
     node_type: str | None
     keep: bool
     edits: Iterable[Edit | Mapping[str, Any]]
-    exclude_seed_edges: Literal["self", "reverse"]
+    exclude_seed_edges: Excluded
 
 
 class _Answer(msgspec.Struct):

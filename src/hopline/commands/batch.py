@@ -1,7 +1,8 @@
-"""`hopline batch`: score all nodes of a graph, or those of a file."""
+"""`hopline batch`: score all nodes of a graph or those of a file, or edges."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,8 @@ from hopline.commands.serve_flags import resolve_config
 from hopline.config.schema import Config
 from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ModelNotFound
+from hopline.graph.cell_text import read_text
+from hopline.graph.id_values import integer_id
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -51,6 +54,17 @@ def batch(
     nodes: Annotated[
         Path | None, typer.Option(help="Score only these ids: one a line, or a .npy file.")
     ] = None,
+    edges: Annotated[
+        str | None, typer.Option(help="Score edges: a table with columns from and to, or all of the graph.")
+    ] = None,
+    begin: Annotated[
+        str | None, typer.Option(help="Of all edges, those from this time on: a number, or ISO 8601.")
+    ] = None,
+    end: Annotated[str | None, typer.Option(help="Of all edges, those before this time.")] = None,
+    exclude_seed_edges: Annotated[
+        str,
+        typer.Option(help="Edges that the score of an edge does not see: none, self or reverse."),
+    ] = "",
     since: Annotated[
         Path | None, typer.Option(help="Work folder of an earlier run: compute only what changed since.")
     ] = None,
@@ -80,8 +94,9 @@ def batch(
     config: ConfigFile = None,
     settings: AnySetting = None,
 ) -> None:
-    """Score all nodes of a graph, compute each row of each level once, and publish all results together."""
+    """Score all nodes of a graph, or edges, and publish all results together."""
     from hopline.config.urls import shown
+    from hopline.jobs.batch.edges import EdgeChoice, EdgeRun
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.jobs.batch.registry import OUTPUTS, open_engine, open_sink, scheme_of, work_folder
     from hopline.jobs.batch.run import BatchOptions, BatchRun
@@ -114,20 +129,38 @@ def batch(
         restart=restart,
         checkpoint_s=checkpoint_s,
     )
-    with progress_bars(RowRate(), quiet=as_json) as advance:
-        run = BatchRun(
-            folder,
-            graph_folder,
-            work or work_folder(to, f"batch-{model}-{version}"),
-            options,
-            engine=partial(open_engine, engine, address=ray_address or ""),
-            advance=advance,
+    if edges is None and (begin or end or exclude_seed_edges):
+        raise BadRequest("--begin, --end and --exclude-seed-edges are for --edges")
+    if edges is not None and (scheme not in ("npy", "parquet") or engine != "local"):
+        raise BadRequest(
+            "scores of edges are computed here (--engine local) and written to npy: or Parquet"
         )
+    places = folder, graph_folder, work or work_folder(to, f"batch-{model}-{version}")
+    with progress_bars(RowRate(), quiet=as_json) as advance:
+        run: BatchRun | EdgeRun
+        if edges is not None:
+            file = None if edges == "all" else Path(edges)
+            choice = EdgeChoice(file, _moment(begin), _moment(end), exclude_seed_edges)
+            run = EdgeRun(*places, choice, options, advance=advance)
+        else:
+            opened = partial(open_engine, engine, address=ray_address or "")
+            run = BatchRun(*places, options, engine=opened, advance=advance)
         report = run.run(lambda: open_sink(to))
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
         show(report, shown(to), Screen())
+
+
+def _moment(text: str | None) -> int | datetime | None:
+    """A time in the graph's unit, or a date. Raises: BadRequest."""
+    try:
+        if text is None or text.strip().lstrip("-").isdecimal():
+            return None if text is None else integer_id(text)
+        found: datetime = read_text("timestamp", text)
+    except ValueError as error:
+        raise BadRequest(f"--begin, --end: {error}") from None
+    return found
 
 
 def model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:

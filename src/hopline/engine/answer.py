@@ -297,16 +297,16 @@ class Answerer:
         parts, first = list[tuple[int, Overlay]](), 0
         for m in good if overlays else ():
             tags: Any = first
-            if requests[m].exclude_seed_edges:  # a graph for each pair; one for those that lack the edge
-                num_pairs = len(sides[0][m])
-                differ = np.array([k for k, _ in overlays[m]], np.int64)
+            num_pairs = len(sides[0][m]) if requests[m].excludes else 0
+            if num_pairs:  # a graph for each pair; one for those that lack the edge
+                differ = np.array([k for k, _ in overlays[m] if k < num_pairs], np.int64)
                 tags = np.full(num_pairs, first + num_pairs)
                 tags[differ] = first + differ
             parts += [(first + k, each) for k, each in overlays[m]]
             added = ADDED | np.arange(len(requests[m].inline))
             for side_ids in sides:  # -1 stays -1
                 side_ids[m] = np.concatenate([side_ids[m], added]) | (tags << REQUEST)
-            first = int(np.max(tags)) + 1
+            first += num_pairs + 1
         flat = [np.concatenate([side_ids[m] for m in good]) for side_ids in sides]
         ok = np.logical_and.reduce([ids >= 0 for ids in flat])
         everything = bool(ok.all())
@@ -459,7 +459,7 @@ def cut_of(request: ScoreRequest) -> int:
 
 
 def _has_overlay(request: ScoreRequest) -> bool:
-    return bool(request.inline or request.context or request.edits or request.exclude_seed_edges)
+    return bool(request.inline or request.context or request.edits or request.excludes)
 
 
 def _groups(requests: Sequence[ScoreRequest]) -> list[tuple[tuple[int, bool], list[int]]]:

@@ -15,9 +15,19 @@ import numpy as np
 from hopline.engine.inline import check_kinds, edge_columns, node_rows, parse_inline
 from hopline.engine.model import Model
 from hopline.engine.overlay import Lists, Overlay, offsets_of
+from hopline.engine.scored_edges import described_ends
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
 from hopline.sampling.keyed import NO_CUT
-from hopline.types import AnyArray, ContextNode, EdgeEdit, Edit, FloatArray, IdArray, ScoreRequest
+from hopline.types import (
+    AnyArray,
+    ContextNode,
+    EdgeEdit,
+    Edit,
+    ExternalIds,
+    FloatArray,
+    IdArray,
+    ScoreRequest,
+)
 
 
 def overlays_of(
@@ -25,29 +35,38 @@ def overlays_of(
 ) -> list[tuple[int, Overlay]]:
     """The overlays of a request that changes the graph for itself, in the order of `Overlay.joined`.
 
-    Returns: (0, overlay); where each pair has a separate graph, (pair, overlay) of those that differ.
+    Returns: (0, overlay); where each pair has a separate graph, (pair, overlay) of those that differ, and
+        (number of pairs, overlay) for the others.
 
     Raises: BadRequest, NodeNotFound, RequestTooLarge: as `parse_inline`; an edit that cannot be made.
     """
-    how, head, found = request.exclude_seed_edges, model.spec.head, list[tuple[int, Overlay]]()
-    if how and request.ends is not None:
+    head, found, others = model.spec.head, list[tuple[int, Overlay]](), 0
+    if request.excludes and request.ends is not None:
         types = head.node_type, head.dst_node_type or head.node_type
-        sides = zip(types, request.ends, strict=True)
-        ends = [model.graph.nodes[name].ids.lookup(external).tolist() for name, external in sides]
+        ends = [_known(model, request, *side) for side in zip(types, request.ends, strict=True)]
         for i, (source, target) in enumerate(zip(*ends, strict=True)):
-            edits = _Edits(model, max_neighbors, as_of)
-            edits.make(request.edits)
             if source >= 0 and target >= 0:
-                edits.exclude(types, source, target, f"exclude_seed_edges: pair {i}", both=how == "reverse")
-            if edits.lists or edits.rows:
-                found.append((i, edits.overlay()))
-    elif request.edits:
+                edits = _Edits(model, max_neighbors, as_of, "exclude_seed_edges")
+                edits.make(request.edits)
+                is_both = request.exclude_seed_edges == "reverse"
+                edits.exclude(types, source, target, f"exclude_seed_edges: pair {i}", both=is_both)
+                if edits.lists or edits.rows:
+                    found.append((i, edits.overlay()))
+        others = len(ends[0])
+    if request.edits:
         edits = _Edits(model, max_neighbors, as_of)
         edits.make(request.edits)
-        found.append((0, edits.overlay()))
+        found.append((others, edits.overlay()))
     if request.inline or request.context:
-        found.append((0, parse_inline(model, request.inline, max_neighbors, request.context)))
+        found.append((others, parse_inline(model, request.inline, max_neighbors, request.context)))
     return found
+
+
+def _known(model: Model, request: ScoreRequest, node_type: str, external: ExternalIds) -> list[int]:
+    """Rows of one side of the pairs; -1 for ends that the graph lacks, and for those that `context` has."""
+    found, _ = described_ends(request, external, node_type, model.spec.head.node_type)
+    known: list[int] = np.where(found < 0, model.graph.nodes[node_type].ids.lookup(external), -1).tolist()
+    return known
 
 
 class _Edits:
@@ -59,21 +78,25 @@ class _Edits:
         rows: node type -> node -> float32 [1, d].
     """
 
-    def __init__(self, model: Model, max_neighbors: int, as_of: int) -> None:
+    def __init__(self, model: Model, max_neighbors: int, as_of: int, name: str = "if") -> None:
         self._model, self._graph, self._spec = model, model.graph, model.spec
-        self._max_neighbors, self._as_of = max_neighbors, as_of
+        self._max_neighbors, self._as_of, self._name = max_neighbors, as_of, name
         self.lists: dict[str, dict[int, dict[str, AnyArray]]] = defaultdict(dict)
         self.added: dict[str, list[tuple[FloatArray, FloatArray]]] = defaultdict(list)
         self.rows: dict[str, dict[int, FloatArray]] = defaultdict(dict)
         levels = [level for stages in model.levels for level in stages.values()]
         if model.sources or model.is_stored:
-            raise BadRequest("if: features or edges of this graph lie in a store, which no request edits")
+            raise BadRequest(
+                f"{name}: features or edges of this graph lie in a store, which no request edits"
+            )
         if any(level.structure is not None for level in levels):
-            raise BadRequest("if: a student reads rows that were computed from the graph; ask its teacher")
+            raise BadRequest(
+                f"{name}: a student reads rows that were computed from the graph; ask its teacher"
+            )
         packed = any(each.sampler.packed for level in levels for each in level.relations.values())
         if self._spec.sampling == "weighted" and packed:
             # Its running sums are of codes: a draw at a boundary could differ from that of an edited list.
-            raise BadRequest("if: the model samples by weight, and the graph's weights are compressed")
+            raise BadRequest(f"{name}: the model samples by weight, and the graph's weights are compressed")
 
     def make(self, edits: Sequence[Edit]) -> None:
         """Make edits, after those that were made before."""
@@ -107,7 +130,9 @@ class _Edits:
         nodes = np.array(sorted(own))
         growth = sum(len(own[node]["positions"]) for node in nodes) - int(adjacency.degree(nodes).sum())
         if key in self._spec.types_nonempty and growth < 0 and adjacency.num_edges + growth <= 0:
-            raise BadRequest(f"if: {key!r} would have no edges; the model takes another branch then")
+            raise BadRequest(
+                f"{self._name}: {key!r} would have no edges; the model takes another branch then"
+            )
         parts = []
         for node in nodes.tolist():
             columns = own[node]

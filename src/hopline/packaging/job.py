@@ -431,6 +431,7 @@ class Job:
         oldest = max(spec.format, artifact.ATTENTION_FORMAT if "attend" in kinds else 1)
         oldest = artifact.EDGE_ROWS_FORMAT if "nodes" in kinds else oldest
         oldest = artifact.EDGE_HEAD_FORMAT if self.edge_type else oldest
+        oldest = artifact.EXCLUDED_FORMAT if spec.head.exclude_seed_edges else oldest
         return msgspec.structs.replace(spec, levels=tuple(levels), format=oldest)
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:

@@ -42,7 +42,7 @@ from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Device, Fanouts, Role, Sampling
 from hopline.packaging.several import Heads, Several, by_output, node_types_of
 from hopline.packaging.signature import bind
-from hopline.types import Progress, silent
+from hopline.types import Excluded, Progress, silent
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -134,6 +134,7 @@ def package(
     output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
     preprocess: Mapping[Any, Any] | None = None, edge_type: str | tuple[str, str, str] | None = None,
+    exclude_seed_edges: Excluded = "none",
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -185,6 +186,8 @@ def package(
             are not read. Its result are the module's features or edge attributes; requests have columns.
         edge_type: of the edges whose attributes a head of three arguments reads; needed only if several
             types join the targets.
+        exclude_seed_edges: edges that training hid from the pair or edge that it scored: "self", or
+            "reverse" with those back. Requests that do not say otherwise are answered so.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 
@@ -203,6 +206,7 @@ def package(
         *(("output", value, Output) for value in outputs.values()),
         ("device", device, Device),
         ("sampling", sampling, Sampling),
+        ("exclude_seed_edges", exclude_seed_edges, Excluded),
     ):  # fmt: skip
         artifact.check_choice(named, value, get_args(hint))
     settings.check_sampling(sampling, schema)
@@ -247,6 +251,9 @@ def package(
     row_type = edge_type_of(head, targets, schema, edge_type)
     called = binding.called + head_call(head, targets, row_type)
     served: Any = head
+    excluded = "" if exclude_seed_edges == "none" else exclude_seed_edges
+    if excluded and not is_link(head):
+        raise PackagingError("exclude_seed_edges: for a model of pairs or edges, with a head of both ends")
     if "" not in tasks and is_link(head):
         raise PackagingError("a model of pairs has one output: package it once for each of its tasks")
     if "" not in tasks and head is None and not types:
@@ -272,7 +279,8 @@ def package(
     spec = ModelSpec(
         name=name, version=version, task=tasks.get("", "several"), num_layers=0,
         graph_schema=msgspec.json.decode(msgspec.json.encode(schema)), fanouts={},
-        head=Head(targets[0], 0), sampling=sampling, max_degree=max_degree, salt=salt,
+        head=Head(targets[0], 0, exclude_seed_edges=excluded),
+        sampling=sampling, max_degree=max_degree, salt=salt,
         classes=class_names.get("", ()), called=called,
         producer={name: importlib.metadata.version(name) for name in _PRODUCERS},
     )  # fmt: skip

@@ -24,11 +24,12 @@ from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.sink import ID_COLUMN, Column, Sink, TableSchema
 from hopline.types import AnyArray
 
-#: One column of each kind.
-VECTOR, SCALAR, INTEGER = (
+#: One column of each kind; rows of nodes have no text besides their ids.
+VECTOR, SCALAR, INTEGER, TEXT = (
     Column("embedding", "float32", 5),
     Column("probabilities", "float32", 0),
     Column("label", "int64", 0),
+    Column("from", "string", 0),
 )
 
 Ids = list[int] | list[str]
@@ -95,6 +96,8 @@ def values_of(schema: TableSchema, seed: int = 0) -> dict[str, AnyArray]:
         shape = column.empty(schema.num_rows).shape
         if column.dtype == "int64":
             found[column.name] = rng.integers(0, 9, shape)
+        elif column.dtype == "string":
+            found[column.name] = np.array([f"ü{number}" for number in rng.integers(0, 9, shape)], object)
         else:
             found[column.name] = rng.standard_normal(shape).astype(np.float32)
     return found
@@ -105,7 +108,10 @@ def feed(sink: Sink, schema: TableSchema, begin: int, end: int, *, seed: int = 0
     ids, values = ids_of(schema), values_of(schema, seed)
     for at in range(begin, end, step):
         last = min(at + step, end)
-        some: Columns = {name: array[at:last].copy() for name, array in values.items()}
+        some: Columns = {
+            name: array[at:last].tolist() if array.dtype == object else array[at:last].copy()
+            for name, array in values.items()
+        }
         part = ids[at:last]
         some[ID_COLUMN] = part if schema.id_kind == "string" else np.array(part, np.int64)  # type: ignore[assignment]
         sink.write(at, some)

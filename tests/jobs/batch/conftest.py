@@ -8,7 +8,9 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.graph import Graph
 from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.rows import RowComputer
 from hopline.jobs.batch.run import BatchOptions, BatchRun
+from hopline.jobs.batch.states import MemoryRows
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 
@@ -24,6 +26,20 @@ def cases(tmp_path_factory):
             saved[key] = case.graph.save(tmp_path_factory.mktemp("batch-graph") / "graph")
         case.graph = saved[key]
     return built
+
+
+def computed(folder, spec, graph, at, ids, below, raw=None, compact_edges=0) -> np.ndarray:
+    """States of ids at (level, node type), computed from rows of the level below by node type."""
+    bases = {}
+    for name, rows in below.items():
+        bases[name] = MemoryRows(*rows.shape)
+        bases[name].write(np.arange(len(rows)), np.asarray(rows, np.float32))
+    own = {} if raw is None else {"raw": raw}
+    computer = RowComputer(folder, spec, graph, *at, bases, **own, compact_edges=compact_edges)
+    level, node_type = at
+    out = np.empty((len(ids), spec.levels[level][node_type].state_dim), np.float32)
+    computer.compute(ids, out)
+    return out
 
 
 class Scored:

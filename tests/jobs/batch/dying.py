@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hopline.jobs.batch.edges import EdgeChoice, EdgeRun
 from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.run import BatchOptions, BatchRun
@@ -46,6 +47,17 @@ def into_folder(folder: Path, graph: Path, out: Path, moment: int | str, engine:
     advance = dying_at(moment if isinstance(moment, int) else 0)
     work = out.with_name("out.run")
     BatchRun(folder, graph, work, options, engine=engine, advance=advance).run(lambda: Dies(out))
+
+
+def edges_into_folder(folder: Path, graph: Path, out: Path) -> None:
+    """Score the edges of the graph, and die before they are published."""
+
+    class Dies(NpyFolder):
+        def commit(self) -> None:
+            die()
+
+    work = out.with_name("out.run")
+    EdgeRun(folder, graph, work, EdgeChoice(), BatchOptions(threads=1)).run(lambda: Dies(out))
 
 
 def into_sink(

@@ -18,7 +18,7 @@ from hopline.features.registry import open_store
 from hopline.graph.schema import quoted
 from hopline.jobs.batch.npy import TABLE
 from hopline.jobs.batch.sink import Column
-from hopline.testing.sinks import SinkPlace
+from hopline.testing.sinks import TEXT, SinkPlace
 
 
 def picked(ids, found, columns):
@@ -28,7 +28,17 @@ def picked(ids, found, columns):
     return {name: values[rows] for name, values in columns.items()}
 
 
+def npy_column(folder, name):
+    """A column of a folder of arrays: an array, or a list of texts."""
+    if not (folder / f"{name}_blob.npy").exists():
+        return np.load(folder / f"{name}.npy")
+    blob, ends = np.load(folder / f"{name}_blob.npy").tobytes(), np.load(folder / f"{name}_offsets.npy")
+    return [blob[a:b].decode() for a, b in pairwise(ends)]
+
+
 class NpyPlace(SinkPlace):
+    columns = (*SinkPlace.columns, TEXT)
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "out"
         self.address = f"npy:{self.folder}"
@@ -40,14 +50,8 @@ class NpyPlace(SinkPlace):
         folder = self.folder / quoted(part) if part else self.folder
         if not (folder / TABLE).exists():
             return None
-        if (folder / "id_blob.npy").exists():
-            blob, ends = np.load(folder / "id_blob.npy").tobytes(), np.load(folder / "id_offsets.npy")
-            found = [blob[a:b].decode() for a, b in pairwise(ends)]
-        else:
-            found = np.load(folder / "id.npy").tolist()
-        return picked(
-            ids, found, {name.name: np.load(folder / f"{name.name}.npy") for name in self.columns}
-        )
+        found = {column.name: np.array(npy_column(folder, column.name)) for column in self.columns}
+        return picked(ids, list(npy_column(folder, "id")), found)
 
 
 class TablePlace(SinkPlace):
@@ -78,11 +82,13 @@ def from_arrow(table, ids, columns):
     for column in columns:
         values = table[column.name].combine_chunks()
         flat = values.flatten() if column.width else values
-        found[column.name] = flat.to_numpy().reshape(column.empty(table.num_rows).shape)
+        found[column.name] = flat.to_numpy(zero_copy_only=False).reshape(column.empty(table.num_rows).shape)
     return picked(ids, table["id"].to_pylist(), found)
 
 
 class ParquetPlace(SinkPlace):
+    columns = (*SinkPlace.columns, TEXT)
+
     def __init__(self, folder: Path) -> None:
         self.path = folder / "out.parquet"
         self.address = str(self.path)

@@ -10,9 +10,9 @@ import pytest
 from hopline.artifact import read_spec
 from hopline.errors import SinkError
 from hopline.jobs.batch.local import LocalEngine
-from hopline.jobs.batch.rows import compute_rows
 from hopline.jobs.batch.states import RowFile, create
 from hopline.jobs.batch.work import LevelWork, Shaper
+from tests.jobs.batch.conftest import computed
 
 SPAN = 7
 
@@ -25,8 +25,8 @@ def level(cases, tmp_path):
     features = np.ascontiguousarray(graph.node().features, np.float32)
     np.save(tmp_path / "x.npy", features)
     dim = spec.levels[1]["node"].state_dim
-    right = np.empty((graph.num_nodes, dim), np.float32)
-    compute_rows(case.folder, graph, 1, "node", 0, graph.num_nodes, {"node": features}, right)
+    ids = np.arange(graph.num_nodes)
+    right = computed(case.folder, spec, graph, (1, "node"), ids, {"node": features})
     out = tmp_path / "states" / "1.npy"
     create(out, graph.num_nodes, dim)
     work = LevelWork(

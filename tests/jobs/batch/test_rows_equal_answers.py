@@ -11,10 +11,10 @@ from hopline.engine.model import Model
 from hopline.engine.schema import fitted
 from hopline.graph import Graph
 from hopline.jobs.batch.needed_rows import needed_levels
-from hopline.jobs.batch.rows import Dense, RowComputer, compute_rows, with_all_neighbors
+from hopline.jobs.batch.rows import with_all_neighbors
 from hopline.packaging import package
 from tests.engine import zoo
-from tests.jobs.batch.conftest import online, score
+from tests.jobs.batch.conftest import computed, online, score
 
 NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "learned"]
 
@@ -87,16 +87,10 @@ def test_rows_brought_together_give_the_same_bits_as_rows_where_they_lie(cases, 
         states = {}
         for node_type in types:
             raw = np.array(graph.nodes[node_type].features)
-            bases = {t: Dense(a) for t, a in below.items()}
-            ids = np.arange(len(raw))
-            rows = []
-            for compact_edges in (0, 64, 4096):
-                computer = RowComputer(
-                    case.folder, spec, graph, level, node_type, bases, raw, compact_edges
-                )
-                out = np.empty((len(ids), spec.levels[level][node_type].state_dim), np.float32)
-                computer.compute(ids, out)
-                rows.append(out)
+            at, ids = (level, node_type), np.arange(len(raw))
+            rows = [
+                computed(case.folder, spec, graph, at, ids, below, raw, edges) for edges in (0, 64, 4096)
+            ]
             assert (rows[0] == rows[1]).all()
             assert (rows[0] == rows[2]).all()
             states[node_type] = rows[0]
@@ -111,8 +105,8 @@ def test_any_span_of_rows_can_be_computed_apart(cases):
     for level in (1, 2, 3):
         out = np.empty((zoo.N, spec.levels[level]["node"].state_dim), np.float32)
         for begin, end in ((70, zoo.N), (0, 1), (1, 70)):
-            part = out[begin:end]
-            compute_rows(case.folder, case.graph, level, "node", begin, end, {"node": states}, part)
+            ids, below = np.arange(begin, end), {"node": states}
+            out[begin:end] = computed(case.folder, spec, case.graph, (level, "node"), ids, below)
         states = out
     model = Model(case.folder, spec, case.graph)
     assert (states == model.final_states({"node": np.arange(zoo.N)})["node"]).all()

@@ -6,6 +6,7 @@
                    and which of their errors are worth a retry
     parquet.py     a feature store of files; columns.py: forms of values in stores of texts
     published.py   batch results in a store, one generation after another; sink.py writes them
+    parquet_sink.py    batch results in files
 
 Hopline finds them by the schemes of URLs.
 """

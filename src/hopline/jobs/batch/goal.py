@@ -14,6 +14,7 @@ import numpy as np
 from hopline.artifact import ModelSpec, sha256_of
 from hopline.errors import BadRequest, BatchError, GraphError, NodeNotFound, RunMismatch
 from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
 from hopline.jobs.batch import needed_rows as needs
 from hopline.jobs.batch.changes import Matched, SnapshotChanges
 from hopline.jobs.batch.journal import RunIdentity, RunManifest, read_manifest, read_marks
@@ -205,12 +206,7 @@ class Goal:
             raise BadRequest("--nodes and --since exclude each other: since scores the whole graph")
         if len(self.types) > 1:
             raise BadRequest(f"--nodes are of one type of {' and '.join(self.types)}: name its --outputs")
-        ids = self._graph.nodes[self.types[0]].ids.lookup(nodes)
-        unknown = [nodes[k] for k in np.flatnonzero(ids < 0).tolist()]
-        if unknown:
-            listed = ", ".join(repr(name) for name in unknown[:_NAMED])
-            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-            raise NodeNotFound(f"the graph has no nodes {listed}{more}", unknown)
+        ids = known_nodes(self._graph, self.types[0], nodes)
         distinct, first = np.unique(ids, return_index=True)
         self.duplicates = len(nodes) - distinct.shape[0]
         return {self.types[0]: ids[np.sort(first)]}
@@ -233,3 +229,14 @@ class Goal:
             nodes=nodes,
             since=self.previous.manifest.identity.run_id if self.previous is not None else "",
         )
+
+
+def known_nodes(graph: Graph | LiveView, node_type: str, nodes: ExternalIds, where: str = "") -> IdArray:
+    """Rows of nodes of a type, int64 [n]. Raises: NodeNotFound: ids that are not in the graph."""
+    found = graph.nodes[node_type].ids.lookup(nodes)
+    unknown = list(dict.fromkeys(nodes[k] for k in np.flatnonzero(found < 0).tolist()))
+    if unknown:
+        listed = ", ".join(repr(name) for name in unknown[:_NAMED])
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        raise NodeNotFound(f"{where}the graph has no nodes {listed}{more}", unknown)
+    return found

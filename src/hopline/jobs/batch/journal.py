@@ -84,7 +84,7 @@ _NAMES = {
     "model_hash": "content of the model's folder",
     "graph_version": "graph version",
     "exact": "exact",
-    "nodes": "requested nodes (hash)",
+    "nodes": "requested nodes or edges (hash)",
     "since": "previous run",
 }
 

@@ -1,6 +1,6 @@
 """A sink that is a folder of `.npy` files: `id.npy` and one for each output, and `table.json`.
 
-Written as `<folder>.partial`, synced, then renamed. String ids are stored as two arrays, `id_blob.npy`
+Written as `<folder>.partial`, synced, then renamed. Strings are stored as two arrays, `id_blob.npy`
 (UTF-8) and `id_offsets.npy` (n + 1).
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 from hopline.errors import SinkError
 from hopline.files import publish_folder
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.sink import ID_COLUMN, TableSchema, check_folder, writing
-from hopline.types import AnyArray
+from hopline.jobs.batch.sink import TableSchema, check_folder, writing
+from hopline.types import AnyArray, IdArray
 
 TABLE = "table.json"
 #: Rows between two requests to start writing to disk.
@@ -39,7 +39,7 @@ class NpyFolder:
         self.folder = folder
         self._schema: TableSchema | None = None
         self._files: dict[str, BinaryIO] = {}
-        self._offsets = [np.zeros(1, np.int64)]
+        self._offsets: dict[str, list[IdArray]] = {}
         self._flushed = 0
 
     @property
@@ -55,13 +55,13 @@ class NpyFolder:
         with writing(self.folder):
             shutil.rmtree(self._draft, ignore_errors=True)
             self._draft.mkdir(parents=True)
-            for column in schema.columns:
+            for column in schema.all_columns:
+                if column.dtype == "string":
+                    self._offsets[column.name] = [np.zeros(1, np.int64)]
+                    self._files[column.name] = (self._draft / f"{column.name}_blob").open("wb")
+                    continue
                 tail = (column.width,) if column.width else ()
                 self._begin(column.name, column.dtype, (schema.num_rows, *tail))
-            if schema.id_kind == "string":
-                self._files["id_blob"] = (self._draft / "id_blob").open("wb")
-            else:
-                self._begin(ID_COLUMN, "int64", (schema.num_rows,))
         return 0
 
     def write(self, begin: int, columns: Mapping[str, AnyArray | list[str]]) -> None:
@@ -70,9 +70,9 @@ class NpyFolder:
             for name, values in columns.items():
                 if isinstance(values, list):
                     encoded = [text.encode("utf-8", "surrogatepass") for text in values]
-                    self._files["id_blob"].write(b"".join(encoded))
+                    self._files[name].write(b"".join(encoded))
                     ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-                    self._offsets.append(ends + self._offsets[-1][-1])
+                    self._offsets[name].append(ends + self._offsets[name][-1][-1])
                 elif values.size:
                     self._files[name].write(np.ascontiguousarray(values).data)
             self._flush(begin)
@@ -82,10 +82,10 @@ class NpyFolder:
         assert self._schema is not None
         with writing(self.folder):
             self._close()
-            if self._schema.id_kind == "string":
-                blob = self._draft / "id_blob"
-                np.save(self._draft / "id_offsets.npy", np.concatenate(self._offsets))
-                np.save(self._draft / "id_blob.npy", np.fromfile(blob, np.uint8))
+            for name, offsets in self._offsets.items():
+                blob = self._draft / f"{name}_blob"
+                np.save(self._draft / f"{name}_offsets.npy", np.concatenate(offsets))
+                np.save(self._draft / f"{name}_blob.npy", np.fromfile(blob, np.uint8))
                 blob.unlink()
             described = {name: getattr(self._schema, name) for name in _DESCRIBED}
             described["columns"] = [column.name for column in self._schema.columns]

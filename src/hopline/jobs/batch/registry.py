@@ -48,11 +48,12 @@ SINKS = Door(
     "hopline.batch_sinks",
     {
         "npy": "hopline.jobs.batch.npy:from_address",
-        "parquet": "hopline.jobs.batch.parquet_sink:from_address",
         "precomputed": "hopline.jobs.batch.precomputed_sink:from_address",
     },
-    PUBLISHING,
+    PUBLISHING | {"parquet": "'hopline[parquet]'"},
 )
+#: Schemes whose addresses are paths.
+_PATHS = {*SINKS.own, "parquet"}
 #: File ending -> scheme, for addresses that are paths.
 ENDINGS: dict[str, str] = {".parquet": "parquet", ".precomputed": "precomputed"}
 
@@ -100,5 +101,5 @@ def work_folder(address: str, run: str) -> Path:
     if "://" in address:
         return Path(f"{run}.run")
     scheme, colon, rest = address.partition(":")
-    path = rest if colon and scheme in SINKS.own else address
+    path = rest if colon and scheme in _PATHS else address
     return Path(path.rstrip("/") + ".run")

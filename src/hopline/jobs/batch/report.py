@@ -61,6 +61,6 @@ class BatchReport(msgspec.Struct, frozen=True):
     seconds: float
     rows_per_s: float
     peak_rss_bytes: int
-    levels: tuple[LevelReport, ...]
+    levels: tuple[LevelReport, ...] = ()
     duplicates: int = 0
     kept: str = ""

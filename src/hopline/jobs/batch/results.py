@@ -6,11 +6,13 @@ that listens to the engine; the rest is written on all threads.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,8 +21,9 @@ from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import BadRequest
-from hopline.graph import IdIndex
-from hopline.jobs.batch.report import Advance
+from hopline.jobs.batch.journal import RunIdentity, WorkFolder
+from hopline.jobs.batch.memory import peak_bytes
+from hopline.jobs.batch.report import Advance, BatchReport
 from hopline.jobs.batch.sink import ID_COLUMN, Column, Sink, TableSchema
 from hopline.jobs.batch.states import MemoryRows, RowFile
 from hopline.jobs.batch.work import SPAN_ROWS
@@ -78,6 +81,31 @@ def columns_of(spec: ModelSpec, names: tuple[str, ...], state_dim: int) -> tuple
     return tuple(found)
 
 
+def table_of(identity: RunIdentity, outputs: tuple[str, ...], part: str, **own: Any) -> TableSchema:
+    """The schema of a table of a run; `own` are its other fields."""
+    run = hashlib.blake2b(f"{identity.run_id} {outputs} {part}".encode(), digest_size=8)
+    named = ("model", "version", "model_hash", "graph_version", "exact")
+    about: dict[str, Any] = {name: getattr(identity, name) for name in named}
+    return TableSchema(run_id=run.hexdigest(), part=part, **about, **own)
+
+
+def report_of(work: WorkFolder, rows: int, seconds: float, **own: Any) -> BatchReport:
+    """The report of a run that ends now; `own` are its other fields."""
+    identity = work.manifest.identity
+    return BatchReport(
+        model=identity.model,
+        version=identity.version,
+        graph_version=identity.graph_version,
+        exact=identity.exact,
+        rows=rows,
+        resumed=work.resumed,
+        seconds=seconds,
+        rows_per_s=rows / seconds if seconds > 0 else 0.0,
+        peak_rss_bytes=peak_bytes(),
+        **own,
+    )
+
+
 class _Head:
     """The head of a model over many rows; for one thread."""
 
@@ -122,7 +150,7 @@ class ResultWriter:
         schema: of the table.
         folder, spec: the model.
         states: the final level's rows.
-        ids: of the node type.
+        named: the columns before the outputs, of rows int64 [n] of the table.
 
     Raises:
         SinkError: the sink refuses the table.
@@ -135,15 +163,16 @@ class ResultWriter:
         folder: Path,
         spec: ModelSpec,
         states: RowFile | MemoryRows,
-        ids: IdIndex,
+        named: Callable[[IdArray], Columns],
     ) -> None:
         self._sink = sink
         self.schema = schema
         self._folder = folder
         self._spec = spec
         self._states = states
-        self._ids = ids
-        self._names = tuple(column.name for column in schema.columns)
+        self._named = named
+        offers = available_outputs(spec)
+        self._names = tuple(column.name for column in schema.columns if column.name in offers)
         self._own = threading.local()
         self._buffer = np.empty((SPAN_ROWS, self._states.array.shape[1]), np.float32)
         self._at = sink.open(schema)
@@ -216,7 +245,7 @@ class ResultWriter:
         return self._shaped(rows, found)
 
     def _shaped(self, rows: IdArray, states: FloatArray) -> Columns:
-        return {ID_COLUMN: self._ids.external(rows)} | self._head().run(states)
+        return self._named(rows) | self._head().run(states)
 
     def _head(self) -> _Head:
         """The head of the calling thread."""

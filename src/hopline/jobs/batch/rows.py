@@ -1,7 +1,4 @@
-"""Computes rows of one (level, node type) from dense rows of the level below.
-
-`compute_rows` is all that another engine needs; `RowComputer` does the same and stays open in one thread.
-"""
+"""Computes rows of one (level, node type) from rows of the level below."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hopline.artifact import ModelSpec, Stage, read_spec
+from hopline.artifact import ModelSpec, Stage
 from hopline.engine.interner import Interner
 from hopline.engine.level import Level
 from hopline.engine.stage import Given
@@ -28,17 +25,6 @@ PIECE_ROWS, PIECE_EDGES = 1024, 1 << 18
 EDGE_BYTES = 160
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
-
-
-class Dense:
-    """An array as a base: float32 [N, d], C-contiguous."""
-
-    def __init__(self, array: FloatArray) -> None:
-        self.array = frozen(array)
-
-    def read(self, ids: IdArray, out: FloatArray) -> None:
-        """Copy rows."""
-        out[: ids.shape[0]] = self.array[ids]
 
 
 def with_all_neighbors(spec: ModelSpec) -> ModelSpec:
@@ -76,7 +62,7 @@ class RowComputer:
         graph: Graph,
         level: int,
         node_type: str,
-        below: Mapping[str, Dense | RowFile | MemoryRows],
+        below: Mapping[str, RowFile | MemoryRows],
         raw: FloatArray = _NO_ROWS,
         compact_edges: int = 0,
     ) -> None:
@@ -163,35 +149,3 @@ class RowComputer:
             base.read(distinct, buffer)
             bases[name] = frozen(buffer)
         return bases, own_rows, rows
-
-
-def compute_rows(
-    model_folder: Path,
-    graph: Graph,
-    level: int,
-    node_type: str,
-    begin: int,
-    end: int,
-    below_states: Mapping[str, FloatArray | Path],
-    out: FloatArray,
-    *,
-    exact: bool = False,
-) -> None:
-    """Compute the states of rows [begin, end) at one level, in one thread.
-
-    Args:
-        model_folder: `<repository>/<model>/<version>`.
-        level: 0 to num_layers; a level without a file is the raw features themselves.
-        below_states: node type -> float32 [N, d] rows of level - 1 (raw features where that level has no
-            file), or the path of a `.npy` file of them. Types that are not read may be missing.
-        out: float32 [end - begin, state_dim], filled.
-        exact: read all neighbours, not the model's fanouts.
-    """
-    spec = read_spec(model_folder, verify=False)
-    spec = with_all_neighbors(spec) if exact else spec
-    below = {
-        name: RowFile(rows) if isinstance(rows, Path) else Dense(rows)
-        for name, rows in below_states.items()
-    }
-    raw = np.ascontiguousarray(graph.nodes[node_type].features, np.float32)
-    RowComputer(model_folder, spec, graph, level, node_type, below, raw).compute(np.arange(begin, end), out)

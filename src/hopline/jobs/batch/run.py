@@ -7,7 +7,6 @@ durably done (see `journal.py`) is not repeated, and the tables are the same byt
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 import time
 from collections.abc import Callable
@@ -27,11 +26,10 @@ from hopline.jobs.batch import results
 from hopline.jobs.batch.goal import BatchOptions, Goal
 from hopline.jobs.batch.journal import Mark, RunManifest, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
-from hopline.jobs.batch.memory import peak_bytes
 from hopline.jobs.batch.report import Advance, BatchReport, LevelReport, silent
-from hopline.jobs.batch.results import Columns, ResultWriter, columns_of
+from hopline.jobs.batch.results import Columns, ResultWriter, columns_of, report_of, table_of
 from hopline.jobs.batch.rows import below_of
-from hopline.jobs.batch.sink import Sink, TableSchema
+from hopline.jobs.batch.sink import ID_COLUMN, Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import MemoryRows, RowFile, create, disk_errors, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Reads, Shaper, Worker, pace
@@ -419,7 +417,14 @@ class BatchRun:
         states = (self._engine.kept or {}).get(path) or RowFile(path)
         ids = self._graph.nodes[node_type].ids
         own = self._spec.by_type.get(node_type, self._spec)
-        return ResultWriter(self._open_sink(), schema, self._folder, own, states, ids)
+        return ResultWriter(
+            self._open_sink(),
+            schema,
+            self._folder,
+            own,
+            states,
+            lambda rows: {ID_COLUMN: ids.external(rows)},
+        )
 
     def _final_file(self, top: int, node_type: str) -> Path:
         if self._spec.levels[top][node_type].file is None:
@@ -427,45 +432,31 @@ class BatchRun:
         return state_path(self._work.folder, top, node_type)
 
     def _schema(self, node_type: str, part: str) -> TableSchema:
-        identity = self._work.manifest.identity
         rows = None if self._goal.scored is None else self._goal.scored[node_type]
         nodes = self._graph.nodes[node_type]
         own = self._spec.by_type.get(node_type, self._spec)
         columns = columns_of(own, self._outputs, self._dim(len(self._needed) - 1, node_type))
-        run = hashlib.blake2b(f"{identity.run_id} {self._outputs} {part}".encode(), digest_size=8)
-        return TableSchema(
-            run_id=run.hexdigest(),
-            model=identity.model,
-            version=identity.version,
-            model_hash=identity.model_hash,
-            graph_version=identity.graph_version,
+        return table_of(
+            self._work.manifest.identity,
+            self._outputs,
+            part,
             node_type=node_type,
-            part=part,
             num_rows=nodes.num_nodes if rows is None else rows.shape[0],
             id_kind=nodes.ids.kind,
             columns=columns,
             rows=rows,
-            exact=identity.exact,
             classes=self._spec.classes,
         )
 
     def _report(self, num_rows: int) -> BatchReport:
-        seconds = self._clock() - self._began
-        identity = self._work.manifest.identity
-        return BatchReport(
-            model=identity.model,
-            version=identity.version,
-            graph_version=identity.graph_version,
-            exact=identity.exact,
+        return report_of(
+            self._work,
+            num_rows,
+            self._clock() - self._began,
             outputs=self._outputs,
             tables=self._types,
-            rows=num_rows,
             recomputed=sum(level.computed for level in self._reports),
-            resumed=self._work.resumed,
             threads=self._engine.threads,
-            seconds=seconds,
-            rows_per_s=num_rows / seconds if seconds > 0 else 0.0,
-            peak_rss_bytes=peak_bytes(),
             levels=tuple(self._reports),
             duplicates=self._goal.duplicates,
             kept=str(self._work.folder) if self._options.keep else "",

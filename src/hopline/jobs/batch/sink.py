@@ -1,7 +1,7 @@
 """The interface of sinks, which receive the results of a batch run.
 
-A run writes one *table*: rows in ascending order, each with the node's external id and the requested
-outputs. Nothing of it may be visible before `commit`.
+A run writes one *table*: rows in ascending order, each with an id (of nodes the external one) and the
+requested outputs. Nothing of it may be visible before `commit`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Column:
 
     Attributes:
         name: "probabilities", "label", "embedding", "logits" or "state" (the final level's row, as the
-            engine's state cache holds it).
-        dtype: NumPy's name: "float32" or "int64".
+            engine's state cache holds it); of edges also "from", "to" and "time".
+        dtype: NumPy's name: "float32" or "int64"; or "string": a list of str.
         width: values in a row; 0 for a scalar.
     """
 
@@ -38,7 +38,13 @@ class Column:
 
     def empty(self, num_rows: int) -> AnyArray:
         """An array for rows: [num_rows, width], or [num_rows] for a scalar."""
-        return np.empty((num_rows, self.width) if self.width else num_rows, self.dtype)
+        dtype = object if self.dtype == "string" else self.dtype
+        return np.empty((num_rows, self.width) if self.width else num_rows, dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """About the bytes of a row."""
+        return (4 if self.dtype == "float32" else 8) * max(1, self.width)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class TableSchema:
         model, version: the model's name and version.
         model_hash: hex sha256 of the artifact's model.json, which holds the hashes of its files.
         graph_version: of the snapshot.
-        node_type: of the rows.
+        node_type: of the rows; of edges, their edge type.
         part: "" if the run writes one table; the node type if it writes one for each of several
             (link models between two types). A sink appends it to its address.
         num_rows: rows of the table.
@@ -77,6 +83,11 @@ class TableSchema:
     exact: bool = False
     classes: tuple[str, ...] = ()
 
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The ids and the columns."""
+        return Column(ID_COLUMN, "string" if self.id_kind == "string" else "int64", 0), *self.columns
+
 
 class Sink(Protocol):
     """Receives one table; calls come from one thread: open, write…, then commit or abort."""
@@ -95,8 +106,8 @@ class Sink(Protocol):
         """Write rows [begin, begin + n); each call continues where the one before ended.
 
         Args:
-            columns: `id` (int64 [n], or a list of n str), and every column of the schema, [n, width] or
-                [n]. The arrays are valid only during the call.
+            columns: `all_columns` of the schema, [n, width] or [n]. The arrays are valid only during the
+                call.
         """
         ...
 

@@ -207,13 +207,6 @@ class RowFile:
                 raise BatchError(f"{self.path} is shorter than its header states; start with --restart")
             view, at = view[done:], at + done
 
-    def take(self, ids: IdArray) -> FloatArray:
-        """Read rows of any ids through the mapping: float32 [n, d]."""
-        out = np.empty((ids.shape[0], self.array.shape[1]), np.float32)
-        if out.size:
-            gather(self.array, ids, 0, out.shape[1], out, 0)
-        return out
-
     def sync(self) -> None:
         """Sync written rows to the disk."""
         with disk_errors(self.path):

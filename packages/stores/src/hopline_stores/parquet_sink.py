@@ -100,31 +100,23 @@ class _Rows:
     """A buffer of rows for one row group."""
 
     def __init__(self, schema: TableSchema, num_rows: int) -> None:
-        self._pa = _arrow("pyarrow")
-        self._columns = schema.columns
-        self._arrays = {column.name: column.empty(num_rows) for column in schema.columns}
-        self._strings = schema.id_kind == "string"
-        self._texts: list[str] = []
-        self._numbers = np.empty(0 if self._strings else num_rows, np.int64)
+        pa = self._pa = _arrow("pyarrow")
+        self._columns = schema.all_columns
+        self._arrays = {column.name: column.empty(num_rows) for column in self._columns}
         self.room = num_rows
         self.num_rows = 0
-        id_type = self._pa.string() if self._strings else self._pa.int64()
-        fields = [self._pa.field(ID_COLUMN, id_type, nullable=False)]
-        for column in schema.columns:
-            kind = self._pa.from_numpy_dtype(np.dtype(column.dtype))
+        fields = []
+        for column in self._columns:
+            is_text = column.dtype == "string"
+            kind = pa.string() if is_text else pa.from_numpy_dtype(np.dtype(column.dtype))
             if column.width:
-                kind = self._pa.list_(self._pa.field("item", kind, nullable=False), column.width)
-            fields.append(self._pa.field(column.name, kind, nullable=False))
-        self.schema = self._pa.schema(fields, metadata=_metadata(schema))
+                kind = pa.list_(pa.field("item", kind, nullable=False), column.width)
+            fields.append(pa.field(column.name, kind, nullable=False))
+        self.schema = pa.schema(fields, metadata=_metadata(schema))
 
     def add(self, columns: Columns, first: int, last: int) -> None:
         """Copy rows [first, last) of the sink's columns; the buffer must have room."""
         a, b = self.num_rows, self.num_rows + last - first
-        ids = columns[ID_COLUMN]
-        if isinstance(ids, list):
-            self._texts += ids[first:last]
-        else:
-            self._numbers[a:b] = ids[first:last]
         for name, array in self._arrays.items():
             array[a:b] = columns[name][first:last]
         self.num_rows = b
@@ -132,18 +124,17 @@ class _Rows:
     def take(self) -> Any:
         """The rows as an Arrow table that shares the buffer; the next `add` starts an empty buffer."""
         pa, n = self._pa, self.num_rows
-        try:
-            ids = pa.array(self._texts, pa.string()) if self._strings else pa.array(self._numbers[:n])
-        except (UnicodeEncodeError, pa.ArrowInvalid) as error:
-            raise SinkError(
-                f"Parquet stores strings as UTF-8, and an id is not valid UTF-8: {error}"
-            ) from None
-        columns = [ids]
+        columns = []
         for column in self._columns:
-            flat = pa.array(self._arrays[column.name][:n].reshape(-1))
-            kind = self.schema.field(column.name).type
+            kind, flat = self.schema.field(column.name).type, self._arrays[column.name][:n].reshape(-1)
+            try:
+                flat = pa.array(flat, kind.value_type if column.width else kind)
+            except (UnicodeEncodeError, pa.ArrowInvalid) as error:
+                raise SinkError(
+                    f"Parquet stores strings as UTF-8, and an id is not valid UTF-8: {error}"
+                ) from None
             columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind) if column.width else flat)
-        self._texts, self.num_rows = [], 0
+        self.num_rows = 0
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
@@ -381,8 +372,7 @@ def _read_metadata(draft: Path) -> dict[str, str] | None:
 
 
 def _row_bytes(schema: TableSchema) -> int:
-    widths = (np.dtype(column.dtype).itemsize * max(1, column.width) for column in schema.columns)
-    return 8 + sum(widths)
+    return sum(column.num_bytes for column in schema.all_columns)
 
 
 def _group_rows(schema: TableSchema) -> int:

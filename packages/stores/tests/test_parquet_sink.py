@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hopline.errors import SinkError
-from hopline.jobs.batch import parquet_sink
 from hopline.jobs.batch.registry import open_sink, work_folder
 from hopline.jobs.batch.sink import Column
 from hopline.testing.sinks import check, feed, ids_of, schema_of, values_of, write
+from hopline_stores import parquet_sink
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace
 
 NUM_ROWS = 300
