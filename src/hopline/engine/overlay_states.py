@@ -247,11 +247,11 @@ def sample_lists(starts, listed, places, sums, weight, fanout, mode, key, offset
             the most recent ones.
         sums: running sums of `weight` in each list; [0] where nothing reads them.
     """
-    own, total = np.empty(2, np.int64), 0
-    offsets[0] = 0
+    own, total, offsets[0] = np.empty(2, np.int64), 0, 0
     for i in range(starts.shape[0] - 1):
-        out = own, positions[total:], neighbors[total:]
-        total += _sample_list(i, starts, listed, places, sums, weight, 0, fanout, mode, key, *out)
+        if starts[i] < starts[i + 1]:  # nearly all nodes have no list of most edge types
+            out = own, positions[total:], neighbors[total:]
+            total += _sample_list(i, starts, listed, places, sums, weight, 0, fanout, mode, key, *out)
         offsets[i + 1] = total
     return total
 
