@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 984,
-    "packaging": 10849,
+    "packaging": 10885,
     "process": 1791,
     "records": 2261,
     "rollout": 4027,

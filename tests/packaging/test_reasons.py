@@ -1,5 +1,6 @@
 """The reason that a refusal gives is the real one, in words of the user's source and not of torch."""
 
+import math
 import random
 
 import numpy as np
@@ -82,6 +83,15 @@ class Sized(Two):
         lambda x, edges, h: h * max(1.0, edges.size(1) / x.size(0) / 20),
         lambda x, edges, h: h * 2 if len(x) > 10**7 else h,
         lambda x, edges, h: h * 2 if h.shape[0] > 10**6 else h,
+        lambda x, edges, h: h * {5000: 2}.get(x.size(0), 1),
+        lambda x, edges, h: h * (2 if edges.shape[1] in {700, 40} else 1),
+        lambda x, edges, h: h * (1 + x.size(0) // 50_000),
+        lambda x, edges, h: h / math.ceil(x.size(0) / 50_000),
+        lambda x, edges, h: [h, 2 * h][x.size(0) > 50_000],
+        lambda x, edges, h: sum((h for _ in range(edges.size(1) // x.size(0))), h),
+        lambda x, edges, h: h.clamp(max=0.1 * (1 + x.size(0) // 50_000)),
+        lambda x, edges, h: torch.cat([h, 2 * h], 1)[:, 4 * (x.size(0) // 50_000) :][:, :4],
+        lambda x, edges, h: h * (1 + torch.zeros(x.size(0)).numel() // 50_000),
     ],
 )
 def test_a_decision_by_a_number_of_nodes_or_edges_is_refused_with_its_line(of, tmp_path):
@@ -95,10 +105,16 @@ def test_a_decision_by_a_number_of_nodes_or_edges_is_refused_with_its_line(of, t
         lambda x, edges, h: h * 2 if edges.numel() > 0 else h,
         lambda x, edges, h: h * 2 if x.size(0) == h.size(0) and edges.size(0) == 2 else h,
         lambda x, edges, h: h + torch.zeros(x.size(0), 1),
+        lambda x, edges, h: h[: x.size(0)] + torch.zeros((x.size(0), 1)),
     ],
 )
 def test_what_is_decided_alike_for_each_number_of_nodes_and_edges_is_packaged(of, tmp_path):
     package(Sized(of), tmp_path)
+
+
+def test_a_tensor_of_a_size_is_refused_by_name(tmp_path):
+    with pytest.raises(NotSplittable, match=r"made of a number of nodes or edges at test_reasons.py:\d+"):
+        package(Sized(lambda x, edges, h: h * torch.tensor(x.size(0) > 50_000).float().add(1)), tmp_path)
 
 
 def test_a_decision_by_the_size_of_a_selection_is_refused_where_no_answer_shows_it(tmp_path):

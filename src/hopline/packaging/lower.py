@@ -89,7 +89,10 @@ def trace_and_lower(
         try:
             traced = trace(model, binding, targets, slots, opened, draws)
             analyse(traced, binding, slots)
-            return traced, lower(traced, device)
+            lowered = lower(traced, device)
+            if traced.refusal is not None:
+                raise traced.refusal
+            return traced, lowered
         except NotSplittable as error:
             if isinstance(error, Closed) and not error.parts <= opened:
                 first = first or str(error)

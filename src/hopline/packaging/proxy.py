@@ -9,6 +9,7 @@ Changes in place are noted with the values that they change; `trace.py` removes 
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -62,8 +63,15 @@ class ValueProxy(fx.Proxy):
     def __len__(self) -> int:
         value = value_of(self.node)
         if not hasattr(value, "__len__"):
-            return int(super().__len__())
+            raise TraceError(f"a tensor is made of a number of nodes or edges{_line()}; decide in __init__")
         return self._decided(len(value), "len", len)
+
+    def __hash__(self) -> int:
+        value = value_of(self.node)
+        if type(value) not in (int, float):
+            return id(self)
+        self.tracer.decisions.append((self.node, f"a key is {value}{_line()}", hash))
+        return hash(value)
 
     def _number(self, what: str, of: Any) -> Any:
         value = value_of(self.node)
@@ -75,17 +83,18 @@ class ValueProxy(fx.Proxy):
         raise TraceError(f"{what}() of a tensor's numbers{_line()} {BRANCH}")
 
     def _decided(self, value: Any, what: str, of: Any) -> Any:
-        if f"{what}(" in (line := _line()):  # torch reads sizes too, for arguments and indices
-            self.tracer.decisions.append((self.node, f"{what}() is {value}{line}", of))
+        if what != "len" or "len(" in _line():  # torch reads it too, of an index
+            self.tracer.decisions.append((self.node, f"{what}() is {value}{_line()}", of))
         return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
-for _name, _of in (("int", int), ("index", operator.index), ("float", float)):
-    _what = "float" if _of is float else "int"
-    setattr(ValueProxy, f"__{_name}__", lambda self, of=_of, what=_what: of(self._number(what, of)))
+for _of in (int, operator.index, float, round, math.ceil, math.floor, math.trunc):
+    _name = _of.__name__
+    _made = lambda self, *more, of=_of, what=_name: of(self._number(what, of), *more)  # noqa: E731
+    setattr(ValueProxy, f"__{_name}__", _made)
 
 
 def _in_place(function: Any) -> Any:

@@ -39,6 +39,7 @@ from hopline.packaging.proxy import (
     VALUE,
     RunningTracer,
     as_their_values,
+    depends_on_values,
     same_tensor,
     value_of,
 )
@@ -51,6 +52,8 @@ _REDUCTIONS = frozenset(
      "sum", "mean", "max", "min", "amax", "amin"}
 )  # fmt: skip
 
+#: Functions that make another number of each other number.
+_ARITHMETIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv})
 #: Nodes and edges of graphs that Python's decisions are compared on.
 _OTHER_NUMBERS = ((3, 4), (11, 700), (300, 40), (5000, 30), (10**5, 2 * 10**6), (10**7, 10**9))
 
@@ -115,6 +118,7 @@ class Traced:
         levels: value -> number of convs on its longest path.
         values: value -> what it was on the check graph.
         relations: edge types, in the order of an `edge_type` argument's numbers.
+        refusal: for decisions by a number of nodes or edges, if nothing else refuses the model.
     """
 
     module: fx.GraphModule
@@ -123,6 +127,7 @@ class Traced:
     levels: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, Any] = field(default_factory=dict)
     relations: tuple[str, ...] = ()
+    refusal: PackagingError | None = None
 
     @property
     def convs(self) -> list[fx.Node]:
@@ -285,8 +290,7 @@ def trace(
             why = f"{type(error).__name__}: {error}{f' (at {where})' if where else ''}"
         raise NotSplittable(f"{type(model).__name__}.forward cannot be traced: {why}") from error
     module = fx.GraphModule(root, graph)
-    for numbers in _OTHER_NUMBERS if tracer.decisions else ():
-        _refuse_counts(module, tracer, numbers)
+    refusal = _refusal(module, tracer)
     without_changes(module)
     group_by_members(module, binding.members, slots)
     lists.name_ends(graph, binding.relations)
@@ -301,37 +305,57 @@ def trace(
         node.meta.pop(VALUE, None)
         node.meta.pop(CHANGED, None)
     module.recompile()
-    return Traced(module, outputs, relations=binding.relations)
+    return Traced(module, outputs, relations=binding.relations, refusal=refusal)
 
 
-def _refuse_counts(module: fx.GraphModule, tracer: RunningTracer, numbers: tuple[int, int]) -> None:
-    """Refuse what Python may decide otherwise for so many nodes and edges of the first type."""
-    types = list(dict.fromkeys(name.partition(":")[2] for name in tracer.slots))
-    wanted = {node for node, *_ in tracer.decisions}
-    unknown = ShapeEnv()  # sizes that depend on content, as of x[mask]
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=unknown, static_shapes=True), torch.no_grad():
-        slots = {}
-        for name, value in tracer.slots.items():
-            role, _, key = name.partition(":")
-            shape, by = list(value.shape), role not in ("features", "batch")
-            shape[role in ("edge_index", "adj_t")] = numbers[by] * (types.index(key) + 1)
-            slots[name] = torch.empty(shape, dtype=value.dtype)
-        run = fx.Interpreter(module, garbage_collect_values=False)
-        for node in reversed(module.graph.nodes):
-            wanted.update(node.all_input_nodes if node in wanted else ())
-        for node in (node for node in module.graph.nodes if node in wanted):
-            with suppress(Exception):
-                run.env[node] = slots if node.op == "placeholder" else run.run_node(node)
-    for node, what, of in tracer.decisions:
-        refusal: type[PackagingError] = NotSplittable
-        with suppress(KeyError, RuntimeError):  # an unknown size
-            other, refusal = of(run.env[node]), NotServable
-            if other == of(value_of(node)):
-                continue
-        raise refusal(
+def _refusal(module: fx.GraphModule, tracer: RunningTracer) -> PackagingError | None:
+    """The refusal of a model for which other numbers of nodes and edges decide otherwise.
+
+    A number made of sizes decides if it is the same in some graphs, such as `x.size(0) // 50_000`.
+    """
+    nodes, reads = module.graph.nodes, (getattr, operator.getitem)
+    made = [n for n in nodes if n.op == "call_function" and type(value_of(n)) in (bool, int, float)]
+    made = [n for n in made if n.target not in reads and not depends_on_values(n)]
+    asked = [*tracer.decisions, *((n, f"{describe(module, n)} is {value_of(n)}", None) for n in made)]
+    wanted, same = {node for node, *_ in asked}, list[list[bool | None]]([] for _ in asked)
+    for node in reversed(nodes):
+        wanted.update(node.all_input_nodes if node in wanted else ())
+    for numbers in _OTHER_NUMBERS if asked else ():
+        env = _on_other_numbers(module, tracer.slots, numbers, wanted)
+        for (node, _, of), found in zip(asked, same, strict=True):
+            found.append(None)
+            with suppress(KeyError, RuntimeError, TypeError):  # an unknown size
+                found[-1] = bool((of or float)(env[node]) == (of or float)(value_of(node)))
+    for (node, what, of), found in zip(asked, same, strict=True):
+        is_known = None not in found
+        if all(found) or (of is None and (not any(found) if is_known else node.target in _ARITHMETIC)):
+            continue
+        return (NotServable if is_known else NotSplittable)(
             f"forward decides by a number of nodes or edges: {what}, and another one in a later graph. "
             "Leave it out, or decide in __init__. zeros(x.size(0), 8) decides nothing, and len(x) does"
         )
+    return None
+
+
+def _on_other_numbers(
+    module: fx.GraphModule, slots: dict[str, Tensor], numbers: tuple[int, int], wanted: set[fx.Node]
+) -> dict[fx.Node, Any]:
+    """Values, without their content, for so many nodes and edges of the first type."""
+    types = list(dict.fromkeys(name.partition(":")[2] for name in slots))
+    unknown = ShapeEnv()  # sizes that depend on content, as of x[mask]
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=unknown, static_shapes=True), torch.no_grad():
+        others = {}
+        for name, value in slots.items():
+            role, _, key = name.partition(":")
+            shape, by = list(value.shape), role not in ("features", "batch")
+            place, count = role in ("edge_index", "adj_t"), numbers[by] * (types.index(key) + 1)
+            shape[place] = count + (count == shape[place])
+            others[name] = torch.empty(shape, dtype=value.dtype)
+        run = fx.Interpreter(module, garbage_collect_values=False)
+        for node in (node for node in module.graph.nodes if node in wanted):
+            with suppress(Exception):
+                run.env[node] = others if node.op == "placeholder" else run.run_node(node)
+    return run.env
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:
