@@ -30,7 +30,7 @@ from hopline.graph.live.log import Log
 from hopline.graph.live.log import replay as records
 from hopline.graph.live.manifest import read_manifest, write_manifest
 from hopline.graph.live.version import read_offset, version_name
-from hopline.live.snapshots import open_graph
+from hopline.live.snapshots import open_graph, open_present
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.reader import LogReader
 from hopline_drift.replay import OTHER_GRAPH, ReplayReport, by_graph, replay
@@ -72,7 +72,7 @@ class Caller(threading.Thread):
         rng, client = self._rng, self._client
         names = [str(name) for name in rng.choice(list(self._world.nodes.copy()), 8)]
         key = f"customer-{rng.integers(40)}"
-        match self.count % 5:
+        match self.count % 7:
             case 0:
                 client.score_pairs("link", list(zip(names[:4], names[4:], strict=True)), key=key)
             case 1:
@@ -80,6 +80,8 @@ class Caller(threading.Thread):
             case 2:
                 node = described(rng, "", names[:3])
                 client.score_inline("plain", [node], names[3:], outputs=["logits"], key=key)
+            case 3 | 4:
+                client.score(("apart", "looked")[self.count % 2], names, key=key)
             case _:
                 client.score("plain", names, outputs=["logits", "embedding"], key=key)
 
@@ -127,9 +129,14 @@ class Day:
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
-    """Events in batches between and beside requests, two rollouts, two snapshots, writers killed."""
+    """Events in batches between and beside requests, two rollouts, two snapshots, writers killed.
+
+    One model is in processes of its own, and of one there is a table of rows of the original graph.
+    """
     root = tmp_path_factory.mktemp("day")
-    world = World(root)
+    world = World(root, copies=("apart", "looked"))
+    (world.repository / "apart" / "serving.toml").write_text("isolate = true\n")
+    world.tabulate("looked", root / "looked.precomputed")
     for seed, version in ((11, "2"), (12, "3")):
         zoo.torch.manual_seed(seed)
         package(zoo.Plain().eval(), world.graph, world.repository, name="plain", version=version,
@@ -155,6 +162,10 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
                     admin.decide("plain", "promote")
                 elif number in (20, 40):
                     open_graph(root / "graph.live", fresh=True)
+                elif number == 33:
+                    present = open_present(root / "graph.live")
+                    assert present.version.endswith("+34")
+                    assert present.path is None
                 elif number in (15, 30, 45):
                     os.kill(live.writer, signal.SIGKILL)
                 elif number % 12 == 6:
@@ -199,6 +210,7 @@ def test_every_answer_is_repeated_bit_for_bit(day: Day) -> None:
     answered = [entry for entry in entries if entry.outcome == "ok" and not entry.is_copy]
     assert len({entry.graph_version for entry in answered}) > 40
     assert day.versions == 61
+    assert {entry.model for entry in answered} == {"plain", "link", "apart", "looked"}
     assert {entry.version for entry in answered if entry.model == "plain"} == {"1", "2", "3"}
     assert {entry.graph_version for entry in answered} >= {*day.checked}  # equal to a graph built again
     report = day.replay()
