@@ -244,8 +244,8 @@ def stores(network: Network, folder: Path) -> Iterator[None]:
 def measure(quick: bool) -> dict[str, Any]:
     """See the module; `quick`: 2 M edges instead of 20 M."""
     from hopline.snapshots.manifest import Pointer
-    from hopline.snapshots.publish import publish
     from hopline.snapshots.store import SnapshotStore
+    from hopline_stores.snapshots.publish import publish
 
     network = Network(_HOSTS)
     num_nodes, num_edges = _QUICK if quick else _FULL

@@ -31,10 +31,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "batch": ("Score a whole graph into files or stores.", "hopline.commands.batch:batch"),
     "models": ("List, load and unload versions on a running server.", "hopline.commands.models:app"),
     "rollout": ("Canary, blue/green, shadow and A/B rollouts.", "hopline.commands.rollout:app"),
-    "snapshot": (
-        "Publish graphs, features and precomputed answers at an address.",
-        "hopline.commands.snapshot:app",
-    ),
     "auth": ("Create, list and revoke API keys.", "hopline.commands.auth:app"),
     "config": ("Show all settings and their values.", "hopline.commands.config:app"),
 }
@@ -54,6 +50,7 @@ DOOR = Door(
         "generate": "'hopline[generate]'",
         "pipeline": "'hopline[pipelines]'",
         **dict.fromkeys(("features", "prefetch"), "'hopline[redis]'"),
+        "snapshot": "'hopline[remote]'",
         "stream": "'hopline[kafka]' or 'hopline[redis-streams]' or 'hopline[nats]'",
         "mesh": "hopline-mesh",
     },

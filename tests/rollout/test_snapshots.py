@@ -24,9 +24,9 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.snapshot_watch import gates_of
 from hopline.service import Service
-from hopline.snapshots.publish import point_to, publish
 from hopline.snapshots.store import SnapshotStore
 from hopline.types import ScoreRequest
+from hopline_stores.snapshots.publish import point_to, publish
 from tests import loaded_units_rig as rig
 from tests.engine import zoo
 from tests.precomputed_files import write_table

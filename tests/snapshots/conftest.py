@@ -7,8 +7,8 @@ import pytest
 from hopline.graph import Graph
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.manifest import SnapshotAddress
-from hopline.snapshots.publish import publish
 from hopline.snapshots.store import SnapshotStore
+from hopline_stores.snapshots.publish import publish
 
 
 def graph_of(folder, seed=0, *, same_features=True):

@@ -12,8 +12,8 @@ from hopline.errors import ConfigError, SnapshotDamaged, SnapshotNotFound, Snaps
 from hopline.graph import Graph
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.manifest import SnapshotAddress
-from hopline.snapshots.publish import point_to, prune, publish
 from hopline.snapshots.store import SnapshotStore
+from hopline_stores.snapshots.publish import point_to, prune, publish
 from tests.s3_server import bucket, s3_server
 from tests.snapshots.conftest import graph_of
 

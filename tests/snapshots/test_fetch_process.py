@@ -19,8 +19,8 @@ from hopline.graph import Graph
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.fetch_process import fetch, orders_of
 from hopline.snapshots.manifest import SnapshotAddress
-from hopline.snapshots.publish import publish
 from hopline.snapshots.store import SnapshotStore
+from hopline_stores.snapshots.publish import publish
 from tests.snapshots.conftest import graph_of
 
 

@@ -35,6 +35,7 @@ from hopline.packaging.job import FREEZE, Job
 from hopline.packaging.later_types import with_edge_types
 from hopline.packaging.learned import LaterNodes, Tables, later_rows, take_out
 from hopline.packaging.locality import with_statistics
+from hopline.packaging.pairs import check_whole, scores_pairs, split
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
 from hopline.packaging.repeatable import check_original
@@ -225,6 +226,9 @@ def package(
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
+    asked = module if head is None and scores_pairs(module) else None
+    if asked is not None:
+        module, head = split(asked, target, embeddings)
     with shown(progress, f"packaging {name}") as step:
         made = preprocessed(graph, preprocess or {}, step)
     graph = made.graph
@@ -298,6 +302,8 @@ def package(
             if freeze:
                 untouched[job.targets] = _freeze(job, check_nodes)
             job.ask_module(check_nodes, outputs, class_names)
+            if asked is not None:
+                check_whole(asked, job.reference, job.probe, job.pairs, job.rows)
             if not tables:
                 check_original(job.reference, module, end, job.probe.check, job.pairs, job.rows)
             spec, notes = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)

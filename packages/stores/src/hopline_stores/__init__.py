@@ -7,6 +7,7 @@
     parquet.py     a feature store of files; columns.py: forms of values in stores of texts
     published.py   batch results in a store, one generation after another; sink.py writes them
     parquet_sink.py    batch results in files
+    snapshots/     graphs are published at addresses: `hopline snapshot`
 
 Hopline finds them by the schemes of URLs.
 """

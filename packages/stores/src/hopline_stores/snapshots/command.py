@@ -45,7 +45,7 @@ def publish(
 ) -> None:
     """Upload a graph, its features and precomputed answers as one snapshot, and move the pointer to it."""
     from hopline.graph import Graph
-    from hopline.snapshots.publish import publish as publish_snapshot
+    from hopline_stores.snapshots.publish import publish as publish_snapshot
 
     store = _store(address)
     for path in precomputed or []:
@@ -105,7 +105,7 @@ def use(
     snapshot: Annotated[str, typer.Argument(help="Id of a snapshot that was published there.")],
 ) -> None:
     """Move the pointer to another snapshot, such as an older one; servers that follow it roll it out."""
-    from hopline.snapshots.publish import point_to
+    from hopline_stores.snapshots.publish import point_to
 
     parsed = SnapshotAddress.parse(f"{address}#{snapshot}")
     point_to(_store(address), parsed.id)
@@ -139,7 +139,7 @@ def prune(
 
     Do not publish meanwhile. Servers keep the copies that they use.
     """
-    from hopline.snapshots.publish import prune as prune_snapshots
+    from hopline_stores.snapshots.publish import prune as prune_snapshots
 
     gone, freed = prune_snapshots(_store(address), keep)
     Screen().say(f"removed {len(gone)} snapshots, {freed} bytes")
@@ -158,7 +158,7 @@ def _store(address: str) -> SnapshotStore:
 
 def _check_precomputed(path: Path, graph_version: str) -> None:
     """Refuse a file that no server could use with the graph, before anything is uploaded."""
-    from hopline.engine.precomputed_file import PrecomputedFile
+    from hopline.engine.precomputed_file.reader import PrecomputedFile
 
     file = PrecomputedFile.open(path)
     if file.header.plan.graph_version != graph_version:

@@ -1,0 +1,1 @@
+"""Snapshots that are published at addresses: publish.py writes them, command.py is `hopline snapshot`."""
