@@ -231,6 +231,22 @@ def test_pairs_of_a_table_have_the_scores_of_a_model_of_pairs(cases, tmp_path):
             EdgeRun(folder, case.graph.path, tmp_path / "w", choice)
 
 
+def test_a_version_of_a_live_graph_that_has_no_folder(world, tmp_path, monkeypatch):
+    graph = Graph.from_tables(
+        {"user": NodeTable(world.x["user"], ids=world.users), "shop": NodeTable(world.x["shop"])},
+        {
+            PAYS: EdgeTable(world.ends, attr=world.rows, by_row=True),
+            PAID_BY: EdgeTable(world.ends[::-1], by_row=True),
+        },
+    )
+    assert graph.path is None
+    monkeypatch.setattr("hopline.jobs.batch.edges.open_graph", lambda folder, fresh: graph)
+    _, found = run(world, tmp_path / "out", EdgeChoice(exclude="reverse"))
+    monkeypatch.undo()
+    _, right = run(world, tmp_path / "right", EdgeChoice(exclude="reverse"))
+    assert all((found[name] == right[name]).all() for name in OUTPUTS)
+
+
 def test_the_command_scores_edges(world, tmp_path):
     common = ["batch", "--model", "payments", "--graph", str(world.graph.path)]
     common += ["--repository", str(world.report.path.parents[1])]
