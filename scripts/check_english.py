@@ -35,7 +35,14 @@ EXEMPT = ("src/hopline/transports/proto", "packages/mesh/src/hopline_mesh/proto"
 #: Folders whose files are checked for the names of their tests only.
 TESTS = ("tests", *(f"{each}/tests" for each in DISTRIBUTIONS if (ROOT / each / "tests").is_dir()))
 #: Folders where code may have names with words of `NAMES`: theirs are known to users, or not changed yet.
-UNNAMED = ("src/hopline/packaging", "src/hopline/testing", "packages/mesh/src", "benchmarks", "examples")
+UNNAMED = (
+    "src/hopline/packaging",
+    "src/hopline/testing",
+    "packages/stores/src/hopline_stores/testing",
+    "packages/mesh/src",
+    "benchmarks",
+    "examples",
+)
 #: Words of the longest sentence of a page; code in backticks counts as one word.
 LONGEST = 35
 

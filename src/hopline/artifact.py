@@ -26,6 +26,8 @@ Input kinds of a stage at level l (n = destination rows, float32 unless stated):
     nodes        int64 [n]    row of each destination; in rows that fill up the call, that of the last one
     degree       [n]          number of in-edges of the destination in the graph, before sampling
     count        [n]          number of sampled in-edges
+    seed_time    int64 [1]    time of the question: the request's cut, else the graph's latest time
+    edge_time    int64 [e]    times of the sampled edges
 
 `sources`, `owners`, `edge_*`, `is_self` of one edge type list the same edges, by destination. What fills up
 a call (at least one row) repeats the last row or edge. Formulas of reductions and attention are in
@@ -47,14 +49,16 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
 #: The newest format that is read. A graph model is written in the oldest format that has all it needs.
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 #: Fields of model.json on which no answer depends.
 NOT_CONTENT = ("name", "version", "parity", "producer", "digest")
 #: The first formats with the input kind `attend`, named outputs, preprocessing, heads of several node types
 #: or later nodes' rows that are not zeros, preprocessing of edges, rows of edges (blocks before), heads of
-#: edges, and excluded edges.
+#: edges, excluded edges, and times as inputs.
 ATTENTION_FORMAT, OUTPUTS_FORMAT, ENCODER_FORMAT, HEADS_FORMAT, EDGE_ENCODER_FORMAT = 2, 3, 4, 5, 6
-EDGE_ROWS_FORMAT, EDGE_HEAD_FORMAT, EXCLUDED_FORMAT = 7, 8, 9
+EDGE_ROWS_FORMAT, EDGE_HEAD_FORMAT, EXCLUDED_FORMAT, TIMES_FORMAT = 7, 8, 9, 10
+#: Kinds of stage inputs that are times.
+TIMES = frozenset({"seed_time", "edge_time"})
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -62,7 +66,7 @@ GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neig
 Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
 InputKind = Literal[
     "self", "features", "structure", "reduce", "attend", "sources", "owners", "nodes", "edge_attr",
-    "edge_weight", "is_self", "degree", "count",
+    "edge_weight", "is_self", "degree", "count", "seed_time", "edge_time",
 ]  # fmt: skip
 
 
@@ -112,7 +116,7 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: the ONNX input's name.
         kind: content of the input (see the module docstring).
-        edge_type: key "src__rel__dst" of the relation, for all kinds but `self`, `features` and `nodes`.
+        edge_type: key "src__rel__dst" of the relation, for kinds that read edges.
         columns: [a, b) of the source state; None means all.
         reduce: reduction, for kind `reduce`.
         weighted: multiply by edge weights, for kind `reduce`.
@@ -365,6 +369,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
         if self.task == "several":
             return self.head.outputs
         return (NamedOutput("", self.task, (0, self.head.output_dim), self.classes),)
+
+    @property
+    def reads_times(self) -> bool:
+        """True if its answers depend on the time of the question."""
+        stages = (stage for stages in self.levels for stage in stages.values())
+        return any(entry.kind in TIMES for stage in stages for entry in stage.inputs)
 
     @property
     def reach(self) -> int:

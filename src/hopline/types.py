@@ -227,6 +227,8 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
             read, or that another answer of its batch did; -1 elsewhere.
         features_until: time.monotonic() from which on one of these rows is older than its time to live, and
             the answer may not be given any more; inf without a feature store.
+        as_of: of a model that reads the time of the question, that time in the unit of the graph's times:
+            that of the request, else the latest one of the graph.
     """
 
     model: str
@@ -240,6 +242,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     graph_through_ms: int = 0
     features_age_ms: int = -1
     features_until: float = math.inf
+    as_of: int | None = None
 
     def graph_age_ms(self, now_s: float) -> int:
         """Return the age of the graph state that the answer was computed on, ms.

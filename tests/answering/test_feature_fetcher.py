@@ -16,7 +16,7 @@ from hopline.features.l1_rows import L1Rows
 from hopline.features.memory import MemoryStore
 from hopline.features.prefetcher import PrefetchResponse
 from hopline.memory.arena import Arena
-from hopline.testing.faulty_store import FaultyStore
+from hopline_stores.testing.faulty_store import FaultyStore
 
 N, GROUP = 50, FeatureGroup("node", 2)
 VALUES = np.arange(2 * N, dtype=np.float32).reshape(N, 2)

@@ -23,7 +23,7 @@ from hopline.features.retry import RetryPolicy
 from hopline.features.skew import differences
 from hopline.features.stamped import stamped_group
 from hopline.features.tier import Tier
-from hopline.testing.faulty_store import FaultyStore
+from hopline_stores.testing.faulty_store import FaultyStore
 from tests.features.virtual_time import now, virtual_time
 
 TIMEOUT = 0.02

@@ -13,7 +13,7 @@ from hopline.features.client import FeatureClient
 from hopline.features.memory import MemoryStore
 from hopline.features.metrics import FeatureMetrics
 from hopline.observe.metrics import Metrics
-from hopline.testing.faulty_store import FaultyStore
+from hopline_stores.testing.faulty_store import FaultyStore
 
 GROUP = FeatureGroup("account", 4)
 

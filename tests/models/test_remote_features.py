@@ -22,8 +22,8 @@ from hopline.errors import (
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.service import Service
-from hopline.testing.faulty_store import FaultyStore
 from hopline.types import ScoreRequest
+from hopline_stores.testing.faulty_store import FaultyStore
 from tests.engine import zoo
 from tests.shared_memory import create_shared
 

@@ -96,7 +96,7 @@ def test_two_arguments_that_the_user_names_may_receive_the_same():
         ("x, edge_index, batch_size", "'batch_size': .* bookkeeping of a loader"),
         ("x, edge_index, batch, root_n_id", "'root_n_id': .* bookkeeping of a loader"),
         ("x, edge_index, num_sampled_nodes, num_sampled_edges", "'num_sampled_nodes'"),
-        ("x, edge_index, edge_time, seed_time", "'edge_time': times order edges .* column of edge_attr"),
+        ("x, edge_index, edge_time, seed_time", "'edge_time', but the graph has no edge times"),
         (
             "x, edge_index, edge_label_index, edge_label_attr",
             r"\(h_src, h_dst, edge_attr\) also reads each edge's own columns",

@@ -157,6 +157,7 @@ TOLD = {
     "graph_through_ms": (1, {"graph_age_ms"}),
     "features_age_ms": (7, {"features_age_ms"}),
     "features_until": (7.0, set()),  # for caches on this host
+    "as_of": (0, {"as_of"}),
 }
 
 

@@ -14,8 +14,8 @@ import pytest
 from hopline.errors import SinkError
 from hopline.jobs.batch.registry import open_sink, work_folder
 from hopline.jobs.batch.sink import Column
-from hopline.testing.sinks import check, feed, ids_of, schema_of, values_of, write
 from hopline_stores import parquet_sink
+from hopline_stores.testing.sinks import check, feed, ids_of, schema_of, values_of, write
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace
 
 NUM_ROWS = 300

@@ -14,11 +14,11 @@ from hopline.features.registry import open_store
 from hopline.jobs.batch.registry import open_sink
 from hopline.jobs.batch.sink import Column
 from hopline.service import Service
-from hopline.testing.sinks import SinkSuite, check, feed, ids_of, schema_of, values_of, write
 from hopline.types import ScoreRequest
 from hopline_stores import sink as store_sink
 from hopline_stores.published import NOTE, read_catalog
 from hopline_stores.sink import StoreSink
+from hopline_stores.testing.sinks import SinkSuite, check, feed, ids_of, schema_of, values_of, write
 from tests.jobs.batch.conftest import cases  # noqa: F401
 from tests.jobs.batch.places import StorePlace
 from tests.s3_server import s3_server

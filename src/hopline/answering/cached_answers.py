@@ -163,6 +163,7 @@ def _own(result: ScoreResult) -> tuple[ScoreResult, int]:
         (),
         FROM_CACHE,
         features_age_ms=result.features_age_ms,
+        as_of=result.as_of,
     )
     return kept, num_bytes
 

@@ -276,7 +276,7 @@ class GraphComputer(Computer):
                 raise BadRequest(
                     f"output {name!r} is unknown; model {self.name!r} has {', '.join(model.offers)}"
                 )
-        if request.as_of is not None and not self._has_times:
+        if request.as_of is not None and not (self._has_times or model.spec.reads_times):
             raise BadRequest(
                 f"as_of: no edge type that model {self.name!r} reads has times in graph "
                 f"{self.model.graph.version}; leave as_of out"

@@ -74,6 +74,7 @@ class DirectAnswers:
         self._types = (head.node_type, head.dst_node_type or head.node_type)
         self._rows = precomputed.get(head.node_type)
         self._index = graph.nodes[head.node_type].ids
+        self._clock = model.clock if model.spec.reads_times else None
         self._name = name
         self._version = version
         self._default_outputs = default_outputs
@@ -131,6 +132,7 @@ class DirectAnswers:
             None,
             (STALE_ROW,) if rows.is_stale else (),
             graph_through_ms=0 if self._live is None else self._live.through_ms,
+            as_of=None if rows.is_stale else self._clock,
         )
 
     def _cold_pairs(self, pairs: Sequence[Any]) -> list[Cold] | None:

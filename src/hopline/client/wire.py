@@ -91,6 +91,7 @@ class _Answer(msgspec.Struct):
     parts: dict[str, str] = {}
     graph_age_ms: int = -1
     features_age_ms: int = -1
+    as_of: int | None = None
 
 
 class _Failure(msgspec.Struct):
@@ -264,6 +265,7 @@ def read_result(content: bytes) -> ScoreResult:
         parts=answer.parts,
         graph_through_ms=0 if answer.graph_age_ms < 0 else int(time.time() * 1e3) - answer.graph_age_ms,
         features_age_ms=answer.features_age_ms,
+        as_of=answer.as_of,
     )
 
 

@@ -327,7 +327,7 @@ class Answerer:
             end = at + sides[0][m].shape[0]
             missing = None if everything or ok[at:end].all() else ~ok[at:end]
             mine = requests[m].outputs or self.default_outputs
-            outcomes[m] = self._result({name: found[name][at:end] for name in mine}, missing)
+            outcomes[m] = self._result({name: found[name][at:end] for name in mine}, missing, as_of)
             at = end
 
     def _pair_states(self, types: list[str], ids: list[IdArray], as_of: int) -> list[FloatArray]:
@@ -437,7 +437,9 @@ class Answerer:
         requested = [requests[m].outputs or self.default_outputs for m in members]
         return tuple(dict.fromkeys(chain.from_iterable(requested)))
 
-    def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
+    def _result(
+        self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None, as_of: int = NO_CUT
+    ) -> ScoreResult:
         model, ages = self.model, self.model.ages
         return ScoreResult(
             model.spec.name,
@@ -448,6 +450,7 @@ class Answerer:
             graph_through_ms=0 if self._live is None else self._live.through_ms,
             features_age_ms=ages.oldest_ms,
             features_until=ages.until,
+            as_of=model.time_of(as_of) if model.spec.reads_times else None,
         )
 
 

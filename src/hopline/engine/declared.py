@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import get_args
 
-from hopline.artifact import Attention, InputKind, ModelSpec, Stage, StageInput
+from hopline.artifact import TIMES, Attention, InputKind, ModelSpec, Stage, StageInput
 from hopline.errors import ArtifactError
 from hopline.graph import GraphSchema
 
 #: Columns of a state and of query rows: memory for some rows is taken before a file is opened.
 _WIDEST = 1 << 20
-_OF_EDGES = frozenset(get_args(InputKind)) - {"self", "features", "structure", "nodes"}
+_OF_EDGES = frozenset(get_args(InputKind)) - {"self", "features", "structure", "nodes", "seed_time"}
 #: Kinds that read rows of the level below.
 _OF_STATES = frozenset(("self", "reduce", "attend", "sources"))
 
@@ -110,7 +110,7 @@ class _Check:
         self._need(bool(stage.inputs), "no inputs")
         for entry in stage.inputs:
             self._input(level, node_type, entry, stage)
-        edge_rows = ("sources", "owners", "nodes", "edge_attr", "edge_weight", "is_self")
+        edge_rows = ("sources", "owners", "nodes", "edge_attr", "edge_weight", "is_self", *TIMES)
         reads_edges = any(entry.kind in edge_rows for entry in stage.inputs)
         self._need(not (stage.packed and reads_edges), "packed with rows of edges")
 
@@ -130,6 +130,7 @@ class _Check:
             width = below[edge.src].state_dim
             self._need(entry.kind != "edge_attr" or attr_dim > 0, "the edge type has no attributes")
             self._need(entry.kind != "edge_weight" or edge.has_weight, "the edge type has no weights")
+            self._need(entry.kind != "edge_time" or edge.has_time, "the edge type has no times")
         if entry.reads_own_state:
             self._need(node_type in below, f"the level below has no state of {node_type!r}")
         if entry.kind == "self":

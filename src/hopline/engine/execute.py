@@ -64,7 +64,7 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
     structure = None
     if level.structure is not None:
         structure = level.structure.rows(need.compute, raw, raw_rows)
-    given = Given(own, own_rows, raw, raw_rows, views, structure)
+    given = Given(own, own_rows, raw, raw_rows, views, structure, plan.seed_time)
     level.runner.run(given, out, plan.guard.look)
     stamps = _stamps(need) if need.stamps.shape[0] else NO_STAMPS
     if need.missing is None:

@@ -127,6 +127,10 @@ def node_rows(
     schema, learned = graph.schema.node_types[node_type], spec.embeddings.get(node_type)
     if learned is not None and learned.later == "refuse":
         raise BadRequest(str(no_row(spec, f"nodes of type {node_type!r} that are not in the graph")))
+    if schema.has_time:
+        raise BadRequest(
+            f"{next(iter(group))}: nodes of type {node_type!r} have times; none can be described"
+        )
     for place, node in group.items():
         if encoder is None and node.columns is not None:
             raise BadRequest(

@@ -81,16 +81,20 @@ class Relation:
         )
         self.reads_attr = any(entry.reads_attr for entry in entries)
         self.reads_is_self = "is_self" in kinds
+        self.reads_time = "edge_time" in kinds
         self.reads_degree = "degree" in kinds or self.gcn
         self._plain = not (
             self.reads_weight
             or self.reads_attr
             or self.reads_is_self
+            or self.reads_time
             or self.add_loops
             or self.reads_degree
         )
         if sampler.is_stored and (self.gcn and adjacency.has_self_loops):
             raise ArtifactError(_SCANS.format(adjacency.key, "self-loops of its nodes"))
+        if sampler.is_stored and self.reads_time:
+            raise ArtifactError(_SCANS.format(adjacency.key, "times of its edges"))
         if sampler.is_stored and gcn_weighted and adjacency.weight is not None:
             raise ArtifactError(_SCANS.format(adjacency.key, "weights of whole lists"))
         self.stored_columns = (
@@ -151,6 +155,9 @@ class Relation:
                 view.attr = block.columns["attr"][:num_edges]
             else:
                 view.attr = self.adjacency.attr[block.positions]
+        if self.reads_time:
+            assert self.adjacency.time is not None
+            view.time = self.adjacency.time[block.positions]
         if self.gcn:
             self._normalise(view, nodes, block, as_of, lists)
             return view

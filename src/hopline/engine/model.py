@@ -31,6 +31,7 @@ from hopline.engine.source import Ages, FetchedEdgesByType, FetchedRowsByType, R
 from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
 from hopline.engine.tasks import outputs_of
+from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
@@ -161,17 +162,18 @@ class Model:
         num_hops: message-passing layers.
         offers: outputs of the model by name.
         ages: of the rows of sources that were read since `supply`.
-        reads_attr: edge types whose attributes it reads.
+        reads_attr, reads_time: edge types whose attributes, times it reads.
         encoders: convert columns of inline nodes to features; node types without send these.
         encoder: of the nodes that it answers, or None.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
         is_stored: edges lie in a graph store.
+        clock: the latest time of the graph, which is now for a model that reads times; else 0.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
-        ArtifactError: a file cannot be loaded.
+        ArtifactError: a file cannot be loaded, or the model reads times and the graph is live.
     """
 
     def __init__(
@@ -183,9 +185,18 @@ class Model:
         threads: int = 1,
         sources: Mapping[str, RowSource] | None = None,
     ) -> None:
-        graph = fitted(folder, spec, graph)
         self.spec = spec
-        self.graph = graph
+        self.clock = 0
+        timed = [name for name in sources or () if graph.schema.node_types[name].has_time]
+        if (timed or spec.reads_times) and (timed or isinstance(graph, LiveView)):
+            kind = "feature store" if timed else "live graph"
+            raise ArtifactError(
+                f"{spec.name}/{spec.version} reads times, and a {kind} has none: serve a snapshot"
+            )
+        if spec.reads_times:
+            assert not isinstance(graph, LiveView)
+            self.clock = graph.clock or 0
+        self.graph = graph = fitted(folder, spec, graph)
         self.state_caches = dict(state_caches or {})
         self.sources = dict(sources or {})
         self._fetched_rows: FetchedRowsByType = {}
@@ -216,6 +227,7 @@ class Model:
         self.encoders = {name: encoder_of(folder, spec, name) for name in spec.encoders}
         inputs = [each for stages in spec.levels for stage in stages.values() for each in stage.inputs]
         self.reads_attr = frozenset(each.edge_type for each in inputs if each.reads_attr)
+        self.reads_time = frozenset(each.edge_type for each in inputs if each.kind == "edge_time")
         (_, own), *others = spec.by_type.items()
         self._set_head(folder, own, threads)
         self._others: dict[str, Model] = {}  # without itself: a cycle would keep an unloaded model
@@ -307,10 +319,15 @@ class Model:
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
         self.guard.rows += overlay.num_rows
-        computed = OverlayStates(self.levels, self.features, overlay, as_of, states, self.guard)
+        graph = self.levels, self.features, overlay, as_of
+        computed = OverlayStates(*graph, states, self.guard, self.time_of(as_of))
         found = computed.read(types, wanted)
         self.watch.computed()
         return found
+
+    def time_of(self, as_of: int) -> int:
+        """The time that stages read with a time cut."""
+        return self.clock if as_of == NO_CUT else as_of
 
     @property
     def edge_columns(self) -> dict[str, tuple[str, ...]]:
@@ -336,6 +353,7 @@ class Model:
             return {self.spec.head.node_type: fused.run(ids, as_of, self.guard, self.watch)}
         else:
             plan = fused.make(ids, as_of, self.guard)
+        plan.seed_time = self.time_of(as_of)
         if plan.reads and (absent := complete(plan, self._fetched_rows)):
             if self._used is not None:
                 self._used |= do_without(plan, self._fetched_rows)

@@ -56,6 +56,7 @@ class OverlayStates:
         as_of: the time cut of lists of the graph. Those of the overlay are cut already.
         states: of the graph alone.
         guard: called before edges are sampled.
+        seed_time: as of `Plan`.
         changed: by level.
     """
 
@@ -65,6 +66,7 @@ class OverlayStates:
     as_of: int
     states: States
     guard: Guard
+    seed_time: int = 0
     changed: list[_Changed] = field(default_factory=list)
     interner: Interner = field(default_factory=Interner)
 
@@ -149,7 +151,7 @@ class OverlayStates:
         structure = None
         if level.structure is not None:
             structure = level.structure.described(ids, raw, self.overlay.lists)
-        given = Given(own, own_rows, raw, everyone, views, structure)
+        given = Given(own, own_rows, raw, everyone, views, structure, self.seed_time)
         out = np.empty((ids.shape[0], level.stage.state_dim), np.float32)
         return level.runner.run(given, out, self.guard.look)
 

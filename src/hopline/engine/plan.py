@@ -40,6 +40,7 @@ class Plan:
         reads: raw rows that come from sources; see `complete`.
         fetched_edges: edges that were fetched from a graph store for this batch.
         since: rows with this stamp or an older one have expired; -inf where rows do not age.
+        seed_time: the time that stages read: that of the cut, or the graph's latest time.
     """
 
     needs: list[list[LevelPlan]]
@@ -48,6 +49,7 @@ class Plan:
     since: float = -np.inf
     reads: list[RawRead] = field(default_factory=list)
     fetched_edges: FetchedEdgesByType = field(default_factory=dict)
+    seed_time: int = 0
 
 
 def make_plan(

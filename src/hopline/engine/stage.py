@@ -38,6 +38,7 @@ class Given(NamedTuple):
         features, feature_rows: raw features and the destinations' rows in them, for `features`.
         views: edge type key -> the destinations' edges of this type.
         structure: float32 [n, s], for `structure`.
+        seed_time: for `seed_time`.
     """
 
     own: Matrix
@@ -46,6 +47,7 @@ class Given(NamedTuple):
     feature_rows: IdArray
     views: dict[str, EdgeView]
     structure: FloatArray | None = None
+    seed_time: int = 0
 
 
 class StageRunner:
@@ -211,7 +213,7 @@ class StageRunner:
 
     def _spans(self, num_rows: int, offsets: list[IdArray]) -> Iterator[tuple[int, int]]:
         """Cut destinations into calls of few rows and edges; a node with more edges has a call alone."""
-        running = sum(offsets[1:], start=offsets[0])
+        running = sum(offsets, start=np.zeros(num_rows + 1, np.int64))
         most = _MOST_EDGES * (self.chunk_rows // CHUNK_ROWS)
         if num_rows <= self.chunk_rows and running[num_rows] - running[0] <= most:
             yield 0, num_rows
@@ -241,12 +243,17 @@ class StageRunner:
                 array[count:] = array[count - 1]
             elif entry.kind == "nodes":
                 array = nodes
+            elif entry.kind == "seed_time":
+                array = np.array([given.seed_time])
             elif entry.kind == "owners":
                 first, last = ends[entry.edge_type]
                 array = np.empty(_full_steps(max(1, last - first)), np.int64)
                 list_owners(given.views[entry.edge_type].offsets[a : b + 1], nodes.shape[0] - 1, array)
             else:
-                array = self._of_edges(k, given.views[entry.edge_type], *ends[entry.edge_type])
+                first, last = ends[entry.edge_type]
+                array = self._of_edges(k, given.views[entry.edge_type], first, last)
+                if entry.kind == "edge_time" and first == last:
+                    array[:] = given.seed_time  # an age of 0, which may be a code
             feeds[entry.name] = array
         return feeds
 
@@ -265,9 +272,10 @@ class StageRunner:
             rows = view.rows[first:last] if last > first else _FIRST_ROW[:count]
             gather(view.base, rows, column, end - column, array, 0)
         else:
-            values = {"edge_weight": view.weight, "edge_attr": view.attr, "is_self": view.is_self}[
-                entry.kind
-            ]
+            values = {
+                "edge_weight": view.weight, "edge_attr": view.attr, "is_self": view.is_self,
+                "edge_time": view.time,
+            }[entry.kind]  # fmt: skip
             assert values is not None
             array = np.empty((size, *values.shape[1:]), values.dtype)
             array[:count] = values[first:last]

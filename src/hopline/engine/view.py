@@ -22,7 +22,7 @@ class EdgeView:
         rows: int64 [E], row of `base` of each edge's source.
         offsets: int64 [n+1].
         weight: float32 [E], or [0] where the edge type has no weights or the stage needs none.
-        attr: float32 [E, d_e], or None.
+        attr: float32 [E, d_e], or None. time: int64 [E], or None where the stage does not need it.
         is_self: bool [E], or None where the stage does not need it.
         num_eligible: int64 [n] in-edges before sampling, or None.
         coefficients, self_coefficients: float32 [E] and [n] of `gcn` reductions, or [0].
@@ -37,6 +37,7 @@ class EdgeView:
         "offsets",
         "rows",
         "self_coefficients",
+        "time",
         "weight",
     )
 
@@ -48,6 +49,7 @@ class EdgeView:
         self.offsets = offsets
         self.weight = weight
         self.attr: FloatArray | None = None
+        self.time: IdArray | None = None
         self.is_self: NDArray[np.bool_] | None = None
         self.num_eligible: IdArray | None = None
         self.coefficients = NO_FLOATS

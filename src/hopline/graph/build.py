@@ -16,8 +16,10 @@ from hopline.graph.columns import check_whole, column_names, matrix, positions, 
 from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
+from hopline.graph.node_times import TIME_NAMES, edge_times, groups_with_time, to_columns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import (
+    NUM_DIGITS,
     EdgeTypeSchema,
     GraphSchema,
     NodeTypeSchema,
@@ -111,28 +113,32 @@ def build(
     derived = {new: replace(edge_tables[of], columns=None) for new, of in reverse_of.items()}
     edge_tables = {**edge_tables, **derived}
     ends |= {new: ends[of][::-1] for new, of in reverse_of.items()}
+    timed: list[Any] = [(name, each, repr(name), each.time) for name, each in node_tables.items()]
+    timed += [(edge_key(*key), each, _shown(key), ends[key][0]) for key, each in edge_tables.items()]
     times = common_times(
         {
-            edge_key(*edge_type): read_times(
-                table.time, f"times of {_shown(edge_type)}", len(ends[edge_type][0]), table.time_unit
-            )
-            for edge_type, table in edge_tables.items()
-            if table.time is not None
+            key: read_times(each.time, f"times of {shown}", len(rows), each.time_unit)
+            for key, each, shown, rows in timed
+            if each.time is not None
         }
     )
     node_schemas: dict[str, NodeTypeSchema] = {}
     nodes: dict[str, Nodes] = {}
     for name in sorted(node_tables):
         table = node_tables[name]
-        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress)
-        dim = nodes[name].features.shape[1]
+        own_times = times[name][0] if name in times else None
+        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress, own_times)
+        dim, groups, names = nodes[name].features.shape[1], tuple(table.groups), _feature_names(table)
+        if own_times is not None:
+            groups = groups_with_time(groups, dim - NUM_DIGITS)
+            names = [*names, *TIME_NAMES] if names or dim == NUM_DIGITS else ()
         node_schemas[name] = NodeTypeSchema(
             feature_dim=dim,
             feature_dtype=feature_dtype,
-            feature_names=column_names(_feature_names(table), dim, f"feature names of node type {name!r}"),
+            feature_names=column_names(names, dim, f"feature names of node type {name!r}"),
             id_kind=nodes[name].ids.kind,
             rounded=rounded,
-            groups=tuple(table.groups),
+            groups=groups,
             columns=() if (columns := nodes[name].columns) is None else columns.schemas,
         )
     if not any(part.num_nodes for part in nodes.values()):
@@ -141,9 +147,10 @@ def build(
     edges: dict[str, Adjacency] = {}
     for edge_type in sorted(edge_tables):
         edge_table = edge_tables[edge_type]
-        time, time_unit = times.pop(edge_key(*edge_type), (None, ""))
+        of_sources, time_unit = times.get(edge_type[0], (None, ""))
+        time, time_unit = times.pop(edge_key(*edge_type), (None, time_unit))
         part, rounded, rounded_weight = _adjacency(
-            edge_type, edge_table, ends.pop(edge_type), time, nodes, progress
+            edge_type, edge_table, ends.pop(edge_type), time, nodes, progress, of_sources
         )
         attr_dim = 0 if part.attr is None else part.attr.shape[1]
         edges[part.key] = part
@@ -233,6 +240,7 @@ def _nodes(
     ends: Mapping[EdgeType, tuple[Any, Any]],
     feature_dtype: str,
     progress: Progress,
+    times: IdArray | None,
 ) -> tuple[Nodes, tuple[int, ...]]:
     """The nodes, and their columns that may be rounded."""
     where = f"node type {name!r}"
@@ -262,6 +270,10 @@ def _nodes(
             )
         columns = StoredColumns.of(typed_table(where, table))
         counts["rows of columns"] = len(columns.table)
+    if times is not None:
+        if columns is not None or feature_dtype != "float32":
+            raise GraphError(f"{where} has times, and {'columns' if columns else feature_dtype} besides")
+        counts["times"] = len(times)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
         ids = table.ids if isinstance(table.ids, IdIndex) else IdIndex.build(table.ids, f"ids of {where}")
@@ -276,6 +288,8 @@ def _nodes(
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
     if features is None:
         features, _ = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
+    if times is not None:
+        features = read_only(np.concatenate([features, to_columns(times, where)], axis=1))
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes), columns), rounded
 
 
@@ -347,7 +361,7 @@ def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
 
 def _adjacency(
     edge_type: EdgeType, table: EdgeTable, ends: tuple[Any, Any], time: IdArray | None,
-    nodes: Mapping[str, Nodes], progress: Progress,
+    nodes: Mapping[str, Nodes], progress: Progress, of_sources: IdArray | None = None,
 ) -> tuple[Adjacency, tuple[int, ...], bool]:  # fmt: skip
     """The edges, their columns of attributes that may be rounded, and whether their weights may be."""
     shown = _shown(edge_type)
@@ -389,6 +403,7 @@ def _adjacency(
         )
         columns = None if columns is None else columns.take(np.concatenate([np.arange(num_edges), back]))
     progress(stage, 0.4)
+    time = edge_times(time, src, of_sources, f"edges of {shown}")
     order = csc.canonical_order(src, dst, time)
     indptr = csc.run_starts(dst, nodes[edge_type[2]].num_nodes)
     progress(stage, 0.8)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -57,6 +57,7 @@ def tables_of(
     ids: Any = None,
     num_relations: int | None = None,
     time_unit: str | Mapping[EdgeType, str] = "",
+    node_time: str = "",
 ) -> Tables:
     """Read `x`, `edge_index` (or `adj_t`), `edge_attr`, `edge_weight`, `edge_time` (or a `time` of
     edges) and `edge_type` of every store.
@@ -67,13 +68,20 @@ def tables_of(
         ids: the nodes' external ids; a mapping node type -> ids for `HeteroData`.
         num_relations: relations that `edge_type` can name; None means its largest + 1.
         time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
+        node_time: the tensor of nodes that is `NodeTable.time`, for the types that have it.
     Raises: GraphError: it is neither type, has no edges, or its columns disagree.
     """
     if hasattr(data, "metadata") and hasattr(data, "node_types"):
         if ids is not None and not isinstance(ids, Mapping):
             raise GraphError("ids of a HeteroData must be a mapping from node type to ids")
-        _check_columns(columns, [data[name] for name in data.node_types])
-        nodes = {name: _node_table(data[name], (ids or {}).get(name), columns) for name in data.node_types}
+        stores = {name: data[name] for name in data.node_types}
+        _check_columns(columns, [*stores.values()], node_time)
+        nodes = {
+            name: replace(_node_table(store, (ids or {}).get(name), columns), time=store.get(node_time))
+            for name, store in stores.items()
+        }
+        if node_time and isinstance(time_unit, str):
+            nodes = {name: replace(table, time_unit=time_unit) for name, table in nodes.items()}
         unknown = sorted(set(ids or {}) - set(nodes))
         if unknown:
             raise GraphError(f"ids are given for {', '.join(unknown)}, which the data does not have")
@@ -83,8 +91,10 @@ def tables_of(
         return nodes, _with_units(edges, time_unit)
     if not (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
         raise GraphError(f"expected a PyG Data or HeteroData; got {type(data).__name__}")
-    _check_columns(columns, [data])
-    node_table = _node_table(data, ids, columns)
+    _check_columns(columns, [data], node_time)
+    node_table = replace(_node_table(data, ids, columns), time=data.get(node_time))
+    if isinstance(time_unit, str):
+        node_table = replace(node_table, time_unit=time_unit)
     edges = _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
     return {NODE_TYPE: node_table}, _with_units(edges, time_unit)
 
@@ -144,15 +154,14 @@ def _with_units(
     if unknown:
         raise GraphError(f"time_unit is given for {min(unknown)!r}, which is not an edge type of the data")
     return {
-        edge_type: dataclasses.replace(table, time_unit=units.get(edge_type, ""))
-        for edge_type, table in edges.items()
+        edge_type: replace(table, time_unit=units.get(edge_type, "")) for edge_type, table in edges.items()
     }
 
 
-def _check_columns(columns: Sequence[str], stores: list[Any]) -> None:
+def _check_columns(columns: Sequence[str], stores: list[Any], node_time: str) -> None:
     if isinstance(columns, str):
         raise GraphError(f"columns is a list of names; write columns=[{columns!r}]")
-    for name in columns:
+    for name in (*columns, node_time) if node_time else columns:
         if all(store.get(name) is None for store in stores):
             raise GraphError(f"columns names {name!r}, and no node type of the data has such a tensor")
         if name in _READ:
@@ -281,7 +290,7 @@ def _by_relation(
     for relation in range(count):
         chosen = np.flatnonzero(relation_of == relation)
         part: Any = {name: column[chosen] for name, column in columns.items()}
-        tables[edge_type[0], f"r{relation}", edge_type[2]] = dataclasses.replace(
+        tables[edge_type[0], f"r{relation}", edge_type[2]] = replace(
             table, edges=table.edges[:, chosen], **part
         )
     return tables

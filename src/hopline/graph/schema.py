@@ -27,6 +27,8 @@ GRAPH_TYPE, MEMBER_OF = "graph", "in"
 
 _MAX_NAME = 72
 #: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
+#: Columns of a time of nodes.
+NUM_DIGITS = 3
 _LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of", "columns")
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
@@ -37,17 +39,18 @@ class ColumnGroup(msgspec.Struct, frozen=True):
 
     Attributes:
         name: of the tensor. width: its columns; 0 for a tensor [N], which is one column.
-        dtype: of the tensor; the matrix holds float32.
+        dtype: of the tensor; the matrix holds float32. "time" is int64 [N] in three columns; see
+            `node_times.py`.
     """
 
     name: str
     width: int = 0
-    dtype: Literal["float32", "bool", "uint8", "int8", "int16", "int32", "int64"] = "float32"
+    dtype: Literal["float32", "bool", "uint8", "int8", "int16", "int32", "int64", "time"] = "float32"
 
     @property
     def num_columns(self) -> int:
         """Columns that it takes of the matrix."""
-        return self.width or 1
+        return NUM_DIGITS if self.dtype == "time" else self.width or 1
 
 
 class ColumnSchema(msgspec.Struct, frozen=True):
@@ -87,6 +90,11 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         """Columns of the tensor `x`, which are all columns if they are of one tensor."""
         own = [group.num_columns for group in self.groups if group.name == "x"]
         return sum(own) if self.groups else self.feature_dim
+
+    @property
+    def has_time(self) -> bool:
+        """True if each node has a time, from which on it exists."""
+        return any(group.dtype == "time" for group in self.groups)
 
     @property
     def whole(self) -> tuple[int, ...]:

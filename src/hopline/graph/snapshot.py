@@ -17,10 +17,11 @@ from hopline.graph import codec, digest, files, pyg, storage, subgraph
 from hopline.graph.build import build, features_of
 from hopline.graph.columns import check_whole, positions
 from hopline.graph.files import EdgeFile, NodeFile
+from hopline.graph.node_times import times_of
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import EDGE_TYPE, GRAPH_TYPE, NODE_TYPE, GraphSchema, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
-from hopline.types import IdArray, Progress, silent
+from hopline.types import AnyArray, IdArray, Progress, silent
 
 
 class Graph:
@@ -134,6 +135,7 @@ class Graph:
         time_unit: str | Mapping[EdgeType, str] = "",
         feature_dtype: str = "float32",
         both_directions: bool = False,
+        node_time: str = "",
         progress: Progress = silent,
     ) -> Graph:
         """Build from a PyG `Data` or `HeteroData`, or from many of them: a list, a data set, a `Batch`.
@@ -152,12 +154,14 @@ class Graph:
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
             time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
             feature_dtype, progress: as in `from_edges`; both_directions: as in `from_tables`.
+            node_time: the tensor of nodes that is `NodeTable.time`, as `time_attr` of PyG's loaders.
         Raises: GraphError: any error in the data, and how to correct it.
         """
         data, ids, graphs = pyg.joined(data, ids)
         nodes, edges = pyg.tables_of(
-            data, columns=columns, ids=ids, num_relations=num_relations, time_unit=time_unit
-        )
+            data, columns=columns, ids=ids, num_relations=num_relations, time_unit=time_unit,
+            node_time=node_time,
+        )  # fmt: skip
         for edge_type, table in edge_columns.items():
             if edge_type not in edges:
                 raise GraphError(f"edge_columns: {edge_type!r} is not an edge type; there are {[*edges]}")
@@ -166,7 +170,10 @@ class Graph:
             edges |= pyg.memberships(data, nodes)
             nodes[GRAPH_TYPE] = graphs
         options: Any = {"feature_dtype": feature_dtype, "both_directions": both_directions}
-        return cls(*build(nodes, edges, **options, progress=progress), left_out=pyg.left_out(data, columns))
+        return cls(
+            *build(nodes, edges, **options, progress=progress),
+            left_out=pyg.left_out(data, (*columns, node_time)),
+        )
 
     @classmethod
     def from_parquet(
@@ -285,6 +292,15 @@ class Graph:
         """The smallest and largest edge time of all types, in `schema.time_unit`; None without times."""
         ranges = [found for part in self.edges.values() if (found := part.time_range) is not None]
         return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+
+    @cached_property
+    def clock(self) -> int | None:
+        """The latest time of an edge or node, in `schema.time_unit`; None without times."""
+        found = [] if self.time_range is None else [self.time_range[1]]
+        for name, part in self.nodes.items():
+            times = times_of(self.schema.node_types[name], cast(AnyArray, part.features))
+            found += [] if times is None or not len(times) else [int(times.max())]
+        return max(found, default=None)
 
     @property
     def num_nodes(self) -> int:

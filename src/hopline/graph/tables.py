@@ -32,6 +32,9 @@ class NodeTable:
         columns: a table of N rows (pandas, polars, Arrow) for the preprocessing of models, kept unchanged.
         column_types: name -> "float", "integer", "boolean", "text" (also for codes) or "timestamp", if the
             table has another type; "" keeps a column though it has the name of a label.
+        time: as in `EdgeTable`, [N]: the node exists from then on. Edges from it without a time have its
+            time. Models read it as the tensor `time`.
+        time_unit: of `time`, as in `EdgeTable`.
     """
 
     features: Any = None
@@ -42,6 +45,8 @@ class NodeTable:
     groups: Sequence[ColumnGroup] = ()
     columns: Any = None
     column_types: Mapping[str, str] = field(default_factory=dict)
+    time: Any = None
+    time_unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

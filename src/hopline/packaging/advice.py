@@ -103,12 +103,14 @@ INSTEAD = {
     **dict.fromkeys(("pos", "coord", "coords"), _KEPT),
     "hyperedge_index": "a graph has edges between two nodes: make hyperedges a node type of a HeteroData",
     "num_nodes": "the number of nodes is that of a neighbourhood: write x.size(0) in forward",
-    "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
-    "needs them as a column of edge_attr as well",
     **dict.fromkeys(("head_index", "rel_type", "tail_index"), _TRIPLES),
 }
 #: Names by which the times of edges are read from PyG's data.
 TIMES = ("edge_time", "time")
+_OF_EDGES = (
+    "times order edges and cut them (as_of); a model that reads them has a required argument edge_time, or "
+    "arguments={'edge_time': 'edge_time'}"
+)
 
 
 def is_label(name: str) -> bool:
@@ -129,13 +131,14 @@ def lost(name: str, owner: str) -> str:
             "a constant belongs into the module, as a buffer"
         )
     if "__" in owner and name in TIMES:
-        return INSTEAD["edge_time"]
+        return _OF_EDGES
     whose, into = ("edges", "data.edge_attr") if "__" in owner else ("nodes", "data.x")
     text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
     if is_label(name):
         return text + "labels and masks of the split are not known when a node is scored"
     if whose == "nodes":
-        return text + f"keep it, Graph.from_pyg(data, columns=[{name!r}])"
+        keep = "node_time='time'" if name == "time" else f"columns=[{name!r}]"
+        return text + f"keep it, Graph.from_pyg(data, {keep})"
     return text + (
         f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
         "pass a module whose forward takes its columns apart"

@@ -25,6 +25,7 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import renumbered
 from hopline.packaging.reference import as_rows, described, differ
+from hopline.packaging.seed_time import is_seed_time
 from hopline.packaging.trace import Closed, Traced, conv_arguments, describe
 
 #: Slots that hold an edge index.
@@ -102,6 +103,7 @@ class _Analysis(fx.Interpreter):
         self.num_rows = {
             _domain_of(name): rows.shape[1] if name.startswith(EDGES) else len(rows)
             for name, rows in slots.items()
+            if not is_seed_time(name)
         }
 
     def run_node(self, n: fx.Node) -> Any:
@@ -143,7 +145,7 @@ class _Analysis(fx.Interpreter):
     def _domain(self, n: fx.Node) -> lists.Domain | None:
         slot = lists.slot_of(n)
         if slot is not None:
-            return _domain_of(slot)
+            return None if is_seed_time(slot) else _domain_of(slot)
         if lists.is_conv(self.traced.module, n):
             return self._conv_domain(n)
         if n.target in (lists.neighbour_rows, lists.own_rows):

@@ -1,9 +1,9 @@
 """Call of a model on a graph: the data that each argument of its forward receives.
 
 The traced model has one input, a mapping of *slots*: "features:<node type>", "edge_index:<edge type>",
-"edge_attr:<edge type>", "edge_weight:<edge type>", and "edge_index:*", "edge_type:*" where one argument
-holds the edges of all relations (RGCN). "adj_t:<edge type>" is the edge index too, read as a sparse matrix:
-a convolution over it also reads the edge weights.
+"edge_attr:<edge type>", "edge_weight:<edge type>", "edge_time:<edge type>", "seed_time:<node type>", and
+"edge_index:*", "edge_type:*" where one argument holds the edges of all relations (RGCN).
+"adj_t:<edge type>" is the edge index too, read as a sparse matrix, whose values are the edge weights.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 from hopline.artifact import LOOPS, REPEATED
 from hopline.errors import PackagingError
 from hopline.graph import ColumnGroup, Graph, csc
+from hopline.graph.node_times import BITS, OFFSET
 from hopline.graph.schema import reverse_key
 from hopline.packaging.advice import MATRIX, TYPED, lost
 from hopline.packaging.check_graph import CheckGraph, Kinds
@@ -93,7 +94,7 @@ class Binding:
         hetero: arguments are dicts by type.
         node_types: all node types of the schema.
         relations: edge types, in the order of an `edge_type` argument's numbers.
-        attributed, weighted: edge types that have attributes, weights.
+        attributed, weighted, timed: edge types that have attributes, weights, times.
         positional: how many first arguments are given by position; hooks of the model get no others.
         reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
@@ -105,6 +106,8 @@ class Binding:
         reversed: edge types of which the graph has the reverse lists too.
         members: node type -> key of the edges to their graphs, of a model that reads `batch`.
         frozen: statistics of all rows that are constants; None for none.
+        seeds: node type of the rows of `seed_time`; "" for a model that has no such argument.
+        seed_time: the time of the question.
     """
 
     roles: dict[str, Role]
@@ -124,6 +127,9 @@ class Binding:
     reversed: tuple[str, ...] = ()
     members: Mapping[str, str] = field(default_factory=dict)
     frozen: Frozen | None = None
+    timed: tuple[str, ...] = ()
+    seeds: str = ""
+    seed_time: int = 0
 
     @property
     def relational(self) -> bool:
@@ -167,6 +173,8 @@ class Binding:
     def _value(self, name: str, role: Role, slots: Any, sparse: bool) -> Any:
         if role == "data":
             return self._data(slots, sparse)
+        if role == "seed_time":
+            return slots[f"seed_time:{self.seeds}"]
         if role in ("features", "columns", "batch"):
             group = self.columns.get(name, "x")
             rows = {
@@ -177,7 +185,7 @@ class Binding:
             return rows if self.hetero else rows[self.node_types[0]]
         keys = {
             "edge_index": self.relations, "adj_t": self.relations, "edge_attr": self.attributed,
-            "edge_weight": self.weighted, "edge_type": (),
+            "edge_weight": self.weighted, "edge_type": (), "edge_time": self.timed,
         }[role]  # fmt: skip
 
         def of(key: str) -> Any:
@@ -196,8 +204,12 @@ class Binding:
         for group in self.groups.get(node_type, ()):
             end = start + group.num_columns
             part = rows[:, start:end] if group.width else rows[:, start]
-            found[group.name] = part if group.dtype == "float32" else part.to(getattr(torch, group.dtype))
-            start = end
+            if group.dtype == "time":
+                high, middle, low = (rows[:, at].long() for at in range(start, end))
+                part = (high * 2**BITS + middle) * 2**BITS + low - OFFSET
+            elif group.dtype != "float32":
+                part = part.to(getattr(torch, group.dtype))
+            found[group.name], start = part, end
         return found or {"x": rows}
 
     def _batch(self, slots: Any, node_type: str) -> Any:
@@ -220,8 +232,10 @@ class Binding:
             for node_type in self.node_types:
                 for name, rows in self._tensors(slots, node_type).items():
                     graph[node_type][name] = rows
-                if node_type in self.members:
+                if node_type in self.members or self.seeds:
                     graph[node_type].batch = self._batch(slots, node_type)
+                if node_type == self.seeds:
+                    graph[node_type].seed_time = slots[f"seed_time:{node_type}"]
                 if node_type in self.tables.values():  # loaders number the nodes
                     count = slots[f"features:{node_type}"].size(0)
                     graph[node_type].node_id = graph[node_type].n_id = torch.arange(count)
@@ -233,6 +247,8 @@ class Binding:
             return graph
         of = self.node_types[0]
         single = _Data(batch=self._batch(slots, of), **self._tensors(slots, of))
+        if self.seeds:
+            single.seed_time = slots[f"seed_time:{of}"]
         self._fill(single, slots, self.relations[0], sparse)
         _guard(single._store, self.left_out, *self.left_out)
         return single
@@ -253,12 +269,18 @@ class Binding:
             ends = edges.edge_index
             given = {
                 "edge_index": ends, "adj_t": ends, "edge_attr": edges.attr, "edge_weight": edges.weight,
+                "edge_time": edges.time,
             }  # fmt: skip
             own = {role: torch.from_numpy(each.copy()) for role, each in given.items() if each is not None}
             found |= {f"{role}:{key}": each for role, each in own.items()}
             if key in self.reversed:
                 own |= {role: own[role].flip(0) for role in ("edge_index", "adj_t")}
                 found |= {f"{role}:{reverse_key(key)}": each.clone() for role, each in own.items()}
+        if self.seeds:
+            # that of the first seed, as `_batch` says; a model that reads others is refused
+            times = np.full(max(1, graph.num_nodes(self.seeds)), self.seed_time + 977)
+            times[0] = self.seed_time
+            found[f"seed_time:{self.seeds}"] = torch.from_numpy(times)
         for name, key in self.members.items():
             found[f"batch:{name}"] = torch.from_numpy(batch_of(graph, key))
         if self.relational:
@@ -267,7 +289,8 @@ class Binding:
             found["adj_t:*"] = found["edge_index:*"].clone()
             numbers = np.repeat(np.arange(len(edge_lists)), [len(e.indices) for e in edge_lists])
             found["edge_type:*"] = torch.from_numpy(numbers)
-            for role, keys in (("edge_attr", self.attributed), ("edge_weight", self.weighted)):
+            of = {"edge_attr": self.attributed, "edge_weight": self.weighted, "edge_time": self.timed}
+            for role, keys in of.items():
                 if keys == self.relations:
                     found[f"{role}:*"] = torch.cat([found[f"{role}:{key}"] for key in keys])
         return found

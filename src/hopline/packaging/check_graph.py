@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import PackagingError
 from hopline.graph.subgraph import edge_positions
-from hopline.types import FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -39,6 +39,7 @@ class CheckEdges:
         indices: int64 [E], source rows.
         attr: float32 [E, d_e] or None.
         weight: float32 [E] or None.
+        time: int64 [E] or None.
     """
 
     src: str
@@ -47,6 +48,7 @@ class CheckEdges:
     indices: IdArray
     attr: FloatArray | None = None
     weight: FloatArray | None = None
+    time: IdArray | None = None
 
     @property
     def destinations(self) -> IdArray:
@@ -89,14 +91,14 @@ class CheckEdges:
         count = np.bincount(dst, minlength=len(self.indptr) - 1 if num_dst is None else num_dst)
         order = np.argsort(dst, kind="stable")
 
-        def taken(column: FloatArray) -> FloatArray:
-            return (
-                column[places][order] if len(column) else np.ones((len(dst), *column.shape[1:]), np.float32)
-            )
+        def taken(column: AnyArray) -> AnyArray:
+            if len(column):
+                return column[places][order]
+            return np.ones((len(dst), *column.shape[1:]), column.dtype)
 
-        attr, weight = (None if each is None else taken(each) for each in (self.attr, self.weight))
+        columns = (None if each is None else taken(each) for each in (self.attr, self.weight, self.time))
         indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
-        return CheckEdges(self.src, self.dst, indptr, src[order], attr, weight)
+        return CheckEdges(self.src, self.dst, indptr, src[order], *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,14 @@ class CheckGraph:
     def num_nodes(self, node_type: str) -> int:
         """Rows of `node_type`."""
         return len(self.features[node_type])
+
+    def until(self, time: int) -> CheckGraph:
+        """The same without later edges."""
+        edges = {
+            key: part if part.time is None else part.taken(part.time <= time)
+            for key, part in self.edges.items()
+        }
+        return CheckGraph(self.features, edges)
 
     @classmethod
     def of(cls, graph: Graph, num_nodes: int | None = None, *, seed: int = 0) -> CheckGraph:
@@ -180,5 +190,6 @@ def _induced(graph: Graph, key: str, chosen: dict[str, IdArray]) -> CheckEdges:
         None if each is None else np.asarray(each[places], np.float32)
         for each in (adjacency.attr, adjacency.weight)
     )
+    time = None if adjacency.time is None else np.asarray(adjacency.time[places])
     indptr = np.searchsorted(dst, np.arange(len(destinations) + 1))
-    return CheckEdges(adjacency.src, adjacency.dst, indptr, src, attr, weight)
+    return CheckEdges(adjacency.src, adjacency.dst, indptr, src, attr, weight, time)

@@ -58,9 +58,11 @@ def export_stage(
 
 def _example(item: StageInput, width: int) -> tuple[Tensor, dict[int, Any]]:
     size, rows = _ROWS, torch.export.Dim("n", min=1)
-    if item.kind in ("sources", "owners", "edge_attr", "edge_weight", "is_self"):
+    if item.kind == "seed_time":
+        return torch.zeros(1, dtype=torch.int64), {}
+    if item.kind in ("sources", "owners", "edge_attr", "edge_weight", "is_self", "edge_time"):
         size, rows = _EDGES, torch.export.Dim(f"e_{abs(hash(item.edge_type)) % 10**6}", min=1)
-    dtypes = {"owners": torch.int64, "nodes": torch.int64, "is_self": torch.bool}
+    dtypes = {**dict.fromkeys(("owners", "nodes", "edge_time"), torch.int64), "is_self": torch.bool}
     if item.kind in ("degree", "count", "edge_weight", *dtypes):
         return torch.ones(size, dtype=dtypes.get(item.kind, torch.float32)), {0: rows}
     return torch.zeros(size, width), {0: rows}

@@ -64,6 +64,7 @@ class Answered:
         embedding: float64 [n, d], if the module exposes it.
         rounding, embedding_rounding: float64 [n, outputs] and [n, 1], the module's float32 rounding errors.
         unseen: the nodes are not in the graph: requests describe them.
+        clock, as_of: latest time of the graph, and the requests' time, if the model reads times.
     """
 
     probe: Probe
@@ -75,6 +76,8 @@ class Answered:
     rounding: NDArray[np.float64] | None = None
     embedding_rounding: NDArray[np.float64] | None = None
     unseen: Unseen | None = None
+    clock: int = 0
+    as_of: int | None = None
 
     @property
     def places(self) -> tuple[IdArray, ...]:
@@ -128,9 +131,12 @@ class Answered:
 
 
 def judge(
-    folder: Path, spec: ModelSpec, answered: Answered, unseen: Sequence[Answered] = ()
+    folder: Path, spec: ModelSpec, answered: Answered, others: Sequence[Answered] = ()
 ) -> dict[str, float]:
     """Compare an artifact with the module.
+
+    Args:
+        others: nodes that requests describe, and other times.
 
     Returns: output name -> largest absolute difference.
 
@@ -150,8 +156,9 @@ def judge(
     for served_spec in served_as:
         for is_cached in (False, True):
             model = _loaded(folder, served_spec, answered.probe.graph, is_cached)
+            model.clock = answered.clock
             answerer = Answerer(model, names, _MOST_NEIGHBOURS)
-            for of in (answered, *unseen):
+            for of in (answered, *others):
                 judged = np.ones(len(of.places[0]), np.bool_)
                 if served_spec is not full:
                     judged = _unsampled(spec, of)
@@ -272,6 +279,7 @@ class _Calls:
                 }
             elif self._spec.head.kind == "link":
                 named = {"pairs": (sides[0], sides[1])}
+            named["as_of"] = self._answered.as_of
             requests.append(ScoreRequest(self._spec.name, outputs=outputs, **named))
         try:
             outcomes = self._answerer.answer(requests)

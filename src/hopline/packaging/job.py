@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -199,12 +199,11 @@ class Job:
 
     def _probe(self, **options: Any) -> Probe:
         schema = self.graph.schema
-        timed = frozenset(key for key, edges in schema.edge_types.items() if edges.has_time)
         signed = [key for key, edges in schema.edge_types.items() if edges.signed_weight]
         options = {"without": self.without, "signed": signed, **options}
         lists = self.fanouts.values() if isinstance(self.fanouts, dict) else [self.fanouts]
         hops = max(map(len, lists), default=0)
-        return Probe.of(self.check, timed, hops, both_directions=schema.both_directions, **options)
+        return Probe.of(self.check, hops, both_directions=schema.both_directions, **options)
 
     def _answered(
         self, probe: Probe, sides: Pairs, check: CheckGraph, pairs: Pairs | None, rows: Rows,
@@ -217,7 +216,24 @@ class Job:
             inner = self.reference.only(slice(None)).rounding(check, None, embedding, self.embedding_layer)
             embedding, inner = embedding[sides[0]], inner[sides[0]]
         ends = self.are_probabilities
-        return gate.Answered(probe, sides, rows, self.outputs, ends, embedding, rounding, inner, unseen)
+        clock = self.binding.seed_time
+        return gate.Answered(
+            probe, sides, rows, self.outputs, ends, embedding, rounding, inner, unseen, clock
+        )
+
+    def _earlier(self, spec: ModelSpec) -> list[gate.Answered]:
+        """The module's answers at earlier times, if it reads the time of the question."""
+        of, found = copy.copy(self.reference), []
+        edges = [part.time for part in self.check.edges.values() if part.time is not None]
+        times = np.concatenate([*edges, [self.binding.seed_time]])
+        for time in np.quantile(times, (0.5, 0.9), method="nearest").tolist() if spec.reads_times else ():
+            of.binding = replace(self.binding, seed_time=time)
+            check, sides = self.probe.check.until(time), self.pairs or self.sides(self.probe)
+            rows = of.answers(check, self.pairs)
+            inner = of.embedding(check, self.embedding_layer) if self.embedding is not None else None
+            found.append(self._answered(self.probe, sides, check, self.pairs, rows, inner, of=of))
+            found[-1].as_of = time
+        return found
 
     def _agrees(self, folder: Path, spec: ModelSpec, signed: list[str]) -> bool:
         """True if served answers are the module's where weights of such edges are below 0."""
@@ -239,7 +255,7 @@ class Job:
     def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
         """The module's answers for nodes that requests describe, if the artifact accepts such nodes."""
         read = (self.graph.schema.edge_types[key] for key in spec.fanouts)
-        if self.is_link or any(edges.reverse_of for edges in read):
+        if self.is_link or any(edges.reverse_of for edges in read) or spec.reads_times:
             return []
         target, check = self.targets[0], self.probe.check
         of = chosen(check, target, self.probe.seeds(target, _COPIED_FROM))
@@ -265,7 +281,7 @@ class Job:
         answered = self._answered(
             self.probe, sides, self.probe.check, self.pairs, self.rows, self.embedding
         )
-        found = gate.judge(folder, own, answered, self._unseen(own))
+        found = gate.judge(folder, own, answered, [*self._unseen(own), *self._earlier(own)])
         self.notes += answered.imprecise()
         served = before | {name: max(value, before.get(name, 0.0)) for name, value in found.items()}
         figures: dict[str, object] = {
@@ -432,6 +448,7 @@ class Job:
         oldest = artifact.EDGE_ROWS_FORMAT if "nodes" in kinds else oldest
         oldest = artifact.EDGE_HEAD_FORMAT if self.edge_type else oldest
         oldest = artifact.EXCLUDED_FORMAT if spec.head.exclude_seed_edges else oldest
+        oldest = artifact.TIMES_FORMAT if kinds & artifact.TIMES else oldest
         return msgspec.structs.replace(spec, levels=tuple(levels), format=oldest)
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:

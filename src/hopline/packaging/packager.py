@@ -40,6 +40,7 @@ from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, copy_notes, eval_copy, originals_in_eval
 from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
+from hopline.packaging.seed_time import with_seed_time
 from hopline.packaging.settings import Device, Fanouts, Role, Sampling
 from hopline.packaging.several import Heads, Several, by_output, node_types_of
 from hopline.packaging.signature import bind
@@ -248,6 +249,7 @@ def package(
         raise PackagingError(
             f"{GRAPH_TYPE!r} is not a node type of this model; package it for graphs alone"
         )
+    binding = with_seed_time(binding, module, targets, graph)
     if targets != (GRAPH_TYPE,):
         binding = replace(binding, members={})
     elif max_degree is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from hopline.graph.ids import RangeIds
 from hopline.graph.parts import Nodes
 from hopline.packaging.check_graph import CheckEdges, CheckGraph, Kinds
 from hopline.types import FloatArray, IdArray
+
+Column = TypeVar("Column", FloatArray, IdArray)
 
 #: Strangers of each type in one step of a chain.
 _WIDTH = 3
@@ -48,13 +51,12 @@ class Probe:
 
     @classmethod
     def of(
-        cls, real: CheckGraph, timed: frozenset[str], hops: int, *, without: Kinds | None = None,
+        cls, real: CheckGraph, hops: int, *, without: Kinds | None = None,
         signed: Collection[str] = (), both_directions: bool = False, wide: bool = True, seed: int = 0,
     ) -> Probe:  # fmt: skip
         """Add strangers to a real graph.
 
         Args:
-            timed: edge types that have times.
             hops: that the model reads.
             without, signed: as of `strangers`.
             both_directions: as of the real graph.
@@ -65,7 +67,7 @@ class Probe:
         check = beside(real, strangers(real, hops, rng, CROWD, without, signed))
         if wide:
             check = beside(check, widened(strangers(real, hops, rng, _FEW, without, signed), rng))
-        graph = graph_of(check, timed, both_directions)
+        graph = graph_of(check, both_directions)
         core = _core(hops)
         first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
         beginnings = (0, first - core - _FEW) if wide else (0,)
@@ -97,10 +99,8 @@ class Probe:
         return np.concatenate([order[picks], num_real + self.asked])
 
 
-def graph_of(
-    check: CheckGraph, timed: frozenset[str] = frozenset(), both_directions: bool = False
-) -> Graph:
-    """The arrays as a graph in memory; all edges of a timed type have time 0."""
+def graph_of(check: CheckGraph, both_directions: bool = False) -> Graph:
+    """The arrays as a graph in memory."""
     nodes = {
         name: NodeTable(rows if rows.shape[1] else None, num_nodes=len(rows))
         for name, rows in check.features.items()
@@ -108,9 +108,8 @@ def graph_of(
     edges = {}
     for key, part in check.edges.items():
         src, relation, dst = key.split("__")
-        time = np.zeros(len(part.indices), np.int64) if key in timed else None
         edges[src, relation, dst] = EdgeTable(
-            part.edge_index, attr=part.attr, time=time, weight=part.weight, by_row=True
+            part.edge_index, attr=part.attr, time=part.time, weight=part.weight, by_row=True
         )
     return Graph.from_tables(nodes, edges, both_directions=both_directions)
 
@@ -206,12 +205,12 @@ def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
         edges[key] = CheckEdges(
             one.src, one.dst, np.concatenate([one.indptr, other.indptr[1:] + len(one.indices)]),
             np.concatenate([one.indices, other.indices + first.num_nodes(one.src)]),
-            _joined(one.attr, other.attr), _joined(one.weight, other.weight),
+            _joined(one.attr, other.attr), _joined(one.weight, other.weight), _joined(one.time, other.time),
         )  # fmt: skip
     return CheckGraph(features, edges)
 
 
-def _joined(one: FloatArray | None, other: FloatArray | None) -> FloatArray | None:
+def _joined(one: Column | None, other: Column | None) -> Column | None:
     return None if one is None or other is None else np.concatenate([one, other])
 
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 #: What an argument of a model's forward receives; see `arguments.py`.
 Role = Literal[
-    "features", "columns", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"
-]
+    "features", "columns", "edge_index", "edge_attr", "edge_weight", "edge_type", "edge_time", "adj_t",
+    "batch", "seed_time", "data",
+]  # fmt: skip
 #: Roles as users name them: "columns" is written as the name of a tensor of nodes.
 NAMED_ROLES = tuple(role for role in get_args(Role) if role != "columns")
 #: Usual names of each role, without the ending of x_dict and the like, which is removed first. Plural
@@ -25,7 +26,8 @@ _USUAL: dict[Role, str] = {
     "edge_index": "edge_index edges adj edge_list ei",
     "edge_attr": "edge_attr edge_attrs edge_feat edge_features",
     "edge_weight": "edge_weight edge_weights", "edge_type": "edge_type edge_types",
-    "adj_t": "adj_t", "batch": "batch", "data": "data graph g",
+    "adj_t": "adj_t", "batch": "batch", "data": "data graph g", "seed_time": "seed_time input_time",
+    "edge_time": "edge_time edge_times",
 }  # fmt: skip
 _NAMES: dict[str, Role] = {name: role for role, names in _USUAL.items() for name in names.split()}
 ENDING = "_dict"

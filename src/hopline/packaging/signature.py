@@ -48,7 +48,7 @@ class _Call:
         parameters: without *args and **kwargs, with the user's names for what these receive.
         unnamed: "*args", "**kwargs", where forward reads them.
         given: the user's roles.
-        attributed, weighted: edge types that have attributes, weights.
+        attributed, weighted, timed: edge types that have attributes, weights, times.
         columns: argument -> tensor of nodes, by the user's choice.
         left_out, tables: as in `Binding`.
     """
@@ -61,6 +61,7 @@ class _Call:
     schema: GraphSchema
     attributed: tuple[str, ...]
     weighted: tuple[str, ...]
+    timed: tuple[str, ...]
     left_out: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, str]
     tables: Mapping[str, str]
@@ -97,7 +98,8 @@ class _Call:
         """True if the graph has the data of a role."""
         if role == "edge_type":
             return len(self.schema.edge_types) > 1 and len(self.schema.node_types) == 1
-        return bool({"edge_attr": self.attributed, "edge_weight": self.weighted}.get(role, True))
+        has = {"edge_attr": self.attributed, "edge_weight": self.weighted, "edge_time": self.timed}
+        return bool(has.get(role, True))
 
     def unknown(self) -> list[str]:
         """Required arguments whose names are no usual ones."""
@@ -145,15 +147,16 @@ def bind(
     parameters, unnamed = parameters_of(module, given)
     timed = [key for key in edge_keys if schema.edge_types[key].has_time]
     left_out = {**(left_out or {}), **{key: (*(left_out or {}).get(key, ()), *TIMES) for key in timed}}
+    weighted = tuple(key for key in edge_keys if schema.edge_types[key].has_weight)
     call = _Call(
         f"{type(module).__name__}.forward", module, parameters, unnamed, given, schema,
         tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0),
-        tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out, columns,
-        dict(tables or {}),
+        weighted, tuple(timed), left_out, columns, dict(tables or {}),
     )  # fmt: skip
     _check_given(call)
     bound = {name: role for name, role in call.given.items() if role is not None}
-    absent = [name for name in call.required if name not in bound and call.lost(name)]
+    named = [name for name in call.required if call.role_of(name) not in ("columns", "edge_time")]
+    absent = [name for name in named if name not in bound and call.lost(name)]
     if absent:
         raise PackagingError(f"{call.shown} needs {absent[0]!r}, but {call.lost(absent[0])}")
     for name in call.required:
@@ -181,7 +184,7 @@ def bind(
         call.left_out, {name: each.groups for name, each in schema.node_types.items()},
         {name: call.column(name) for name in roles if roles[name] == "columns"}, call.tables,
         tuple(key for key in edge_keys if key in reverses),
-        members if {"batch", "data"} & {*roles.values()} else {},
+        members if {"batch", "data"} & {*roles.values()} else {}, timed=call.timed,
     )  # fmt: skip
     if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(
@@ -289,8 +292,9 @@ def _required(call: _Call, name: str) -> Role:
             f"{call.shown} needs {name!r}, and the graph has no x: its tensors of nodes are "
             f"{', '.join(call.groups)}. Name the one that it receives, arguments={{{name!r}: ...}}"
         )
-    if role in ("edge_attr", "edge_weight") and not call.has(role):
-        raise PackagingError(f"{call.shown} needs {name!r}, but the graph has no {_EDGE_DATA[role]}")
+    if role in ("edge_attr", "edge_weight", "edge_time") and not call.has(role):
+        what = _EDGE_DATA.get(role, "edge times")
+        raise PackagingError(f"{call.shown} needs {name!r}, but the graph has no {what}")
     return role
 
 
@@ -329,6 +333,12 @@ def _optional(call: _Call, bound: Mapping[str, Role]) -> dict[str, Role]:
             raise PackagingError(
                 f"{name!r} of {call.shown} is optional, and {call.lost(name)}. If the model was "
                 f"trained without it, pass arguments={{{name!r}: None}}"
+            )
+        is_timed = call.timed or any(each.has_time for each in call.schema.node_types.values())
+        if role == "seed_time" and is_timed:
+            raise PackagingError(
+                f"{name!r} of {call.shown} is optional, and the graph has times. If the model was trained "
+                f"with it, pass arguments={{{name!r}: 'seed_time'}}; if not, arguments={{{name!r}: None}}"
             )
         if role in _EDGE_DATA and role not in bound.values() and _is_meant(call, name, role):
             found[name] = role

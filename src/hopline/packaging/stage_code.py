@@ -23,6 +23,7 @@ from hopline.packaging import edges as lists
 from hopline.packaging.dense import groups
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.regions import Region, attributes_before
+from hopline.packaging.seed_time import is_time
 from hopline.packaging.trace import Traced, describe
 
 #: (level, node type) of a stage.
@@ -163,6 +164,11 @@ class StageCode:
     def flat(self, node: fx.Node, new: fx.Node) -> fx.Node:
         """A value as columns float32 [n, width]."""
         rank = self.traced.values[node].dim()
+        if is_time(node, self.traced.values):
+            raise NotSplittable(
+                f"{describe(self.traced.module, node)} is a time of 64 bits that neighbours read: make it "
+                "float32 before the layer, such as (seed_time[batch] - time) / 86400"
+            )
         if self.traced.values[node].dtype != torch.float32:
             new = self.graph.call_method("float", (new,))
         if rank == 2:
@@ -193,11 +199,11 @@ class StageCode:
                 needed = tuple(self._need(conv, need) for need in conv.dense.needs)
                 new = self.graph.call_module(conv.path, needed)
         elif slot is not None:
-            if not slot.startswith("features:"):
+            if not slot.startswith(("features:", "seed_time:")):
                 raise NotSplittable(
                     f"the model uses {slot} outside of a message-passing layer: no row-wise stage reads it"
                 )
-            new = self.feed("features")
+            new = self.feed(slot.partition(":")[0])
         else:
             new = self.copied(node, self.emit)
         self.env[node] = new
@@ -306,7 +312,7 @@ class EdgeCode:
 
     def _slot(self, node: fx.Node, slot: str, edges: lists.Domain) -> fx.Node:
         kind = slot.split(":", 1)[0]
-        if kind in ("edge_weight", "edge_attr"):
+        if kind in ("edge_weight", "edge_attr", "edge_time"):
             rows = self._feed(kind, edges)
         elif slot == "edge_type:*":
             owners = [self.stage.feed("owners", edge_type=key) for key in self.traced.relations]
@@ -317,7 +323,7 @@ class EdgeCode:
             raise NotSplittable(
                 f"{describe(self.traced.module, node)} reads {slot}, which is not a row of each edge"
             )
-        if _may_read_codes(self.traced):
+        if kind != "edge_time" and _may_read_codes(self.traced):
             ends = self._feed("owners", edges), self.stage.feed("nodes")
             row = self._a_row(self.traced.values[node])
             rows = self.graph.call_function(groups.filled, (rows, *ends, row))

@@ -44,6 +44,7 @@ from hopline.packaging.proxy import (
     value_of,
 )
 from hopline.packaging.reference import of_target, shared_copy
+from hopline.packaging.seed_time import for_one_seed
 from hopline.packaging.several import Heads, Several
 from hopline.packaging.user_source import user_line
 
@@ -293,6 +294,7 @@ def trace(
     refusal = _refusal(module, tracer)
     without_changes(module)
     group_by_members(module, binding.members, slots)
+    for_one_seed(module)
     lists.name_ends(graph, binding.relations)
     lists.turn_edges(module, binding.relations)
     lists.map_ends(module)
@@ -347,7 +349,7 @@ def _on_other_numbers(
         others = {}
         for name, value in slots.items():
             role, _, key = name.partition(":")
-            shape, by = list(value.shape), role not in ("features", "batch")
+            shape, by = list(value.shape), role not in ("features", "batch", "seed_time")
             place, count = role in ("edge_index", "adj_t"), numbers[by] * (types.index(key) + 1)
             shape[place] = count + (count == shape[place])
             others[name] = torch.empty(shape, dtype=value.dtype)

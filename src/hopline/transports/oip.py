@@ -167,6 +167,8 @@ def answer_parameters(result: ScoreResult) -> dict[str, str]:
         parameters["graph_age_ms"] = str(result.graph_age_ms(time.time()))
     if result.features_age_ms >= 0:
         parameters["features_age_ms"] = str(result.features_age_ms)
+    if result.as_of is not None:
+        parameters["as_of"] = str(result.as_of)
     if result.degraded:
         parameters["degraded"] = ",".join(result.degraded)
     if result.parts:

@@ -240,6 +240,8 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
         tail = b',"graph_age_ms":%d%b' % (result.graph_age_ms(time.time()), tail)
     if result.features_age_ms >= 0:
         tail = b',"features_age_ms":%d%b' % (result.features_age_ms, tail)
+    if result.as_of is not None:
+        tail = b',"as_of":%d%b' % (result.as_of, tail)
     if result.parts:
         tail = b',"parts":' + orjson.dumps(result.parts) + tail
     degraded = orjson.dumps(result.degraded) if result.degraded else b"[]"

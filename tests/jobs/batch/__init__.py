@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("hopline.testing.sinks")
+pytest.register_assert_rewrite("hopline_stores.testing.sinks")

@@ -18,7 +18,7 @@ from hopline.features.registry import open_store
 from hopline.graph.schema import quoted
 from hopline.jobs.batch.npy import TABLE
 from hopline.jobs.batch.sink import Column
-from hopline.testing.sinks import TEXT, SinkPlace
+from hopline_stores.testing.sinks import TEXT, SinkPlace
 
 
 def picked(ids, found, columns):

@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 
 from hopline.jobs.batch import precomputed_sink
-from hopline.testing.sinks import SinkSuite
 from hopline_stores import parquet_sink
+from hopline_stores.testing.sinks import SinkSuite
 from tests.jobs.batch import places
 from tests.s3_server import s3_server
 

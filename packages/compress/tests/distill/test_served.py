@@ -12,11 +12,11 @@ from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.models.local_repository import LocalRepository
 from hopline.service import Service
-from hopline.testing.faulty_store import FaultyStore
 from hopline.types import ScoreRequest
 from hopline_compress.distill.run import Distillation, DistillOptions
 from hopline_compress.distill.settings import Settings
 from hopline_stores.repository import FsspecRepository
+from hopline_stores.testing.faulty_store import FaultyStore
 from packages.compress.tests.distill.places import DIM, N
 
 

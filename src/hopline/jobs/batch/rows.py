@@ -74,6 +74,7 @@ class RowComputer:
         self._buffers: dict[str, FloatArray] = {}
         self._level = Level(folder, spec, graph, level, node_type, None, 1)
         self._relations = list(self._level.relations.values())
+        self._clock = (graph.clock or 0) if spec.reads_times else 0
 
     def compute(self, ids: IdArray, out: FloatArray) -> int:
         """Fill `out` float32 [n, state_dim] with the states of ids (int64 [n], distinct).
@@ -118,7 +119,7 @@ class RowComputer:
         structure = None
         if self._level.structure is not None:
             structure = self._level.structure.rows(ids, self._raw, ids)
-        runner.run(Given(own, own_rows, self._raw, ids, views, structure), out)
+        runner.run(Given(own, own_rows, self._raw, ids, views, structure, self._clock), out)
         return sum(block.num_edges for block in blocks)
 
     def _compact(
