@@ -277,6 +277,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
         fanouts: edge type key -> sampled neighbours for each hop, seed-outward; -1 means all.
         sampling: method of choosing neighbours.
         max_degree: hard cap on the neighbours of one node at one layer, also for fanout -1.
+        windows: edge type key -> for each hop, seed-outward, the time before that of the question within
+            which edges are read, in the unit of the graph's times; -1 means any.
         salt: salt of the keyed sampler.
         heads: of further node types, over the same levels; `head` is that of the first.
         levels: level -> node type -> stage; length num_layers + 1.
@@ -309,6 +311,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     format: int = 1
     sampling: Literal["uniform", "recent", "weighted"] = "uniform"
     max_degree: int | None = None
+    windows: dict[str, tuple[int, ...]] = {}
     salt: int = 0
     opset: int = 0
     classes: tuple[str, ...] = ()
@@ -326,6 +329,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def fanout(self, edge_type: str, layer: int) -> int:
         """Number of neighbours sampled by layer `layer` (1-based, input-most first) along `edge_type`."""
         return self.fanouts[edge_type][self.num_layers - layer]
+
+    def window(self, edge_type: str, layer: int) -> int | None:
+        """The window of `layer` along `edge_type`, as of `fanout`; None for none."""
+        found = self.windows.get(edge_type, (-1,) * self.num_layers)[self.num_layers - layer]
+        return None if found < 0 else found
 
     def files_read(self, folder: Path) -> set[str]:
         """Paths inside the folder of the files that serving it reads."""
@@ -374,7 +382,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def reads_times(self) -> bool:
         """True if its answers depend on the time of the question."""
         stages = (stage for stages in self.levels for stage in stages.values())
-        return any(entry.kind in TIMES for stage in stages for entry in stage.inputs)
+        return bool(self.windows) or any(e.kind in TIMES for stage in stages for e in stage.inputs)
 
     @property
     def reach(self) -> int:

@@ -140,7 +140,7 @@ class Ages(nn.Module):
         return self.out(self.second(h, edge_index, rows).relu())[: seed_time.size(0)]
 
 
-def subgraphs(data, target, seeds, times, hops=2):
+def subgraphs(data, target, seeds, times, hops=2, windows=None):
     """Arguments of `Relational` for one subgraph for each seed, of the rows that exist at its time."""
     nodes, batch = {name: [] for name in data.node_types}, {name: [] for name in data.node_types}
     edges, place = {key: ([], []) for key in data.edge_types}, {}
@@ -155,13 +155,16 @@ def subgraphs(data, target, seeds, times, hops=2):
     front = [(target, seed, number) for number, seed in enumerate(seeds)]
     for each in front:
         placed(*each)
-    for _ in range(hops):
+    for hop in range(hops):
         found = []
         for source, relation, destination in data.edge_types:
             index = data[source, relation, destination].edge_index.numpy()
             for name, node, seed in front:
                 for other in index[0][index[1] == node].tolist() if name == destination else ():
                     if "time" in data[source] and data[source].time[other] > times[seed]:
+                        continue
+                    window = (windows or {}).get((source, relation, destination), (None,) * hops)[hop]
+                    if window is not None and data[source].time[other] <= times[seed] - window:
                         continue
                     found += [] if (source, other, seed) in place else [(source, other, seed)]
                     ends = edges[source, relation, destination]
@@ -392,3 +395,57 @@ def test_a_batch_run_since_an_earlier_one_moves_all_rows_to_the_latest_time(tmp_
     found = score(report.path, after, tmp_path / "out", outputs=outputs, since=tmp_path / "first.run")
     for output, values in online(report.path, after).items():
         assert (found[output] == values).all(), output
+
+
+def test_windows_leave_out_older_edges_by_hop_and_edge_type(tmp_path, events, graph_of_events):
+    torch.manual_seed(0)
+    model = Relational(events.edge_types).eval()
+    by, back = ("event", "by", "user"), ("user", "rev_by", "event")
+    given = {by: "90d", back: [None, 60 * DAY]}
+    options = {"fanouts": [-1, -1], "task": "multiclass", "target": "user", "windows": given}
+    report = hopline.package(model, graph_of_events, tmp_path, name="m", **options)
+    assert report.spec.windows == {
+        "event__by__user": (90 * DAY,) * 2,
+        "user__rev_by__event": (-1, 60 * DAY),
+    }
+    answerer = Answerer(load_model(report.path, report.spec, graph_of_events), ("logits",), 100)
+    seeds, times = np.random.default_rng(1).integers(0, NUM_NODES["user"], 60).tolist(), moments(60)
+    windows = {by: (90 * DAY,) * 2, back: (None, 60 * DAY)}
+    latest = int(max(events[name].time.max() for name in TIMED))
+    for asked_for, at in ((times, times), ([None] * 60, [latest] * 60)):
+        found, outcomes = asked(answerer, seeds, asked_for)
+        with torch.no_grad():
+            wanted = model(*subgraphs(events, "user", seeds, at, windows=windows)).numpy()
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+        assert [outcome.as_of for outcome in outcomes] == at
+    with torch.no_grad():
+        without = model(*subgraphs(events, "user", seeds, at)).numpy()
+    assert np.abs(found - without).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        ({"item__rev_of__event": "30d"}, "no edge type with times that the model reads"),
+        ({"event__by__user": ["30d"]}, "1 for 2 layers"),
+        ({"event__by__user": "a month"}, "such as '30d'"),
+        ({"event__by__user": -5}, "at least 0"),
+    ],
+)
+def test_wrong_windows_are_refused(tmp_path, events, graph_of_events, windows, message):
+    model = Relational(events.edge_types).eval()
+    options = {"fanouts": [-1, -1], "task": "multiclass", "target": "user", "windows": windows}
+    with pytest.raises(PackagingError, match=message):
+        hopline.package(model, graph_of_events, tmp_path, name="m", **options)
+
+
+def test_requests_with_their_own_edges_are_refused_by_a_model_with_windows(tmp_path, graph_of_edges):
+    model = pyg.SAGEConv(4, 2).eval()
+    options = {"fanouts": [-1], "task": "multiclass", "windows": {"node__to__node": "30d"}}
+    report = package(model, graph_of_edges, tmp_path, name="m", **options)
+    answerer = Answerer(load_model(report.path, report.spec, graph_of_edges), ("logits",), 100)
+    (outcome,) = answerer.answer([ScoreRequest("m", inline=(InlineNode([0.0] * 4, {"": (1, 2)}),))])
+    assert isinstance(outcome, BadRequest)
+    assert "windows of time" in str(outcome)
+    with pytest.raises(ArtifactError, match="a live graph has none"):
+        load_model(report.path, report.spec, live_view(graph_of_edges))

@@ -126,6 +126,8 @@ class _Check:
             self._need(level > 0, "level 0 has no neighbours")
             self._need(edge.dst == node_type, f"edge type {entry.edge_type!r} ends at {edge.dst!r}")
             self._need(entry.edge_type in spec.fanouts, f"no fanouts of edge type {entry.edge_type!r}")
+            windows = spec.windows.get(entry.edge_type, (-1,) * spec.num_layers)
+            self._need(len(windows) == spec.num_layers, f"{len(windows)} windows of {entry.edge_type!r}")
             self._need(edge.src in below, f"the level below has no state of {edge.src!r}")
             width = below[edge.src].state_dim
             self._need(entry.kind != "edge_attr" or attr_dim > 0, "the edge type has no attributes")

@@ -59,6 +59,8 @@ def overlays_of(
         found.append((others, edits.overlay()))
     if request.inline or request.context:
         found.append((others, parse_inline(model, request.inline, max_neighbors, request.context)))
+    if found and model.spec.windows:
+        raise BadRequest("the model has windows of time, and edges of a request have no times")
     for key in model.reads_time:
         if any((each.lists[key].positions < 0).any() for _, each in found if key in each.lists):
             raise BadRequest(f"the model reads times of {key!r}, and edges of a request have none")

@@ -29,7 +29,7 @@ from hopline.graph.extent import NUM_COLUMNS
 from hopline.kernels.intrinsics import pointer
 from hopline.kernels.jit import njit
 from hopline.sampling import Block, BlockBuffers, Sampler
-from hopline.sampling.keyed import NO_CUT, sample
+from hopline.sampling.keyed import ALWAYS, NO_CUT, sample
 from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
     """`sample` the in-neighbours of int64 [n] nodes with the arrays of frame `f`; returns the edges."""
     records = carray(pointer(f[RECORDS]), (f[RECORDS + 1], NUM_COLUMNS), np.int64)
     time = _ints(f, TIME)
-    how = nodes, f[FANOUT], f[MODE], f[VERSION], as_of, np.uint64(f[KEY])
+    how = nodes, f[FANOUT], f[MODE], f[VERSION], as_of, ALWAYS, np.uint64(f[KEY])
     found = _ints(f, OFFSETS), _ints(f, POSITIONS), _ints(f, NEIGHBORS)
     if packed is not None:  # decided at compile time: neither variant contains the other's code
         scale = carray(pointer(f[SCALE]), (1,), np.float64)[0]
@@ -192,7 +192,8 @@ def chain_to(level: Level) -> list[Level] | None:
     above: Level | None = level
     while above is not None:
         is_lowest = not above.links and above.own_below is None
-        if above.runner is None or not (above.is_simple or is_lowest):
+        has_window = any(relation.sampler.window is not None for relation, _ in above.links)
+        if above.runner is None or has_window or not (above.is_simple or is_lowest):
             return None
         chain.append(above)
         above = above.links[0][1] if above.links else None

@@ -14,6 +14,7 @@ from hopline.graph.edge_data import has_weights, id_at, weight_at, weight_up_to
 from hopline.graph.extent import extent
 from hopline.kernels.intrinsics import LINE_BYTES, prefetch
 from hopline.kernels.jit import njit
+from hopline.sampling.keyed import count_until
 
 #: Minimum number of rows between prefetching a row and reading it; measured flat from 4 to 16 for rows of 8
 #: cache lines (log/). Of shorter rows more are prefetched, so that as many lines are in flight.
@@ -206,14 +207,7 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
             continue
         start, end = extent(indptr, records, version, v)
         if time.shape[0] > 0:
-            low, high = start, end
-            while low < high:
-                middle = (low + high) >> 1
-                if time[middle] <= as_of:
-                    low = middle + 1
-                else:
-                    high = middle
-            end = low
+            end = start + count_until(time, start, end - start, as_of)
         loop = np.float32(1.0)
         if skip_loops:
             total = 0.0

@@ -93,6 +93,8 @@ class Relation:
         )
         if sampler.is_stored and (self.gcn and adjacency.has_self_loops):
             raise ArtifactError(_SCANS.format(adjacency.key, "self-loops of its nodes"))
+        if sampler.window is not None and self.reads_degree:
+            raise ArtifactError(f"edge type {adjacency.key}: a model of degrees cannot have a window")
         if sampler.is_stored and self.reads_time:
             raise ArtifactError(_SCANS.format(adjacency.key, "times of its edges"))
         if sampler.is_stored and gcn_weighted and adjacency.weight is not None:
@@ -306,11 +308,7 @@ class Level:
         keys = {entry.edge_type for entry in stage.inputs if entry.edge_type}
         for key in sorted(keys):
             adjacency = graph.edges[key]
-            fanout = spec.fanout(key, level)
-            sampler = Sampler(
-                adjacency, fanout, spec.sampling, layer_key(spec.salt, level, key), spec.max_degree
-            )
-            sources = live_nodes(graph, adjacency.src)
+            sources, sampler = live_nodes(graph, adjacency.src), sampler_of(spec, graph, level, key)
             self.relations[key] = Relation(adjacency, sampler, stage, sources)
         widths = {}
         if level > 0:
@@ -384,6 +382,14 @@ class Level:
 def _shrunk(buffer: FloatArray) -> FloatArray:
     """The buffer, or a small one of the same width if it is large."""
     return np.empty((64, buffer.shape[1]), np.float32) if buffer.size > 2 * KEPT_ROWS else buffer
+
+
+def sampler_of(spec: ModelSpec, graph: Graph | LiveView, level: int, key: str) -> Sampler:
+    """The sampler of an edge type at a level."""
+    how = spec.fanout(key, level), spec.sampling, layer_key(spec.salt, level, key), spec.max_degree
+    window = spec.window(key, level)
+    now = 0 if window is None or isinstance(graph, LiveView) else graph.clock or 0
+    return Sampler(graph.edges[key], *how, window, now)
 
 
 def live_nodes(graph: Graph | LiveView, node_type: str) -> LiveNodes | None:

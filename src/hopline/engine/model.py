@@ -190,11 +190,8 @@ class Model:
         timed = [name for name in sources or () if graph.schema.node_types[name].has_time]
         if (timed or spec.reads_times) and (timed or isinstance(graph, LiveView)):
             kind = "feature store" if timed else "live graph"
-            raise ArtifactError(
-                f"{spec.name}/{spec.version} reads times, and a {kind} has none: serve a snapshot"
-            )
-        if spec.reads_times:
-            assert not isinstance(graph, LiveView)
+            raise ArtifactError(f"{spec.name}/{spec.version} reads times, and a {kind} has none")
+        if spec.reads_times and not isinstance(graph, LiveView):
             self.clock = graph.clock or 0
         self.graph = graph = fitted(folder, spec, graph)
         self.state_caches = dict(state_caches or {})

@@ -27,7 +27,7 @@ from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.graph.extent import NO_RECORDS
 from hopline.kernels.jit import njit
 from hopline.sampling import Block, BlockBuffers
-from hopline.sampling.keyed import FEW, GOLDEN, NO_CUT, U64, sample
+from hopline.sampling.keyed import ALWAYS, FEW, GOLDEN, NO_CUT, U64, sample
 from hopline.types import FloatArray, IdArray, StampArray
 
 if TYPE_CHECKING:
@@ -234,7 +234,9 @@ def _sample_list(at, starts, listed, places, sums, weight, node, fanout, mode, k
     lists_of_one = starts[at : at + 2], NO_RECORDS, listed, np.empty(0, np.int64), sums, weight
     # Node 0 with this key has the draws of `node` with the sampler's: both enter as node * GOLDEN + key.
     key = key + U64(node) * GOLDEN
-    count = sample(*lists_of_one, np.zeros(1, np.int64), fanout, mode, 0, NO_CUT, key, own, left, right)
+    count = sample(
+        *lists_of_one, np.zeros(1, np.int64), fanout, mode, 0, NO_CUT, ALWAYS, key, own, left, right
+    )
     for e in range(count):
         left[e] = places[left[e]]
     return count
@@ -281,7 +283,7 @@ def sample_overlaid(  # type: ignore[no-untyped-def]
         else:
             node[0] = ids[i] & NODE
             own_graph = indptr, records, indices, time, cumweight, weight
-            count = sample(*own_graph, node, fanout, mode, version, as_of, key, *out)
+            count = sample(*own_graph, node, fanout, mode, version, as_of, ALWAYS, key, *out)
             for e in range(count):
                 neighbors[total + e] |= ids[i] - node[0]
         total += count

@@ -77,11 +77,9 @@ def tables_of(
         stores = {name: data[name] for name in data.node_types}
         _check_columns(columns, [*stores.values()], node_time)
         nodes = {
-            name: replace(_node_table(store, (ids or {}).get(name), columns), time=store.get(node_time))
+            name: _node_table(store, (ids or {}).get(name), columns, store.get(node_time), time_unit)
             for name, store in stores.items()
         }
-        if node_time and isinstance(time_unit, str):
-            nodes = {name: replace(table, time_unit=time_unit) for name, table in nodes.items()}
         unknown = sorted(set(ids or {}) - set(nodes))
         if unknown:
             raise GraphError(f"ids are given for {', '.join(unknown)}, which the data does not have")
@@ -92,9 +90,7 @@ def tables_of(
     if not (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
         raise GraphError(f"expected a PyG Data or HeteroData; got {type(data).__name__}")
     _check_columns(columns, [data], node_time)
-    node_table = replace(_node_table(data, ids, columns), time=data.get(node_time))
-    if isinstance(time_unit, str):
-        node_table = replace(node_table, time_unit=time_unit)
+    node_table = _node_table(data, ids, columns, data.get(node_time), time_unit)
     edges = _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
     return {NODE_TYPE: node_table}, _with_units(edges, time_unit)
 
@@ -170,11 +166,12 @@ def _check_columns(columns: Sequence[str], stores: list[Any], node_time: str) ->
             )
 
 
-def _node_table(store: Any, ids: Any, columns: Sequence[str]) -> NodeTable:
+def _node_table(store: Any, ids: Any, columns: Sequence[str], time: Any, unit: Any) -> NodeTable:
     num_nodes = _num_nodes(store)
+    times: Any = {"time": time, "time_unit": unit if isinstance(unit, str) else ""}
     given = {name: store[name] for name in ("x", *columns) if store.get(name) is not None}
     if not given.keys() - {"x"}:
-        return NodeTable(given.get("x"), num_nodes, ids)
+        return NodeTable(given.get("x"), num_nodes, ids, **times)
     arrays = {name: as_array(value, name) for name, value in given.items()}
     if num_nodes is None:  # PyG counts only tensors of usual names
         num_nodes = max(map(len, arrays.values()))
@@ -190,7 +187,7 @@ def _node_table(store: Any, ids: Any, columns: Sequence[str]) -> NodeTable:
         groups.append(ColumnGroup(name, width, _dtype(array)))
         matrices.append(array.reshape(len(array), -1))
         names += [f"{name}.{column}" for column in range(width)] or [name]
-    return NodeTable(np.concatenate(matrices, axis=1), num_nodes, ids, names, groups=groups)
+    return NodeTable(np.concatenate(matrices, axis=1), num_nodes, ids, names, groups=groups, **times)
 
 
 def _dtype(array: AnyArray) -> Any:

@@ -147,9 +147,9 @@ def judge(
     offers = outputs_of(spec)
     names = tuple(name for name in answered.expected() if name in offers)
     all_neighbours = {key: (-1,) * len(values) for key, values in spec.fanouts.items()}
-    full = msgspec.structs.replace(spec, fanouts=all_neighbours, max_degree=None)
+    full = msgspec.structs.replace(spec, fanouts=all_neighbours, max_degree=None, windows={})
     served_as = [full]
-    if spec.fanouts != full.fanouts or spec.max_degree is not None:
+    if not spec.windows and (spec.fanouts != full.fanouts or spec.max_degree is not None):
         # Bounded fanouts use other code of the engine than unbounded ones.
         served_as.append(spec)
     figures: dict[str, float] = {}

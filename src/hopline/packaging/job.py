@@ -31,7 +31,7 @@ from hopline.packaging.proxy import BRANCH
 from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
 from hopline.packaging.regions import refuse_readouts
 from hopline.packaging.repeatable import check_repeatable
-from hopline.packaging.settings import CheckedFanouts, Device, resolve_fanouts
+from hopline.packaging.settings import CheckedFanouts, Device, Windows, resolve_fanouts, resolve_windows
 from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
@@ -80,6 +80,7 @@ class Job:
     reference: Reference
     edge_type: str = ""
     device: Device = "cpu"
+    windows: Windows = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
     probe: Probe = field(init=False)
@@ -377,7 +378,10 @@ class Job:
         if members:  # of a graph, all are read
             fanouts = {key: (-1, *each) for key, each in fanouts.items()}
             fanouts |= dict.fromkeys(sorted(members), (-1,) * count)
-        spec = msgspec.structs.replace(spec, num_layers=count, fanouts=fanouts, opset=OPSET)
+        windows = resolve_windows(self.windows, count, fanouts, self.graph.schema)
+        spec = msgspec.structs.replace(
+            spec, num_layers=count, fanouts=fanouts, windows=windows, opset=OPSET
+        )
         spec = self._export(folder, spec, plans)
         described = []
         for job, head, (_, plan) in zip(jobs, (spec.head, *spec.heads), ends, strict=True):
@@ -448,7 +452,7 @@ class Job:
         oldest = artifact.EDGE_ROWS_FORMAT if "nodes" in kinds else oldest
         oldest = artifact.EDGE_HEAD_FORMAT if self.edge_type else oldest
         oldest = artifact.EXCLUDED_FORMAT if spec.head.exclude_seed_edges else oldest
-        oldest = artifact.TIMES_FORMAT if kinds & artifact.TIMES else oldest
+        oldest = artifact.TIMES_FORMAT if kinds & artifact.TIMES or spec.windows else oldest
         return msgspec.structs.replace(spec, levels=tuple(levels), format=oldest)
 
     def _width(self, item: StageInput, plan: StagePlan, dims: dict[tuple[int, str], int]) -> int:

@@ -41,7 +41,7 @@ from hopline.packaging.reference import Reference, copy_notes, eval_copy, origin
 from hopline.packaging.repeatable import check_original
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.seed_time import with_seed_time
-from hopline.packaging.settings import Device, Fanouts, Role, Sampling
+from hopline.packaging.settings import Device, Fanouts, Role, Sampling, Windows
 from hopline.packaging.several import Heads, Several, by_output, node_types_of
 from hopline.packaging.signature import bind
 from hopline.types import Excluded, Progress, silent
@@ -136,7 +136,7 @@ def package(
     output: Output | Mapping[str, Output] = "auto", freeze: bool = False, device: Device = "cpu",
     check_nodes: int = 512, overwrite: bool = False, progress: Progress | bool | None = None,
     preprocess: Mapping[Any, Any] | None = None, edge_type: str | tuple[str, str, str] | None = None,
-    exclude_seed_edges: Excluded = "none",
+    exclude_seed_edges: Excluded = "none", windows: Windows | None = None,
 ) -> PackageReport:  # fmt: skip
     """Package a trained PyG module for serving.
 
@@ -190,6 +190,8 @@ def package(
             types join the targets.
         exclude_seed_edges: edges that training hid from the pair or edge that it scored: "self", or
             "reverse" with those back. Requests that do not say otherwise are answered so.
+        windows: edge type -> the time before `as_of` within which edges are read, "30d" or a number in the
+            unit of the graph's times; or a list with one for each layer, seed-outward, None for any time.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 
@@ -279,6 +281,7 @@ def package(
             graph=graph, tasks=own, targets=each, fanouts=settings.checked_fanouts(fanouts),
             progress=silent, reference=Reference(module, binding, each, end, is_link(end)),
             notes=[called, *copy_notes(given), *made.notes], edge_type=row_type, device=device,
+            windows=windows or {},
         )
         for each, own, end in ends
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.graph.node_times import OFFSET
@@ -73,20 +73,16 @@ def for_one_seed(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if not is_seed_time(str(lists.slot_of(node))):
             continue
-        count = len(value_of(node))
         for user in list(node.users):
             if user.target in _INDEXING and user.args[0] is node and isinstance(user.args[-1], fx.Node):
                 continue
-            if lists.size_of(user) is None:
+            cuts, all_seeds = list(user.users), (slice(None, user, None), len(value_of(node)))
+            is_size = lists.size_of(user) is not None and all(c.target is operator.getitem for c in cuts)
+            if not is_size or any((cut.args[1], len(value_of(cut))) != all_seeds for cut in cuts):
                 raise NotSplittable(
-                    "seed_time is read as seed_time[batch], a time for each row, or seed_time.size(0), the "
-                    "number of seeds; forward reads it in another way"
+                    "seed_time is read as seed_time[batch], a time for each row, or its size in "
+                    "h[: seed_time.size(0)]; forward reads it in another way"
                 )
-            for cut in list(user.users):
-                value: Tensor | None = value_of(cut) if cut.target is operator.getitem else None
-                if value is None or cut.args[1] != slice(None, user, None) or len(value) != count:
-                    raise NotSplittable(
-                        "seed_time.size(0) is read elsewhere than in h[: seed_time.size(0)]"
-                    )
+            for cut in cuts:
                 cut.replace_all_uses_with(cut.args[0])
                 module.graph.erase_node(cut)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hopline.errors import PackagingError
+from hopline.graph.edge_times import UNITS
 
 if TYPE_CHECKING:
     from hopline.graph import GraphSchema
@@ -37,6 +38,10 @@ Device = Literal["cpu", "cuda"]
 #: One list for every edge type, or edge type (key or triple) -> its own list.
 Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, str], Sequence[int]]
 
+
+#: Edge type -> a duration, or one for each layer.
+Windows = Mapping[Any, str | int | Sequence[str | int | None]]
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 #: Fanouts as `checked_fanouts` returns them: of every edge type, or by key.
 CheckedFanouts = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -132,6 +137,38 @@ def resolve_fanouts(
                 "the next how many of each of those)"
             )
     return found
+
+
+def resolve_windows(
+    windows: Windows, num_layers: int, edge_types: Iterable[str], schema: GraphSchema
+) -> dict[str, tuple[int, ...]]:
+    """Windows of each edge type, for each hop, in the unit of the graph's times; -1 for none.
+
+    Raises: PackagingError: an edge type without times, another number than of layers, or no duration.
+    """
+    found = {}
+    for named, given in windows.items():
+        key = "__".join(named) if isinstance(named, tuple) else named
+        if key not in edge_types or not schema.edge_types[key].has_time:
+            raise PackagingError(f"windows: {key!r} is no edge type with times that the model reads")
+        each = [given] * num_layers if isinstance(given, str | int) else list(given)
+        if len(each) != num_layers:
+            raise PackagingError(f"windows of {key!r}: {len(each)} for {num_layers} layers")
+        found[key] = tuple(-1 if one is None else _duration(one, schema.time_unit) for one in each)
+    return found
+
+
+def _duration(text: str | int, unit: str) -> int:
+    """A duration in the unit of a graph's times."""
+    if isinstance(text, str):
+        number, seconds = text[:-1], _SECONDS.get(text[-1:], 0)
+        if not (number.isdecimal() and seconds and unit):
+            raise PackagingError(
+                f"windows: {text!r}: pass a number and one of {', '.join(_SECONDS)}, such as '30d', where "
+                "the graph's times have a unit (time_unit=); else a number in that unit"
+            )
+        return int(number) * seconds * 1000 ** UNITS.index(unit)
+    return checked_integer(text, "windows", 0)
 
 
 def check_sampling(sampling: Sampling, schema: GraphSchema) -> None:

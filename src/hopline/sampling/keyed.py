@@ -12,7 +12,8 @@ OOPSLA 2014). Bounded integers come by multiply-shift from the upper 32 bits.
   sampling without replacement. Each draw is a binary search in the list's running weights. When one
   edge outweighs the other edges so much that repeats dominate, the remaining draws scan the list exactly.
 
-A time cut (`as_of`) selects a prefix of the list, since lists are sorted by time.
+A time cut (`as_of`) selects a prefix of the list, since lists are sorted by time. A window selects what is
+left of it from a moment on (`since`).
 
 `tests/sampling/reference.py` states the same in plain NumPy; the two are equal bit for bit.
 """
@@ -56,8 +57,8 @@ _TRIES_PER_DRAW, _TRIES = 4, 16
 TIMES_IN_STORE = "as_of: the edge times of this graph lie in a graph store; leave as_of out"
 
 MODES: dict[str, int] = {"uniform": 0, "recent": 1, "weighted": 2}
-#: `as_of` of a request without a time cut.
-NO_CUT = int(np.iinfo(np.int64).max)
+#: `as_of` of a request without a time cut, and `since` without a window.
+NO_CUT, ALWAYS = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min)
 
 
 def layer_key(salt: int, layer: int, edge_type: str) -> np.uint64:
@@ -139,6 +140,19 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
     return taken
 
 
+@njit(inline="always")
+def count_until(time, start, count, moment):  # type: ignore[no-untyped-def]
+    """The number of the `count` edges from `start` on, sorted by time, that are not after a moment."""
+    low, high = np.int64(0), count
+    while low < high:
+        middle = (low + high) >> 1
+        if time[start + middle] <= moment:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @njit(nogil=True, cache=True)
 def sample(  # type: ignore[no-untyped-def]
     indptr,
@@ -152,6 +166,7 @@ def sample(  # type: ignore[no-untyped-def]
     mode,
     version,
     as_of,
+    since,
     key,
     offsets,
     positions,
@@ -166,6 +181,7 @@ def sample(  # type: ignore[no-untyped-def]
         nodes: int64 [n] destination global ids.
         fanout: neighbours to take; -1 means all.
         mode: value of MODES. as_of: NO_CUT for none. key: layer_key(...).
+        since: only later edges than this; not with weights. ALWAYS for none.
         offsets: int64 [n+1], filled. positions: int64 [>= total], filled with positions in
             `indices`. neighbors: int64 [>= total], filled with source global ids.
 
@@ -174,6 +190,7 @@ def sample(  # type: ignore[no-untyped-def]
     """
     n = nodes.shape[0]
     cut = time.shape[0] > 0 and as_of != NO_CUT
+    late = time.shape[0] > 0 and since != ALWAYS
     live = records.shape[0] > 0
     for i in range(min(n, _AHEAD)):
         prefetch_bounds(indptr, nodes[i])
@@ -190,14 +207,10 @@ def sample(  # type: ignore[no-untyped-def]
         start, end = extent(indptr, records, version, v)
         degree = end - start
         if cut:
-            low, high = np.int64(0), degree
-            while low < high:
-                middle = (low + high) >> 1
-                if time[start + middle] <= as_of:
-                    low = middle + 1
-                else:
-                    high = middle
-            degree = low
+            degree = count_until(time, start, degree, as_of)
+        if late:
+            early = count_until(time, start, degree, since)
+            start, degree = start + early, degree - early
         if fanout < 0 or degree <= fanout:
             for j in range(degree):
                 positions[total + j] = start + j
@@ -319,6 +332,8 @@ class Sampler:
         mode: "uniform", "recent" (needs edge times) or "weighted" (needs edge weights, all >= 0).
         key: from `layer_key`.
         max_degree: hard cap for fanout -1 and above; None means no cap.
+        window: only edges whose time is less than this before that of the cut; None means no window.
+        now: the time of samples without a cut.
 
     Attributes:
         packed: the lists are compressed.
@@ -337,6 +352,8 @@ class Sampler:
         mode: str,
         key: np.uint64,
         max_degree: int | None = None,
+        window: int | None = None,
+        now: int = 0,
     ) -> None:
         if mode not in MODES:
             raise ArtifactError(f"sampling mode is {mode!r}; it must be one of {', '.join(MODES)}")
@@ -354,6 +371,9 @@ class Sampler:
             raise ArtifactError(
                 f"sampling 'weighted' needs weights >= 0; those of {adjacency.key} may be negative"
             )
+        if window is not None and (adjacency.time is None or mode == "weighted" or self.is_stored):
+            raise ArtifactError(f"a window of {adjacency.key} needs times in memory, and no weights")
+        self.window, self._now = window, now
         if max_degree is not None:
             fanout = max_degree if fanout < 0 else min(fanout, max_degree)
         self.adjacency = adjacency
@@ -414,7 +434,9 @@ class Sampler:
         num_edges = self.bound(nodes) if bound is None else bound
         if num_nodes >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:
             buffers.reserve(num_nodes, num_edges)
-        how = self.fanout, self._mode, self.clock.version, as_of, self.key
+        now = self._now if as_of == NO_CUT else as_of
+        since = ALWAYS if self.window is None else max(now - self.window, ALWAYS)
+        how = self.fanout, self._mode, self.clock.version, as_of, since, self.key
         out = buffers.offsets, buffers.positions, buffers.neighbors
         total = sample(*self._arrays, nodes, *how, *out)
         return Block(buffers, num_nodes, total)

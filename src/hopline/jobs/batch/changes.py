@@ -205,7 +205,7 @@ class SnapshotChanges:
             for key, edges in self._graph.edges.items():
                 if edges.src == edges.dst == node_type:
                     changed |= self._lists[key]
-        if any(entry.kind == "seed_time" for entry in inputs):  # the graph's clock
+        if self._spec.windows or any(entry.kind == "seed_time" for entry in inputs):  # the graph's clock
             changed |= True
         if stage.reads_own_state:
             changed |= below[node_type]

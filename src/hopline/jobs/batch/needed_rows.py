@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from hopline.artifact import ModelSpec
+from hopline.engine.level import sampler_of
 from hopline.graph import Graph
 from hopline.jobs.batch.rows import below_of
-from hopline.sampling import BlockBuffers, Sampler, layer_key
+from hopline.sampling import BlockBuffers, Sampler
 from hopline.types import IdArray
 
 #: Rows sampled in one call.
@@ -41,16 +42,7 @@ def needed_levels(spec: ModelSpec, graph: Graph) -> list[list[str]]:
 def samplers_of(spec: ModelSpec, graph: Graph, level: int, node_type: str) -> list[Sampler]:
     """The samplers of a stage, as the engine's `Level` creates them."""
     keys = {entry.edge_type for entry in spec.levels[level][node_type].inputs if entry.edge_type}
-    return [
-        Sampler(
-            graph.edges[key],
-            spec.fanout(key, level),
-            spec.sampling,
-            layer_key(spec.salt, level, key),
-            spec.max_degree,
-        )
-        for key in sorted(keys)
-    ]
+    return [sampler_of(spec, graph, level, key) for key in sorted(keys)]
 
 
 def rows_for(
