@@ -62,7 +62,7 @@ BUDGET = {
     "hopline-serverless": 811,
     "hopline-slo": 879,
     "hopline-sql": 1245,
-    "hopline-stores": 7503,
+    "hopline-stores": 7816,
     "hopline-tabular": 3245,
     "hopline-tokens": 629,
     "turnserve": 5474,
