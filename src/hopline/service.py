@@ -98,7 +98,9 @@ class Service:
         elif self.config.graph.store:
             log.info("opening the graph of %s", self.config.graph.store.rpartition("@")[2])
         await self._lifecycle.start()
-        self.metrics.before_reading(self._flush_metrics)
+        self.metrics.before_reading(
+            lambda: [each.statistics() for each in self._all()]
+        )  # counts kept apart
         if self.config.worker.live_memory and self.config.live.enabled:  # a replay changes the graph itself
             self._follow_graph()
         self._ready = True
@@ -394,11 +396,6 @@ class Service:
 
     def _all(self) -> list[Version]:
         return [] if self._lifecycle is None else self._lifecycle.loaded.all()
-
-    def _flush_metrics(self) -> None:
-        """Have every version bring the counts that it keeps apart into the metrics."""
-        for served in self._all():
-            served.statistics()
 
     def _follow_graph(self) -> None:
         from hopline.answering.live_graph import open_live_graph

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import linecache
 import logging
 import os
 import random
@@ -945,3 +946,57 @@ def test_a_collection_of_garbage_that_reads_the_clock_is_not_the_model():
         gc.callbacks.remove(callback)
     assert not seen.readings
     assert gc.isenabled()
+
+
+WITHOUT_FILE = """
+import os, random, time, datetime
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+
+class Typed(nn.Module):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        h = self.first(x, edge_index).relu()
+        {line}
+        return self.last(h, edge_index)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "source"),
+    [
+        ("h = h + time.time() % 60 / 60", "time.time"),
+        ("h = h + datetime.datetime.now().timestamp() % 60", "datetime.now"),
+        ("h = h + len(os.environ.get('REGION', 'eu'))", "environment variable 'REGION'"),
+        ("h = h + os.getpid() / 1e7", "os.getpid"),
+        ("h = h + hash('abc') % 97 / 1e4", "hash"),
+        ("h = h + 0.001 * (next(iter({'a', 'b', 'c'})) == 'a')", "the order of a set"),
+        ("h = h * 2 if len(x) > 50_000 else h", "number of nodes or edges: len"),
+        ("Typed.calls += 1; h = h * (1 + Typed.calls // 100_000)", "calls"),
+    ],
+)
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<ipython-input-3-0a1b2c3d4e5f>"])
+def test_code_without_a_file_is_the_users(tmp_path, file, line, source):
+    code = WITHOUT_FILE.format(line=line)
+    if "ipython" in file:
+        linecache.cache[file] = (len(code), None, code.splitlines(True), file)
+    space = {"__name__": "__main__"}
+    exec(compile(code, file, "exec"), space)
+    with pytest.raises(NotServable, match=source):
+        package(space["Typed"]().eval(), tmp_path)
+
+
+def test_a_dataclass_as_a_key_and_sorted_sets_of_typed_code_are_served(tmp_path):
+    line = "h = h * len({Key(1): 2}) * (sorted({'a', 'b'})[0] == 'a')"
+    code = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Key:\n    a: int\n"
+    code += WITHOUT_FILE.format(line=line)
+    linecache.cache["<typed>"] = (len(code), None, code.splitlines(True), "<typed>")
+    space = {"__name__": "__main__"}
+    exec(compile(code, "<typed>", "exec"), space)
+    package(space["Typed"]().eval(), tmp_path)

@@ -175,10 +175,6 @@ def _also_look_in(folder: Path) -> None:
 def _describe(error: BaseException) -> str:
     """Describe an error of the user's code, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_ours(frame.filename)]
+    own = [frame for frame in frames if not frame.filename.startswith(("<frozen", __file__))]
     where = f" (line {own[-1].lineno} of {own[-1].filename})" if own else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith("<frozen") or filename == __file__

@@ -42,7 +42,8 @@ def edge_changes(
     if schema.has_weight:
         weight = _weight(rows, adds, schema, refusals)
     elif rows.weight is not None:
-        _foreign(_of(rows.weight, adds), numbers, f"{what} has no weights; this event has one", refusals)
+        given = Column(rows.weight.values, adds if (has := rows.weight.present) is None else adds & has)
+        _foreign(given, numbers, f"{what} has no weights; this event has one", refusals)
 
     attr: FloatArray | None = None
     if schema.attr_dim:
@@ -241,10 +242,6 @@ def _vectors(
         why = refusal(column.values[row, at], None if is_weight else at, columns.names or ())
         refusals.add(int(numbers[row]), "not_exact", f"{columns.what}: {why}")
     return stored
-
-
-def _of(column: Column, about: NDArray[np.bool_]) -> Column:
-    return Column(column.values, about if column.present is None else about & column.present)
 
 
 def _foreign(column: Column, numbers: IdArray, reason: str, refusals: Refusals) -> None:

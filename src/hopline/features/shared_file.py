@@ -199,10 +199,11 @@ def join_file(
     settings, path = config.features, config.features.shared_file
     assert path is not None
     plans = [plan for _, plan in rows.values()]
+    url = urlsplit(settings.store)
     layout = {
         "graph.path": lineage,
         # Whose rows they are, without a password.
-        "features.store": short(urlsplit(settings.store)._replace(netloc=_place(settings.store))),
+        "features.store": short(url._replace(netloc=url.netloc.rpartition("@")[2])),
         "features.groups": short({name: [group.name, group.hash] for name, (group, _) in rows.items()}),
         "features.memory_bytes": str(settings.memory_bytes),
         "features.prefetcher": "set" if settings.prefetcher is not None else "empty",
@@ -215,10 +216,6 @@ def join_file(
     arena = Arena(HEADER_BYTES + num_bytes, shared.fd)
     arena.take((HEADER_BYTES,), np.uint8)
     return shared, arena
-
-
-def _place(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def short(value: object) -> str:

@@ -422,7 +422,7 @@ class Metrics(MetricFamilies):
             return
         self._update()
         saved = [
-            _Saved(family.name, labels, child.state(), _exemplars(child))
+            _Saved(family.name, labels, child.state(), [*getattr(child, "exemplars", {}).values()])
             for family in self._families.values()
             for labels, child in list(family.children.items())
         ]
@@ -492,7 +492,3 @@ def _read(file: Path) -> list[_Saved]:
         return msgspec.json.decode(file.read_bytes(), type=list[_Saved])
     except FileNotFoundError:
         return []
-
-
-def _exemplars(child: Child) -> list[Exemplar]:
-    return list(child.exemplars.values()) if isinstance(child, Histogram) else []

@@ -148,8 +148,9 @@ def others(value: Any) -> Iterator[Any]:
 def _add_class(found: State, of: type) -> None:
     """Add the attributes of a class and of its bases, of those that the user wrote."""
     for base in of.__mro__:
-        file = getattr(sys.modules.get(base.__module__), "__file__", None) or "<"
-        if base.__flags__ & 1 << 9 and is_users(file):  # attributes of types written in C cannot be set
+        file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""  # none of a notebook's
+        is_own = is_users(file) and base.__module__.split(".")[0] not in sys.stdlib_module_names
+        if base.__flags__ & 1 << 9 and is_own:  # attributes of types written in C cannot be set
             names = [name for name in vars(base) if not name.startswith("__")]
             _add(found, "class attribute", base.__name__, base, names)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import linecache
+import sys
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -37,9 +39,20 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 @lru_cache(10_000)
 def is_users(filename: str) -> bool:
     """True for a file that is neither of torch, PyG or this package nor of the standard library."""
-    if filename.startswith((*LIBRARIES, "<")) or Path(filename).name.startswith("torch_geometric."):
+    if filename.startswith((*LIBRARIES, "<frozen ")) or Path(filename).name.startswith("torch_geometric."):
         return False  # PyG writes the code of convolutions to temporary files
     return not filename.startswith(_STANDARD) or "site-packages" in filename
+
+
+def runs_users(frame: FrameType) -> bool:
+    """True if a frame runs the user's source, also without a file, as typed into a notebook."""
+    name, space = frame.f_code.co_filename, frame.f_globals
+    if not name.startswith("<"):
+        return is_users(name)
+    is_tuple = str(space.get("__name__")).startswith("namedtuple_")
+    return not is_tuple and is_users(
+        space.get("__file__") or name
+    )  # a library's, which it made at run time
 
 
 def user_line(error: BaseException | None = None) -> str:
@@ -48,13 +61,20 @@ def user_line(error: BaseException | None = None) -> str:
     Args:
         error: its traceback is searched; None searches the current stack.
     """
-    frames: Iterable[traceback.FrameSummary] = (
-        traceback.extract_stack() if error is None else traceback.extract_tb(error.__traceback__)
-    )
-    for frame in reversed(list(frames)):
-        if is_users(frame.filename):
-            return _shown(frame.filename, frame.lineno or 0, frame.line or "")
+    trace = traceback.walk_tb(error.__traceback__) if error else traceback.walk_stack(sys._getframe(1))
+    for frame, number in reversed(list(trace)) if error else trace:
+        if runs_users(frame):
+            name = frame.f_code.co_filename
+            line = linecache.getline(name, number, frame.f_globals).strip()
+            return _shown(name, number, line or _calls(frame.f_code, number))
     return ""
+
+
+def _calls(code: CodeType, number: int) -> str:
+    """Names that a line of a function may call, in place of source that is not known."""
+    steps = [each for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_METHOD")]
+    here = [each.argval for each in steps if each.positions and each.positions.lineno == number]
+    return ", ".join(f"{name}()" for name in dict.fromkeys(here))
 
 
 def line_in_forward(frame: FrameType | None) -> str:
@@ -80,14 +100,18 @@ def iterated_sets(
 ) -> list[str]:
     """Lines of a function that read the order of a set, as "file.py:7: source".
 
-    Sets of numbers written in the source have one order in all processes, and are left out.
+    Sets of numbers written in the source have one order in all processes, and are left out. Where no source
+    is known, one line for a function that has a set.
 
     Args:
         attributes, known: names of attributes, and of variables of its module, that are sets.
     """
-    tree = _tree(code)
-    found = [] if tree is None else _orders(tree, attributes, known)
-    name, first = code.co_filename, code.co_firstlineno - 1
+    name, first, tree = code.co_filename, code.co_firstlineno - 1, _tree(code)
+    if tree is None:
+        named = {"set", "frozenset", *attributes, *known} & {*code.co_names}
+        makes = any(step.opname == "BUILD_SET" for step in dis.get_instructions(code))
+        return [_shown(name, first + 1, "a set; its source is not known")] if named or makes else []
+    found = _orders(tree, attributes, known)
     numbers = sorted({node.lineno + first for node in found})
     return [_shown(name, number, linecache.getline(name, number).strip()) for number in numbers]
 

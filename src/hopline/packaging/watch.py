@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hopline.packaging.kept_state import printed
-from hopline.packaging.user_source import LIBRARIES, is_users, user_line
+from hopline.packaging.user_source import LIBRARIES, runs_users, user_line
 
 #: Calls that convert a tensor's numbers to Python values.
 _DECISIONS = frozenset(
@@ -143,25 +143,25 @@ class _Watch(TorchFunctionMode):
             if code is _COND:
                 _add(self.seen.conditions, user_line())
             elif code in _ENVIRON:
-                if (caller := _caller(frame)) is not None and is_users(caller.f_code.co_filename):
+                if (caller := _caller(frame.f_back)) is not None and runs_users(caller):
                     name = frame.f_locals.get("key")
                     what = f"environment variable {name!r}" if name else "os.environ"
                     self._read(what, "the environment")
-            elif code not in self.seen.codes and is_users(code.co_filename):
+            elif code not in self.seen.codes and runs_users(frame):
                 self.seen.codes[code] = frame.f_globals
                 if _reads_clock(frame):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
             elif code is _RANDOM and frame.f_locals.get("x") is None:
                 self._read("random.Random()", "random bytes")
-            elif code in _READERS and (caller := _caller(frame)) and is_users(caller.f_code.co_filename):
+            elif code in _READERS and (caller := _caller(frame.f_back)) and runs_users(caller):
                 self._read(*_READERS[code])
         elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
-            file = frame.f_code.co_filename
-            # A dataclass as a key; a library that asks if a value is hashable.
-            by_library = not is_users(file) or "site-packages" in file
-            if _is_for_message(frame) or (arg is hash and by_library):
+            caller = _caller(frame)
+            # A key, as an object that defines its hash; a library that asks if a value is hashable.
+            by_library = not runs_users(frame) or "site-packages" in frame.f_code.co_filename
+            is_of_key = arg is hash and (by_library or frame.f_code.co_name == "__hash__")
+            if _is_for_message(frame) or is_of_key:
                 return
-            caller = frame if file[:1] != "<" else _caller(frame)
             # Clocks that torch, PyG and this package read decide nothing.
             if caller is None or not caller.f_code.co_filename.startswith(LIBRARIES):
                 owner = getattr(arg.__self__, "__name__", "") or arg.__module__
@@ -181,12 +181,11 @@ def _reads_clock(frame: FrameType) -> bool:
     return not is_library and bool(_CLOCK_WORDS & texts) and any(map(_CLOCK_TYPES.match, texts))
 
 
-def _caller(frame: FrameType) -> FrameType | None:
-    """The first frame above that is not of a frozen module, such as os."""
-    above = frame.f_back
-    while above is not None and above.f_code.co_filename.startswith("<frozen"):
-        above = above.f_back
-    return above
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """This frame or the first above that has a file or is the user's: not of a frozen module, as os."""
+    while frame is not None and frame.f_code.co_filename.startswith("<") and not runs_users(frame):
+        frame = frame.f_back
+    return frame
 
 
 def _is_for_message(frame: FrameType | None) -> bool:
@@ -201,7 +200,7 @@ def _is_for_message(frame: FrameType | None) -> bool:
 def _place() -> str:
     """The innermost line of the user's source, as "file.py:7"; "" if there is none."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and not runs_users(frame):
         frame = frame.f_back
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -284,7 +284,8 @@ class PredictionLog:
         settings = self._settings
         kept = settings.inputs == "all"
         if settings.inputs == "sample" or settings.tensors_share:
-            draw = _draw(entry.request_id or entry.input_hash)
+            key = entry.request_id or entry.input_hash  # every server draws the same for a request
+            draw = zlib.crc32(key.encode("utf-8", "replace")) / 2**32
             kept |= settings.inputs == "sample" and draw < settings.input_share
             if draw < settings.tensors_share:
                 kept = True
@@ -333,11 +334,6 @@ def _entry(
         if outcome.missing is not None:
             entry.missing = tuple(np.flatnonzero(outcome.missing).tolist())
     return entry
-
-
-def _draw(request_id: str) -> float:
-    """A number in [0, 1) that is the same for a request on every server."""
-    return zlib.crc32(request_id.encode("utf-8", "replace")) / 2**32
 
 
 def _check_pyarrow() -> None:

@@ -28,7 +28,7 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import ModelState
-from hopline.snapshots.manifest import Pointer, SnapshotManifest
+from hopline.snapshots.manifest import Pointer
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,9 @@ class SnapshotWatch:
             return
         try:
             manifest = await asyncio.to_thread(self._snapshots.manifest, pointer.snapshot)
-            unit = self._unit(name, serving, pointer, manifest)
+            groups = tuple(sorted(manifest.groups)) if self._reads_store else ()
+            graph = f"{self._snapshots.base}#{pointer.snapshot}"
+            unit = Unit(manifest.models.get(name, serving.version), graph, groups or serving.groups)
             if self._is_decided(name, state, unit, pointer):
                 return
             await self._make_room(name, state, serving, unit)
@@ -134,11 +136,6 @@ class SnapshotWatch:
             )
             return
         self._failed.pop(key, None)
-
-    def _unit(self, name: str, serving: Unit, pointer: Pointer, manifest: SnapshotManifest) -> Unit:
-        groups = tuple(sorted(manifest.groups)) if self._reads_store else ()
-        graph = f"{self._snapshots.base}#{pointer.snapshot}"
-        return Unit(manifest.models.get(name, serving.version), graph, groups or serving.groups)
 
     def _request(self, name: str, unit: Unit) -> RolloutRequest:
         settings = self._settings

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,7 @@ class GrpcApp:
             return Method(method.name, self._infer, admit=admit)
         if method.name == "ModelStreamInfer":
             return Method(method.name, self._stream_infer, streams=True, admit=admit)
-        behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
+        behaviour = getattr(self, f"_{prefix}{re.sub('(?<!^)(?=[A-Z])', '_', method.name).lower()}")
         request = message(method.input_type.full_name)
         answer = self._answer_each if method.name == "Watch" else self._answer_once
 
@@ -488,7 +489,3 @@ class GrpcApp:
 
 
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
-
-
-def _snake_case(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -153,7 +153,8 @@ STYLE = (
 def index_page(service: Service) -> bytes:
     """HTML that lists the models with their state, inputs and outputs."""
     rows = "".join(_row(service.describe(name)) for name in service.model_names())
-    rows += "".join(_unavailable(name, why) for name, why in service.unavailable().items())
+    for name, why in service.unavailable().items():
+        rows += f'<tr><td>{escape(name)}</td><td></td><td colspan="4">UNAVAILABLE: {escape(why)}</td></tr>'
     rollouts = _rollouts(service)
     # A page with a running rollout reloads.
     refresh = f'<meta http-equiv="refresh" content="{_REFRESH_S}">' if rollouts else ""
@@ -212,7 +213,3 @@ def _row(info: ModelInfo) -> str:
     cells = (info.version, state, takes, answers, info.graph_version)
     link = f'<a href="/v2/models/{escape(quote(info.name, safe=""))}">{escape(info.name)}</a>'
     return f"<tr><td>{link}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-
-
-def _unavailable(name: str, why: str) -> str:
-    return f'<tr><td>{escape(name)}</td><td></td><td colspan="4">UNAVAILABLE: {escape(why)}</td></tr>'

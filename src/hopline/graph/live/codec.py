@@ -190,7 +190,8 @@ def decode_changes(data: bytes | bytearray | memoryview) -> Changes:
 
 def encode_applied(applied: Applied) -> bytes:
     """Encode an outcome."""
-    rejected = [(int(r.order), r.code, _plain(r.reason)) for r in applied.rejected]
+    plain = [str(r.reason.encode("utf-8", "backslashreplace"), "utf-8") for r in applied.rejected]
+    rejected = [(int(r.order), r.code, why) for r, why in zip(applied.rejected, plain, strict=True)]
     duplicates = np.asarray(applied.duplicates, _INT).tobytes()
     return _encoder.encode(_Applied(int(applied.sequence), int(applied.num_applied), duplicates, rejected))
 
@@ -407,8 +408,3 @@ def _take_cells(cursor: _Cursor, head: _Edges | _Nodes) -> tuple[AnyArray | None
     strings = cursor.strings(count, head.text_bytes)
     texts = np.array([text if yes else None for text, yes in zip(strings, given, strict=True)], object)
     return cells, texts.reshape(head.num_rows, head.num_texts)
-
-
-def _plain(text: str) -> str:
-    """Replace lone surrogates, which ids may contain and UTF-8 may not."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -161,7 +161,8 @@ class WorkFolder:
         found = None if restart else read_manifest(self.folder)
         if found is not None:
             differences = _differences(found, self.manifest)
-            if differences and not self._has_marks():
+            marks = self.folder / "done.log"
+            if differences and not (marks.is_file() and read_marks(marks)[0]):
                 found = None  # no work would be lost
             elif differences:
                 raise RunMismatch(
@@ -176,10 +177,6 @@ class WorkFolder:
                 write_atomically(path, body, durable=True)
         self._read_marks()
         return bool(self._done or self._flags)
-
-    def _has_marks(self) -> bool:
-        path = self.folder / "done.log"
-        return path.is_file() and bool(read_marks(path)[0])
 
     def _clear(self) -> None:
         for entry in self.folder.iterdir():
