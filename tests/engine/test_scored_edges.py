@@ -308,8 +308,27 @@ def test_edits_change_the_states_of_both_ends_and_not_the_row(world):
         )
         wanted = world.head(h["user"][[src]], h["shop"][[dst]], torch.tensor(row)).numpy()
     np.testing.assert_allclose(found, wanted, atol=1e-4)
-    with pytest.raises(BadRequest, match=r"edges\[0\]: with `if`, the graph has no row for an edge"):
+    with pytest.raises(
+        BadRequest, match=r"edges\[0\]: 0 edges of 'user__pays__shop' join these nodes, not one"
+    ):
         world.ask(world.edges([src], [dst]), edits=edits)
+    added = Edit(add_edge=msgspec.structs.replace(removed["user__pays__shop"], edge_attr=[2.0, -1.0]))
+    with pytest.raises(BadRequest, match=r"edges\[0\]: 1 edges of .* join these nodes, `if` adds it"):
+        world.ask(world.edges([src], [dst]), edits=(*edits, added))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_edits_of_other_edges_and_nodes_leave_the_row_of_an_edge(world, count):
+    """Also where the edit is of the same destination, or removes the second of two edges' sources."""
+    pairs, counts = np.unique(world.ends, axis=1, return_counts=True)
+    (src, dst), other = pairs[:, counts == 1][:, 0], pairs[:, counts == 1][:, 1:]
+    near = other[:, other[1] == dst][:, :1] if count == 1 else other[:, :1]
+    (far, at), known = near[:, 0], world.ends.T.tolist().index([src, dst])
+    edit = Edit(remove_edge=EdgeEdit(world.users[far], int(at), "user__pays__shop"))
+    row = world.rows[[known]]
+    wanted = world.ask(world.edges([src], [dst], row), edits=(edit,)).outputs["logits"]
+    found = world.ask(world.edges([src], [dst]), edits=(edit,)).outputs["logits"]
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("how", ["self", "reverse"])

@@ -262,3 +262,15 @@ def test_a_damaged_table_is_refused(tmp_path):
         Graph.open(tmp_path / "graph", verify=True).node().columns.table  # noqa: B018
     with pytest.raises(GraphError, match="damaged"):
         Graph.open(tmp_path / "graph").node().columns.table  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", ["float", "integer"])
+def test_an_integer_that_float64_would_round_is_no_number_of_a_column(kind):
+    """As in a text file; a float is what it says."""
+    cells, wrong = cells_of(kind, [2**53, 2**53 + 1, None, -(2**53) - 1])
+    assert cells[0] == 2**53
+    assert set(wrong) == {1, 3}
+    assert cells_of("float", [2.0**60, 1e300, 7])[1] == {}
+    for value in (2**53 + 1, np.int64(2**53 + 1)):
+        with pytest.raises(ValueError, match="9007199254740993 is beyond"):
+            cell_of(kind, value)

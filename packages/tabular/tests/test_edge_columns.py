@@ -143,6 +143,19 @@ def test_rows_are_made_once_for_all_processes_in_both_directions(turned, cache):
     assert {path: path.stat().st_ino for path in cache.glob("*.rows")} == files
 
 
+def test_rows_of_another_process_that_have_other_bytes_now_are_made_again(turned, cache, caplog):
+    first = ask(turned.answerer(), nodes=turned.ids)
+    good = {path: path.read_bytes() for path in cache.glob("*.rows")}
+    for path, content in good.items():
+        changed = bytearray(content)
+        changed[next(at for at in range(8, len(content)) if content[at])] ^= 0x41  # behind the digest
+        with path.open("r+b") as file:
+            file.write(changed)
+    np.testing.assert_array_equal(ask(turned.answerer(), nodes=turned.ids), first)
+    assert {path: path.read_bytes() for path in cache.glob("*.rows")} == good
+    assert caplog.text.count("other bytes than were written") == 2
+
+
 def test_columns_are_stored_in_the_order_of_the_lists(world, tmp_path):
     account, merchant = pairs()
     for graph in (

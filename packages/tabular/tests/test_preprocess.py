@@ -410,6 +410,27 @@ def test_a_transformer_that_was_fitted_on_times_in_another_form_is_refused(tmp_p
     package(seconds)
 
 
+@pytest.mark.parametrize("seconds", [600, 3600, 86_400])
+def test_a_scaler_of_years_is_served_on_a_graph_of_an_hour(tmp_path, seconds):
+    """Its features change by 1e-4 there; one fitted on milliseconds is refused all the same."""
+    first = pd.Timestamp("2024-01-01")
+    times = first + pd.to_timedelta(np.linspace(0, seconds, 12).round(), unit="s")
+    graph = loop_graph(pd.DataFrame({"opened": times.astype("datetime64[us]")}))
+    years = pd.DataFrame({"opened": first.timestamp() - np.linspace(0, 3 * 365 * 86_400, 500)})
+    from torch_geometric.nn import GraphSAGE
+
+    def package(frame):
+        fitted = ColumnTransformer([("times", StandardScaler(), ["opened"])]).fit(frame)
+        hopline.package(
+            GraphSAGE(1, 8, 1, 2), graph, tmp_path, name="m", fanouts=[-1], task="multiclass",
+            preprocess={"node": fitted},
+        )  # fmt: skip
+
+    with pytest.raises(PackagingError, match="do not depend on 'opened'"):
+        package(years * 1e3)
+    package(years)
+
+
 def test_booleans_of_a_frame_of_ones_own_are_categories(tmp_path):
     frame = pd.DataFrame({"active": [True, False, True] * 4})
     graph = loop_graph(frame)

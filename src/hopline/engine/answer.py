@@ -288,7 +288,9 @@ class Answerer:
         rows: dict[int, FloatArray] = {}
         for m in good if head.edge_type else ():
             try:
-                rows[m] = edge_rows(self.model, requests[m], [own[m] for own in sides], as_of)
+                edits = [each for _, each in overlays.get(m, ()) if each.edits_known]
+                edited = edits[-1].lists.get(head.edge_type) if requests[m].edits else None
+                rows[m] = edge_rows(self.model, requests[m], [own[m] for own in sides], as_of, edited)
             except HoplineError as error:
                 outcomes[m] = error
         good = [m for m in good if outcomes[m] is None]

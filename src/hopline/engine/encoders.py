@@ -37,6 +37,7 @@ from hopline.errors import (
 )
 from hopline.files import locked
 from hopline.graph import Adjacency, EdgeTypeSchema, Graph, GraphSchema, Nodes, NodeTypeSchema
+from hopline.graph.digest import digests
 from hopline.graph.live.columns import LiveColumns
 from hopline.graph.live.rows import find_late, set_ready
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveRows, LiveView
@@ -360,18 +361,24 @@ def encode_rows(encoder: RowEncoder, graph: Graph, name: str) -> Iterator[FloatA
 
 
 def _shared(graph: Graph, name: str, encoding: Encoder, made: Iterable[FloatArray]) -> FloatArray:
-    """The rows of a type, made by the first process that needs them."""
+    """The rows of a type, made by the first process that needs them, and compared by the others."""
     version, own = "" if graph.path is None else graph.version, _part(graph, name)
     count = own.num_edges if isinstance(own, Adjacency) else own.num_nodes
     with _arrays(version, encoding, name, 1, count) as (ready, rows):
-        if not ready[0]:
+        if not ready[0] or ready[0] != _print(rows):
+            if ready[0]:
+                log.warning("features of %r have other bytes than were written; they are made again", name)
             begin = 0
             for part in made:
                 rows[begin : begin + len(part)] = part
                 begin += len(part)
-            ready[0] = 1
+            ready[0] = _print(rows)
     rows.flags.writeable = False
     return rows
+
+
+def _print(rows: FloatArray) -> int:
+    return int(digests({"rows": rows})["rows"][:15], 16)  # 60 bits of 256
 
 
 @contextmanager

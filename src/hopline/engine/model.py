@@ -385,15 +385,10 @@ class Model:
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
         """Named outputs of rows of final states; new arrays, never views of buffers."""
-        found = out_of.named_outputs(
-            names, self.offers, self._embedding(states[0]), lambda: self.logits(*states)
-        )
+        a, b = self.spec.head.embedding or (0, states[0].shape[1])
+        found = out_of.named_outputs(names, self.offers, states[0][:, a:b], lambda: self.logits(*states))
         self.watch.computed()
         return found
-
-    def _embedding(self, states: FloatArray) -> FloatArray:
-        a, b = self.spec.head.embedding or (0, states.shape[1])
-        return states[:, a:b]
 
 
 def load_model(

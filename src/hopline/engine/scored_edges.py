@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hopline.engine.inline_features import number_rows
-from hopline.engine.overlay import ADDED
+from hopline.engine.overlay import ADDED, Lists
 from hopline.errors import BadRequest
 from hopline.graph.store_columns import is_in_store
 from hopline.types import ExternalId, FloatArray, IdArray, ScoredEdge, ScoreRequest
@@ -31,12 +31,15 @@ def described_ends(
     return found, [ends[at] for at in np.flatnonzero(found < 0)]
 
 
-def edge_rows(model: Model, request: ScoreRequest, sides: Sequence[IdArray], as_of: int) -> FloatArray:
+def edge_rows(
+    model: Model, request: ScoreRequest, sides: Sequence[IdArray], as_of: int, edited: Lists | None = None
+) -> FloatArray:
     """The rows that a head reads of edges, float32 [n, d_e].
 
     Args:
         sides: ids of their sources and destinations, of `overlay.py`; -1 for those that are not known.
         as_of: of the graph's edges, the latest time.
+        edited: lists of the edge type that the request edits.
 
     Raises: BadRequest: a value that the preprocessing or float32 does not accept, the wrong form, or no
         values and not one edge of the graph; names the place, such as edges[3].columns: 'amount'.
@@ -54,13 +57,12 @@ def edge_rows(model: Model, request: ScoreRequest, sides: Sequence[IdArray], as_
             raise BadRequest(f"edges[{at}].{wrong}: the model has {has} of {key!r}; send {takes}")
         if getattr(edge, right) is not None:
             sent.append(at)
-        elif request.edits:
-            raise BadRequest(f"edges[{at}]: with `if`, the graph has no row for an edge; send {takes}")
         elif (source := int(sides[0][at])) >= 0 <= (target := int(sides[1][at])):
-            found = _joining(model, source, target, as_of)
-            if len(found) != 1:
+            found = _joining(model, source, target, as_of, edited)
+            if len(found) != 1 or found[0] < 0:
+                why = "`if` adds it" if len(found) == 1 else "not one"
                 raise BadRequest(
-                    f"edges[{at}]: {len(found)} edges of {key!r} join these nodes, not one; send {takes}"
+                    f"edges[{at}]: {len(found)} edges of {key!r} join these nodes, {why}; send {takes}"
                 )
             attr: Any = model.graph.edges[key].attr
             rows[at] = attr[found][0]
@@ -75,13 +77,18 @@ def edge_rows(model: Model, request: ScoreRequest, sides: Sequence[IdArray], as_
     return rows
 
 
-def _joining(model: Model, source: int, target: int, as_of: int) -> IdArray:
-    """Positions of the graph's edges between two nodes, up to a time."""
+def _joining(model: Model, source: int, target: int, as_of: int, edited: Lists | None) -> IdArray:
+    """Positions of the edges between two nodes, up to a time; below 0 for added ones."""
     adjacency = model.graph.edges[model.spec.head.edge_type]
     if is_in_store(adjacency):
         raise BadRequest(f"edges of {adjacency.key!r} lie in a graph store: send each with its row")
     if max(source, target) >= ADDED:
         return np.empty(0, np.int64)
+    if edited is not None and target in edited.nodes:
+        at = np.searchsorted(edited.nodes, target)
+        own = slice(*edited.offsets[at : at + 2])
+        positions: IdArray = edited.positions[own][edited.neighbors[own] == source]
+        return positions
     found = np.flatnonzero(adjacency.neighbors(target) == source) + adjacency.starts(np.array([target]))
     return found if adjacency.time is None else found[adjacency.time[found] <= as_of]
 

@@ -72,7 +72,8 @@ def cell_of(kind: ColumnType, value: Any) -> Any:
         raise ValueError(f"{shown(given)} instead of {WORDS[kind]}")
     if found != found:
         raise ValueError(f"{shown(given)} is finer than microseconds")
-    if kind == "integer":  # from 2^24 or 2^53 on, a float may be a rounded integer
+    if kind == "integer" or (kind == "float" and isinstance(found, int)):
+        # from 2^24 or 2^53 on, a float may be a rounded integer
         most = LARGEST if isinstance(found, int) else 2 ** (np.finfo(type(value)).nmant + 1) - 1
         if not -most <= found <= most:
             raise ValueError(f"{shown(found)} is beyond ±{most}")
@@ -109,12 +110,12 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
     Returns: the cells as `cell_of` has them; and position -> why a value is none of the type.
     """
     form = object if kind == "text" else np.float64
-    if set(map(type, values)) <= _USUAL[kind]:  # a tenth of the time of looking at each
+    if (types := set(map(type, values))) <= _USUAL[kind]:  # a tenth of the time of looking at each
         try:
             cells = np.array([*map(_bare, values)] if kind == "text" else values, form)
         except OverflowError:
             cells = np.array([np.inf])
-        if kind == "text" or not (np.abs(cells) > (LARGEST - 1 if kind == "integer" else _FINITE)).any():
+        if kind == "text" or not (np.abs(cells) > (LARGEST - 1 if int in types else _FINITE)).any():
             return cells, {}
     found, wrong = list[Any](), dict[int, str]()
     for at, value in enumerate(values):

@@ -84,7 +84,8 @@ def _encoded(
             )
         return graph.node("Cast", [equal], to=TensorProto.DOUBLE)
     if kind == "number":
-        codes, flat = _number_codes(graph, refs, tables), _number_answers(tables)
+        codes = _number_codes(graph, refs, tables)
+        flat = [np.vstack([table.answers[-1:], table.answers[:-1]]) for table in tables]  # by code
     else:
         codes, keys = _string_codes(graph, graph.matrix(refs), tables)
         flat = _string_answers(tables, keys)
@@ -240,11 +241,6 @@ def _number_codes(graph: OnnxGraph, refs: Sequence[Ref], tables: Sequence[Tabula
         "MatMul", [graph.node("Cast", [equal], to=TensorProto.DOUBLE), graph.const(numbers)]
     )
     return graph.node("Cast", [matched], to=TensorProto.INT64)
-
-
-def _number_answers(tables: Sequence[Tabulated]) -> list[AnyArray]:
-    """The encoder's answers of each column, by code."""
-    return [np.vstack([table.answers[-1:], table.answers[:-1]]) for table in tables]
 
 
 def _looked_up(graph: OnnxGraph, codes: str, flat: Sequence[AnyArray]) -> str:

@@ -62,11 +62,6 @@ def powers(graph: OnnxGraph, features: Any, refs: Refs) -> Refs:
     return graph.columns(product, len(features.powers_))
 
 
-def _clip(graph: OnnxGraph, x: str, low: float | None, high: float | None) -> str:
-    bounds = ["" if bound is None else graph.const(bound) for bound in (low, high)]
-    return graph.node("Clip", [x, *bounds])
-
-
 def _log_of(graph: OnnxGraph, x: str, base: float) -> str:
     return graph.node("Div", [graph.node("Log", [x]), graph.const(np.log(base))])
 
@@ -106,7 +101,9 @@ def function_transformer(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs
         low = arguments.pop("a_min", arguments.pop("min", None))
         high = arguments.pop("a_max", arguments.pop("max", None))
         if not arguments:
-            return graph.columns(_clip(graph, numbers_of(graph, refs, transformer), low, high), len(refs))
+            bounds = ["" if bound is None else graph.const(bound) for bound in (low, high)]
+            clipped = graph.node("Clip", [numbers_of(graph, refs, transformer), *bounds])
+            return graph.columns(clipped, len(refs))
     if function not in _FUNCTIONS or arguments:
         known = ", ".join(sorted(f"np.{item.__name__}" for item in (*_FUNCTIONS, np.clip)))
         name = getattr(function, "__name__", repr(function))

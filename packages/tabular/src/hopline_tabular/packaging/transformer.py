@@ -6,6 +6,7 @@ The steps and the gate are those of a tabular model; what an estimator would get
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ _DTYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-#: Part of its size by which some feature changes over the range of a time.
+#: Part of its size by which some feature changes over the range of a time, or with a year at both ends.
 _LEAST_CHANGE = 1e-3
+_YEAR_S = 365 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +147,18 @@ def _check_time(oracle: Oracle, sample: Sample, name: str) -> None:
     the server would be equal, and both wrong.
     """
     known = [value for value in sample.rows[name] if value is not None]
-    base = sample.take([0, 0])
-    if len(set(known)) > 1:
-        ends = [min(known), max(known)]
-        first, last = oracle.answer(base.of({**base.rows, name: ends}))
-        if not (np.abs(last - first) > _LEAST_CHANGE * np.maximum(np.abs(first), np.abs(last))).any():
-            raise PackagingError(
-                f"its features do not depend on {name!r} between {ends[0]} and {ends[1]}: was it fitted on "
-                "datetimes? Times are seconds since 1970 (graph.frame(TYPE))"
-            )
+    if len(set(known)) < 2:
+        return
+    low, high, base = min(known), max(known), sample.take([0, 0])
+    for more in (0, _YEAR_S):  # the range of a graph of one hour is nothing to a scale of years
+        with suppress(ValueError):  # it may accept no such times
+            first, last = oracle.answer(base.of({**base.rows, name: [low - more, high + more]}))
+            if (np.abs(last - first) > _LEAST_CHANGE * np.maximum(np.abs(first), np.abs(last))).any():
+                return
+    raise PackagingError(
+        f"its features do not depend on {name!r} between {low} and {high}: was it fitted on "
+        "datetimes? Times are seconds since 1970 (graph.frame(TYPE))"
+    )
 
 
 def feature_names(transformer: Any, width: int) -> tuple[str, ...]:
