@@ -330,7 +330,8 @@ def _refusal(module: fx.GraphModule, tracer: RunningTracer) -> PackagingError | 
                 found[-1] = bool((of or float)(env[node]) == (of or float)(value_of(node)))
     for (node, what, of), found in zip(asked, same, strict=True):
         is_known = None not in found
-        if all(found) or (of is None and (not any(found) if is_known else node.target in _ARITHMETIC)):
+        is_free = not any(found) if is_known else node.target in _ARITHMETIC or not node.users
+        if all(found) or (of is None and is_free):
             continue
         return (NotServable if is_known else NotSplittable)(
             f"forward decides by a number of nodes or edges: {what}, and another one in a later graph. "
