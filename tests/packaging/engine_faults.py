@@ -302,7 +302,10 @@ def label_is_the_least_likely_class(patch):
 
 @fault("post-processing", "embedding")
 def embedding_columns_are_shifted(patch):
-    after(patch, model.Model, "_embedding", lambda rows, *_: np.roll(rows, 1, axis=1))
+    def shifted(found, *_):
+        return {name: np.roll(rows, 1, axis=1) if rows.ndim == 2 else rows for name, rows in found.items()}
+
+    after(patch, outputs, "named_outputs", shifted)
 
 
 @fault("post-processing", "link")
