@@ -131,7 +131,7 @@ BUDGET: dict[str, int] = {
     "sampling": 464,
     "scheduling": 1563,
     "snapshots": 1095,
-    "testing": 363,
+    "testing": 369,
     "transports": 6700,
 }
 

@@ -44,8 +44,8 @@ class KafkaServer(BrokerServer):
         """See `BrokerServer.command`."""
         return [
             sys.executable,
-            "-P",
-            str(Path(__file__).with_name("kafka_mock.py")),
+            "-m",
+            "hopline.testing.kafka_mock",
             "--port",
             str(self.port),
         ]

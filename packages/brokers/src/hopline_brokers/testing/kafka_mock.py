@@ -1,6 +1,6 @@
 """librdkafka's mock cluster of one broker in a separate process, so that it can be stopped and killed.
 
-    python packages/brokers/tests/kafka_mock.py --port 9092
+    python -m hopline.testing.kafka_mock --port 9092
 
 prints the address once it listens, and runs until its standard input ends. It stores messages in memory,
 about 5 MB for each of the 4 partitions of a topic. The mock chooses its own port. To have the same port
