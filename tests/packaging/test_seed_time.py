@@ -333,6 +333,25 @@ def test_times_of_other_seeds_are_refused(tmp_path, graph_of_edges):
         hopline.package(OfOthers(), graph_of_edges, tmp_path, name="m", fanouts=[-1, -1], task="binary")
 
 
+class ByNode(nn.Module):
+    """Takes `seed_time` for a time of each node."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.time = pyg.GINEConv(nn.Linear(4, 2), edge_dim=1), nn.Linear(1, 1)
+
+    def forward(self, x, edge_index, edge_time, seed_time):
+        age = (seed_time[edge_index[1]] - edge_time).float().view(-1, 1)
+        return self.conv(x, edge_index, self.time(age / DAY).cos())
+
+
+def test_a_seed_time_that_is_read_by_node_is_refused_with_the_form_to_write(tmp_path, edges):
+    data = edges.clone()
+    del data.edge_attr
+    with pytest.raises(PackagingError, match=r"seed_time\[batch\]"):
+        hopline.package(ByNode(), Graph.from_pyg(data), tmp_path, name="m", fanouts=[-1], task="embedding")
+
+
 def test_times_that_neighbours_read_as_integers_are_refused(tmp_path, edges):
     data = edges.clone()
     data.time = torch.from_numpy(BEGIN + np.arange(edges.num_nodes) * DAY)

@@ -187,6 +187,11 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     decided, freeze = _decided(decisions), FREEZE if reference.binding.frozen is None else FROZEN
     if decided:
         decided += ". If that is not the cause, "
+    if reference.binding.seeds:
+        decided = (
+            "seed_time has a time for each seed of a loader: read it as seed_time[batch], batch being the "
+            "seed's number for each row. If that is not the cause, "
+        )
     if by == ["edges"]:
         return decided + (
             "it takes a sum, mean or extreme over the attributes or weights of all edges (as edge_attr / "
