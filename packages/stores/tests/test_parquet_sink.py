@@ -44,15 +44,15 @@ def test_vectors_are_of_fixed_size_and_the_file_says_what_it_is(place):
     assert found.field("embedding").type.value_type == pa.float32()
     assert found.field("probabilities").type == pa.float32()
     assert found.field("label").type == pa.int64()
-    told = {key.decode(): value.decode() for key, value in found.metadata.items()}
-    assert told["hopline.run_id"] == schema.run_id
-    assert (told["hopline.model"], told["hopline.version"], told["hopline.graph_version"]) == (
+    metadata = {key.decode(): value.decode() for key, value in found.metadata.items()}
+    assert metadata["hopline.run_id"] == schema.run_id
+    assert (metadata["hopline.model"], metadata["hopline.version"], metadata["hopline.graph_version"]) == (
         "m",
         "1",
         "g",
     )
-    assert told["hopline.exact"] == "true"
-    assert json.loads(told["hopline.classes"]) == ["bad", "good"]
+    assert metadata["hopline.exact"] == "true"
+    assert json.loads(metadata["hopline.classes"]) == ["bad", "good"]
 
 
 def test_other_readers_find_the_rows(place):

@@ -82,7 +82,7 @@ def test_precomputed_answers_of_another_graph_are_not_published(address, root, t
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("list", "folder"), "folder is not an address: write a URL"),
         (("fetch", "folder"), "folder is not an address: write a URL"),
@@ -93,11 +93,11 @@ def test_precomputed_answers_of_another_graph_are_not_published(address, root, t
         (("publish", "absent", "file:///x/daily"), "no graph.json"),
     ],
 )
-def test_what_cannot_be_done_is_refused(words, told, tmp_path, monkeypatch):
+def test_what_cannot_be_done_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = typed("snapshot", *words)
     assert result.exit_code == 1
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(("flag", "item"), [("--model", "sage"), ("--group", "=x")])

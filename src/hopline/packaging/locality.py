@@ -188,7 +188,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     if decided:
         decided += ". If that is not the cause, "
     if reference.binding.seeds:
-        decided = (
+        decided += (
             "seed_time has a time for each seed of a loader: read it as seed_time[batch], batch being the "
             "seed's number for each row. If that is not the cause, "
         )

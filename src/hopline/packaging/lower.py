@@ -81,7 +81,9 @@ def trace_and_lower(
     Args:
         targets, slots, draws: as for `trace`. device: where attention is computed.
 
-    Raises: NotSplittable: as `trace`, `analyse`, `lower`; of a traced part, for both reasons.
+    Raises:
+        NotServable: as `trace`; and `Traced.refusal`, last, since other reasons have better remedies.
+        NotSplittable: as `trace`, `analyse`, `lower`; of a traced part, for both reasons.
     """
     opened: frozenset[str] = frozenset()
     first = ""

@@ -271,7 +271,7 @@ def trace(
         draws: where it draws random numbers, if it does.
 
     Raises:
-        NotServable: it may read numbers that it draws, or its Python code reads a number of nodes or edges.
+        NotServable: it may read numbers that it draws.
         NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
             its output is not one tensor of the target type.
     """

@@ -43,12 +43,12 @@ class Stopped(Exception):
 
 def run(world, out, choice, *, graph=None, to=None, stop=0, **options):
     """The report and the columns of a run; with `stop`, the run ends at this call of `advance`."""
-    told = 0
+    reports = 0
 
     def advance(label, done, total):
-        nonlocal told
-        told += 1
-        if told == stop:
+        nonlocal reports
+        reports += 1
+        if reports == stop:
             raise Stopped
 
     options = BatchOptions(**{"outputs": OUTPUTS, "threads": 2} | options)
