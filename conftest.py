@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.trust import keep_contexts
 from tests.turns import Turns
 
-if TYPE_CHECKING:
-    from xdist.workermanage import WorkerController
+pytest_plugins = ["tests.workers"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -23,7 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("hopline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hopline")
 
-_turns = Turns()
+
+@functools.cache
+def turns() -> Turns:
+    """Turns of this process: workers are forked, and would share the locks of files that are open then."""
+    return Turns()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,25 +44,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=release)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node: WorkerController, ids: Sequence[str]) -> None:
-    """Print how many tests there are, which no worker of xdist does."""
-    if node.gateway.id == "gw0":
-        print(f"{len(ids):,} tests", flush=True)
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
     """Give a quiet test the machine for itself; quiet tests that follow one another share a turn."""
     quiet = item.get_closest_marker("quiet") is not None
-    _turns.begin(quiet=quiet)
+    turns().begin(quiet=quiet)
     try:
         return (yield)
     finally:
         if not quiet or nextitem is None or nextitem.get_closest_marker("quiet") is None:
-            _turns.end()
+            turns().end()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -67,9 +63,9 @@ def _models_are_packaged_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Processes of one run share the models of their fixtures."""
     if "torch" in sys.modules:
         from tests import packaged
+        from tests.workers import shared_folder
 
-        folder = tmp_path_factory.getbasetemp()
-        packaged.folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "packaged"
+        packaged.folder = shared_folder(tmp_path_factory) / "packaged"
 
 
 @pytest.hookimpl(wrapper=True)

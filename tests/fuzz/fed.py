@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from typing import Any
@@ -137,7 +138,8 @@ class SteadyService(FakeService):
 #: Limits as those of a server, a small body aside; and the applications of both transports.
 CONFIG = load_config(overrides={"server.max_body_bytes": MAX_BODY_BYTES})
 SERVICE = SteadyService(CONFIG)
-runner.run(SERVICE.start())
+with contextlib.suppress(StopIteration):
+    SERVICE.start().send(None)  # waits for nothing: forks of this process have event loops of their own
 HTTP_APP, GRPC_APP = HttpApp(SERVICE, CONFIG), GrpcApp(SERVICE)
 
 

@@ -10,14 +10,17 @@ Exit status 1: something failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from tests.fuzz.harnesses import HARNESSES
 
@@ -60,39 +63,78 @@ class Found:
     crash: bytes | None
 
 
-def fuzz(harness: str, budget: Budget, *, keep: bool = False) -> Found:
-    """Run one harness.
+def fuzz_all(harnesses: Sequence[str], budget: Budget, *, keep: bool = False) -> Iterator[Found]:
+    """Run some, as many at a time as there are processors; yields them as they end.
 
     Args:
-        keep: add to its corpus what reaches new code.
+        keep: add to each corpus what reaches new code.
     """
-    corpus = CORPUS / harness
-    with tempfile.TemporaryDirectory(prefix=f"fuzz-{harness}-") as name:
-        finds, crashes = Path(name) / "finds", Path(name) / "crashes"
-        finds.mkdir()
-        crashes.mkdir()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        places = {harness: _Place(Path(name) / harness) for harness in harnesses}
+        jobs = [place.job(harness, budget) for harness, place in places.items()]
+        with (Path(name) / "starter").open("w+") as log, _starter(log) as starter:
+            assert starter.stdin is not None
+            assert starter.stdout is not None
+            json.dump(jobs, starter.stdin)
+            starter.stdin.close()
+            for line in starter.stdout:
+                harness, code = line.split()
+                place = places.pop(harness)
+                if keep and code == "0":
+                    corpus = str(CORPUS / harness)
+                    _child(harness, "-merge=1", f"-max_len={_MAX_KEPT_BYTES}", corpus, str(place.finds))
+                yield place.found(harness, int(code))
+            log.seek(0)
+            assert not places, f"these did not run: {', '.join(places)}: {log.read()[-4000:]}"
+
+
+class _Place:
+    """Files of a harness's run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.finds, self._crashes, self._output = folder / "finds", folder / "crashes", folder / "output"
+        self.finds.mkdir(parents=True)
+        self._crashes.mkdir()
+
+    def job(self, harness: str, budget: Budget) -> dict[str, object]:
+        """As `child.fuzz_each` takes it."""
         options = [f"-max_total_time={budget.seconds}", f"-seed={budget.seed}"]
         options += [f"-runs={budget.runs or -1}", f"-max_len={_MAX_BYTES}", f"-timeout={_TIMEOUT_S}"]
-        options += ["-rss_limit_mb=0", f"-artifact_prefix={crashes}/", "-print_final_stats=1"]
-        done = _child(harness, *options, str(finds), str(corpus))
-        if keep and not done.returncode:
-            _child(harness, "-merge=1", f"-max_len={_MAX_KEPT_BYTES}", str(corpus), str(finds))
-        runs = re.search(r"stat::number_of_executed_units: (\d+)", done.stderr)
-        edges = re.findall(r"cov: (\d+)", done.stderr)
-        failed = sorted(crashes.iterdir())
+        options += ["-rss_limit_mb=0", f"-artifact_prefix={self._crashes}/", "-print_final_stats=1"]
+        arguments = [*options, str(self.finds), str(CORPUS / harness)]
+        return {"harness": harness, "arguments": arguments, "output": str(self._output)}
+
+    def found(self, harness: str, code: int) -> Found:
+        """What it did, with its exit code."""
+        text = self._output.read_text(errors="replace")
+        runs = re.search(r"stat::number_of_executed_units: (\d+)", text)
+        edges = re.findall(r"cov: (\d+)", text)
+        failed = sorted(self._crashes.iterdir())
         return Found(
             harness,
             int(runs[1]) if runs else 0,
             int(edges[-1]) if edges else 0,
-            _failure(done.stdout, done.stderr) if done.returncode else "",
+            _failure(text, code) if code else "",
             failed[0].read_bytes() if failed else None,
         )
 
 
-def fuzz_all(harnesses: list[str], budget: Budget, *, keep: bool = False) -> list[Found]:
-    """Run several, as many at a time as there are processors."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda harness: fuzz(harness, budget, keep=keep), harnesses))
+@contextlib.contextmanager
+def _starter(log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fuzz.child"],
+        cwd=_ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def _child(harness: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -107,10 +149,10 @@ def _child(harness: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _failure(stdout: str, stderr: str) -> str:
-    """The exception, or the end of what a process said that ended without one."""
-    _, _, text = stdout.partition("=== Uncaught Python exception: ===")
-    return text.strip()[-4000:] or stderr.strip()[-1000:]
+def _failure(text: str, code: int) -> str:
+    """The exception, or the end of what a process printed that ended without one."""
+    _, _, exception = text.partition("=== Uncaught Python exception: ===")
+    return exception.strip()[-4000:] or text.strip()[-1000:] or f"exit code {code}"
 
 
 def main() -> int:
@@ -129,7 +171,7 @@ def main() -> int:
     if unknown := set(args.harness) - set(HARNESSES):
         parser.error(f"no such harness: {', '.join(sorted(unknown))}; there are {', '.join(HARNESSES)}")
     budget = Budget(args.seconds or (0 if args.runs else 30), args.runs, args.seed)
-    results = fuzz_all(args.harness or list(HARNESSES), budget, keep=args.keep)
+    results = list(fuzz_all(args.harness or list(HARNESSES), budget, keep=args.keep))
     for found in results:
         if found.failure:
             print(f"{found.harness}: {found.failure}")

@@ -5,38 +5,49 @@ Longer runs are `scripts/fuzz`.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from tests.fuzz.harnesses import HARNESSES
-from tests.fuzz.run import CORPUS, Budget, Found, fuzz
+from tests.fuzz.run import CORPUS, Budget, Found, fuzz_all
 
 _BUDGET, _BUDGET_OF_A_RELEASE = Budget(seconds=1), Budget(seconds=5)
 #: Bytes of all kept corpora: they are read by every run.
 _MAX_CORPUS_BYTES = 100_000
 
 
+class Results:
+    """What harnesses found, as far as they have run."""
+
+    def __init__(self, results: Iterator[Found]) -> None:
+        self._results = results
+        self._known: dict[str, Found] = {}
+
+    def of(self, harness: str) -> Found:
+        while harness not in self._known:
+            found = next(self._results)
+            self._known[found.harness] = found
+        return self._known[harness]
+
+
 @pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Found]]]:
-    """The harnesses whose tests were chosen, as many at a time as there are processors."""
+def results(request: pytest.FixtureRequest) -> Iterator[Results]:
+    """Of the harnesses whose tests were chosen: they run as many at a time as there are processors."""
     names = [
         item.callspec.params["harness"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "running" in item.fixturenames
+        if isinstance(item, pytest.Function) and "results" in item.fixturenames
     ]
     budget = _BUDGET_OF_A_RELEASE if request.config.getoption("--all") else _BUDGET
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        yield {name: pool.submit(fuzz, name, budget) for name in names}
+    with contextlib.closing(fuzz_all(names, budget)) as found:
+        yield Results(found)
 
 
 @pytest.mark.parametrize("harness", HARNESSES)
-def test_nothing_that_comes_from_outside_makes_its_reader_fail(
-    harness: str, running: dict[str, Future[Found]]
-) -> None:
-    found = running[harness].result()
+def test_nothing_that_comes_from_outside_makes_its_reader_fail(harness: str, results: Results) -> None:
+    found = results.of(harness)
     assert not found.failure, f"{found.failure}\ninput: {found.crash!r}"
     assert found.runs > 0
 
