@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -195,6 +196,16 @@ def test_workers_report_what_one_process_reports(tmp_path: Path) -> None:
         assert len(list(folder.glob("ended-*"))) == max(1, processes)
     assert found[0] == found[1]
     assert len(found[0][1]) == 6
+
+
+def test_tests_wait_for_the_end_of_a_pipe(tmp_path: Path) -> None:
+    write(tmp_path, one="from pathlib import Path\ndef test_there(): assert Path('there').exists()")
+    line = f"sleep 1; touch {tmp_path}/there; echo compiled"
+    words = " ".join(map(shlex.quote, command("-n", "1", "--after", "/dev/fd/9")))
+    script = f"exec 9< <({line}); {words}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    text = subprocess.check_output(["bash", "-c", script], cwd=tmp_path, env=environment, text=True)
+    assert text.startswith("compiled\n1 tests\n")
 
 
 def test_a_worker_that_dies_fails_its_test_and_no_other(tmp_path: Path) -> None:

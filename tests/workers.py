@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="processes that share the tests; 0: this one runs them",
     )
+    parser.addoption("--after", type=Path, help="pipe that ends before tests run; its text is printed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +62,8 @@ class Workers:
         config = session.config
         if config.getoption("collectonly") or session.testsfailed:
             return None  # pytest's own loop prints the tests, or what went wrong
+        if after := config.getoption("after"):
+            print(after.read_text(), end="", flush=True)
         print(f"{len(session.items):,} tests", flush=True)
         files: dict[str, list[int]] = {}
         for index, item in enumerate(session.items):
