@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 980,
-    "packaging": 11353,
+    "packaging": 11339,
     "process": 1791,
     "records": 2257,
     "rollout": 4024,

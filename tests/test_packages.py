@@ -63,7 +63,7 @@ BUDGET = {
     "hopline-slo": 879,
     "hopline-sql": 1245,
     "hopline-stores": 7816,
-    "hopline-tabular": 3245,
+    "hopline-tabular": 3243,
     "hopline-tokens": 629,
     "turnserve": 5474,
 }

@@ -23,7 +23,7 @@ def split(model, graph, target="node", **options):
     with torch.no_grad():
         slots = binding.slots(check)
         traced, lowered = trace_and_lower(eval_copy(model).float(), binding, targets, slots)
-        check_rows(traced, binding, beside(check, strangers(check, 2, np.random.default_rng(0))))
+        check_rows(traced, binding, slots, beside(check, strangers(check, 2, np.random.default_rng(0))))
         plans = Splitter(traced, lowered, dict(traced.outputs)).stages()
     return binding, traced, plans, check
 

@@ -89,6 +89,8 @@ AGGREGATIONS = [
     pyg.PowerMeanAggregation(learn=True, p=2.0),
     ["mean", "max"],
     ["sum", "min", "std", "softmax"],
+    ["mean", "powermean"],
+    pyg.MultiAggregation(["mean", "max"], mode="sum"),
     pyg.DegreeScalerAggregation(
         ["mean", "std"], ["identity", "attenuation", "linear"], torch.tensor([1, 4, 9, 3])
     ),

@@ -429,6 +429,48 @@ def test_self_loops_of_some_nodes_are_refused():
     refused(Looped(loops), "num_nodes=x.size", homogeneous(attr_dim=2))
 
 
+class OwnLoops(nn.Module):
+    """Two layers over the edges, and self-loops that `of` lists for n nodes."""
+
+    def __init__(self, of, join=lambda edges, loops: torch.cat([edges, loops], 1)):
+        super().__init__()
+        self.of, self.join = of, join
+        self.first, self.second = pyg.GATv2Conv(6, 6, add_self_loops=False), pyg.SAGEConv(6, 3)
+
+    def forward(self, x, edge_index):
+        edges = self.join(edge_index, self.of(x.size(0)))
+        return self.second(self.first(x, edges).relu(), edges)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda n: torch.arange(n).repeat(2, 1),
+        lambda n: torch.stack([torch.arange(0, n)] * 2),
+        lambda n: torch.arange(n).unsqueeze(0).expand(2, -1),
+        lambda n: torch.arange(n, dtype=torch.long).view(1, -1).repeat(2, 1).to("cpu"),
+    ],
+)
+@pytest.mark.parametrize(
+    "join", [lambda edges, loops: torch.cat([edges, loops], 1), lambda *both: torch.cat(both[::-1], dim=-1)]
+)
+def test_self_loops_that_a_model_lists_itself_equal_pyg(of, join):
+    assert_equals_pyg(OwnLoops(of, join), homogeneous())
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda n: torch.arange(n - 1).repeat(2, 1),
+        lambda n: torch.arange(n // 50_000, n).repeat(2, 1),
+        lambda n: torch.arange(n + n // 50_000).repeat(2, 1),
+        lambda n: torch.stack([torch.arange(n), torch.arange(n).flip(0)]),
+    ],
+)
+def test_other_edges_that_a_model_lists_are_refused(of):
+    refused(OwnLoops(of), "rows|number of nodes")
+
+
 @pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
 def test_rows_that_are_read_by_numbers_of_nodes_are_refused(kind):
     class ByNumber(Conv):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.utils import coalesce
+from torch_geometric.utils import add_self_loops, coalesce, scatter
 
 import hopline
 from hopline.engine.answer import Answerer
@@ -301,6 +301,77 @@ class Compiled(Two):
 
     def forward(self, x, edge_index):
         return super().forward(self.part(x), edge_index)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, edges: x * torch.empty(x.size(0), 1).fill_(2.0),
+        lambda x, edges: x * torch.empty_like(x).fill_(0.5),
+        lambda x, edges: x.new_empty(x.size(0), 6).fill_(1.0) + x,
+    ],
+)
+def test_rows_that_code_makes_and_then_fills_are_packaged(of, tmp_path):
+    class Before(Two):
+        def forward(self, x, edge_index):
+            return super().forward(of(x, edge_index), edge_index)
+
+    package(Before(), tmp_path)
+
+
+class Head(nn.Module):
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
+
+    def forward(self, h_src, h_dst):
+        return self.of((h_src * h_dst).sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("of", "match"),
+    [
+        (lambda rows: rows * 2 if rows.size(0) > 10**6 else rows, "decides by the number of its rows"),
+        (lambda rows: rows * (1 + rows.size(0) // 10**6), "decides by the number of its rows"),
+        (lambda rows: rows * max(1, rows.size(0) / 10**6), "decides by the number of its rows"),
+        (lambda rows: rows * 2 if rows.sum() > 1e9 else rows, "head.onnx cannot be written"),
+    ],
+)
+def test_a_head_that_decides_by_all_pairs_is_refused_without_words_of_torch(of, match, tmp_path, capfd):
+    with pytest.raises(PackagingError, match=match):
+        package(Two(), tmp_path, head=Head(of), task="binary", output="logits")
+    printed = capfd.readouterr()
+    assert not printed.out + printed.err
+
+
+def joined_weights(x, edge_index):
+    edges, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+    weight = torch.cat([torch.ones(edge_index.size(1)), torch.ones(x.size(0))])
+    return scatter(x[edges[0]] * weight[:, None], edges[1], 0, x.size(0))
+
+
+def in_order(x, edge_index):
+    edges = edge_index[:, edge_index[1].argsort()]
+    return scatter(x[edges[0]], edges[1], 0, x.size(0))
+
+
+@pytest.mark.parametrize(
+    ("of", "remedy"),
+    [
+        (joined_weights, "edge_attr = add_self_loops("),
+        (in_order, "edges are not listed in another order in forward"),
+        (lambda x, edges: x * (edges.size(1) // x.size(0)), "makes a number of all nodes and edges"),
+        (lambda x, edges: x / round(edges.size(1) / x.size(0)), "a number of nodes or edges: round() is"),
+    ],
+)
+def test_what_a_plain_model_may_not_do_with_all_edges_is_named(of, remedy, tmp_path):
+    class Before(Two):
+        def forward(self, x, edge_index):
+            return super().forward(of(x, edge_index), edge_index)
+
+    with pytest.raises(PackagingError) as caught:
+        package(Before(), tmp_path, fanouts=[-1] * 3)
+    assert remedy in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")

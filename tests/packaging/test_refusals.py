@@ -99,7 +99,10 @@ def test_norms_over_the_graph_are_refused_by_name(norm):
     ("conv", "reason"),
     [
         (pyg.SAGEConv(6, 3, aggr="lstm"), "LSTMAggregation"),
-        (pyg.SAGEConv(6, 3, aggr=pyg.MultiAggregation(["mean", "max"], mode="sum")), "'sum'"),
+        (
+            pyg.PNAConv(6, 3, ["mean", "powermean"], ["identity"], torch.ones(3)),
+            "PowerMeanAggregation has no form",
+        ),
         (pyg.SAGEConv(6, 3, aggr=pyg.QuantileAggregation(0.3)), "QuantileAggregation"),
         (pyg.SAGEConv(6, 3, aggr=["mean", pyg.QuantileAggregation(0.3)]), "QuantileAggregation"),
         (pyg.GENConv(6, 3, aggr="lstm", aggr_kwargs={"in_channels": 3, "out_channels": 3}), "LSTMAggr"),

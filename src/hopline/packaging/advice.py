@@ -48,6 +48,18 @@ LEFT_OUT = (
     "edges cannot be left out in forward, as by edge_index[:, keep]: give them the weight 0, conv(x, "
     "edge_index, edge_weight=keep.float()), or build the graph without them"
 )
+REORDERED = (
+    "edges are not listed in another order in forward, as by edge_index[:, order]: leave that out, since "
+    "sums, means, maxima and attention are the same in any order"
+)
+WITH_LOOPS = (
+    "; if these are attributes of self-loops, write edge_index, edge_attr = add_self_loops(edge_index, "
+    "edge_attr, fill_value=1.0, num_nodes=x.size(0))"
+)
+ONE_NUMBER = (
+    "makes a number of all nodes and edges, and a server sees a part of the graph: keep the number of the "
+    "training graph as a buffer, or take the degree of each node, degree(edge_index[1], x.size(0))"
+)
 TWO_PARTS = f"; take the column first: x[:, 0][edge_index[i]], not x[edge_index[i], 0]; {LEFT_OUT}"
 BACK_TO_NODES = (
     "; a graph's row cannot go back to its nodes, as in x - global_mean_pool(x, batch)[batch]: compute "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,14 @@ def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
             raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
 
 
-def check_rows(traced: Traced, binding: Binding, graph: CheckGraph) -> None:
+def check_rows(traced: Traced, binding: Binding, slots: dict[str, Tensor], graph: CheckGraph) -> None:
     """Run the traced model on a larger graph with its nodes in another order; rows of a node must agree.
 
+    Where they do not, both run once more in float64: a row at a threshold, such as that of PyG's `std`, is
+    on either side of it by rounding.
+
     Args:
+        slots: of the check graph.
         graph: its first nodes are those of the check graph, with the same neighbourhoods.
 
     Raises: NotSplittable: naming the first value that mixes rows, and its source line.
@@ -64,28 +69,53 @@ def check_rows(traced: Traced, binding: Binding, graph: CheckGraph) -> None:
     rng = np.random.default_rng(0)
     order = {name: rng.permutation(len(rows)) for name, rows in graph.features.items()}
     place = {name: torch.from_numpy(np.argsort(rows)) for name, rows in order.items()}
-    again = fx.Interpreter(traced.module, garbage_collect_values=False)
-    again.extra_traceback = False
+    others = binding.slots(renumbered(graph, order))
+
+    def mixed(one: Mapping[fx.Node, Any], other: Mapping[fx.Node, Any]) -> fx.Node | None:
+        for node, domain in traced.domains.items():
+            a, b = one[node], other[node]
+            if domain.kind != "node" or not _is_float(a) or not _is_float(b):
+                continue
+            rows = place[domain.type]
+            if len(b) == len(rows) and differ(as_rows(a), as_rows(b[rows[: len(a)]])).any():
+                return node
+        return None
+
+    node = mixed(traced.values, _values(traced, others))
+    if node is None:
+        return
+    traced.module.double()
+    try:
+        exact = [_values(traced, {key: _wide(x) for key, x in each.items()}) for each in (slots, others)]
+        if mixed(*exact) is None:
+            return
+    except NotSplittable:  # not every module runs in float64
+        pass
+    finally:
+        traced.module.float()
+    raise NotSplittable(
+        f"{describe(traced.module, node)} mixes rows: a node's value depends on which other nodes are "
+        "computed with it"
+    )
+
+
+def _values(traced: Traced, slots: dict[str, Tensor]) -> dict[fx.Node, Any]:
+    """All values on other slots. Raises: NotSplittable: the model fails on them."""
+    run = fx.Interpreter(traced.module, garbage_collect_values=False)
+    run.extra_traceback = False
     try:
         with torch.no_grad():
-            again.run(binding.slots(renumbered(graph, order)))
+            run.run(slots)
     except Exception as error:  # code of the model
-        failed = next(node for node in traced.module.graph.nodes if node not in again.env)
+        failed = next(node for node in traced.module.graph.nodes if node not in run.env)
         raise NotSplittable(
             f"{describe(traced.module, failed)} works only on all nodes together: {error}"
         ) from error
-    for node, value in traced.values.items():
-        domain = traced.domains.get(node)
-        if domain is None or domain.kind != "node" or not _is_float(value):
-            continue
-        other = again.env[node]
-        if not _is_float(other) or len(other) != len(place[domain.type]):
-            continue
-        if differ(as_rows(value), as_rows(other[place[domain.type][: len(value)]])).any():
-            raise NotSplittable(
-                f"{describe(traced.module, node)} mixes rows: a node's value depends on which other nodes "
-                "are computed with it"
-            )
+    return run.env
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
 
 
 def _is_float(value: Any) -> bool:
@@ -164,6 +194,8 @@ class _Analysis(fx.Interpreter):
             inputs = [each for each in inputs if each is not n.args[0]]
         found = {self.traced.domains[arg] for arg in inputs if arg in self.traced.domains}
         if len(found) > 1:
+            if not any(isinstance(self.traced.values[each], Tensor) for each in inputs):
+                raise self._refusal(n, advice.ONE_NUMBER)
             names = " and ".join(sorted(map(str, found)))
             way_out = (
                 advice.BACK_TO_NODES if lists.Domain("node", GRAPH_TYPE) in found else self._way_out(n)
@@ -178,6 +210,8 @@ class _Analysis(fx.Interpreter):
         """The remedy for code that reads or sums rows by an end of edges; for other code, words for it."""
         if n.target is operator.getitem and isinstance(n.args[1], tuple) and lists.end_of(n.args[1][0]):
             return advice.TWO_PARTS
+        if n.target is torch.cat:
+            return advice.WITH_LOOPS
         name = getattr(n.target, "__name__", str(n.target))
         is_sum = re.match("bincount|scatter|index_(add|put|reduce)", name)
         for index in n.all_input_nodes if is_sum else ():
@@ -289,7 +323,7 @@ class _Analysis(fx.Interpreter):
             made = describe(self.traced.module, n)
             why = _NOT_FIRST if rows in value.shape[1:] else _OTHER_ROWS
             if domain.kind == "edge" and value.shape[:1] == (2,):
-                why = advice.LEFT_OUT
+                why = advice.REORDERED if value.shape[1:] == (rows,) else advice.LEFT_OUT
             raise NotSplittable(
                 f"{made} has shape {list(value.shape)} on a graph with {rows} rows of {domain}: {why}"
                 + (f"; {advice.instead_of(made)}" if "unique" in made else "")

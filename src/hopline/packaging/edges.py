@@ -38,6 +38,10 @@ _AND = " and "
 _WIDER = 2.0
 #: Methods that answer the same edges.
 _SAME = frozenset({"clone", "contiguous", "detach", "long"})
+#: Functions that repeat numbers, and change nothing else.
+_COPIES = frozenset(
+    {torch.stack, torch.unsqueeze, "repeat", "expand", "unsqueeze", "view", "reshape", *_SAME, "to"}
+)
 #: Directions of PyG's messages: along the edges, and against them.
 FLOWS = ("source_to_target", "target_to_source")
 #: Functions over all edges of a node, and such that answer another list of edges.
@@ -230,6 +234,36 @@ def grouping(module: fx.GraphModule, node: fx.Node) -> Grouping:
     rows, index = (given.pop(name, None) for name in (next(iter(given)), "index"))
     others = given.get("ptr"), given.get("max_num_elements")
     return Grouping(rows, index, given.get("dim", 0), others == (None, None))
+
+
+def add_loops(graph: fx.Graph) -> None:
+    """Rewrite `torch.cat([edge_index, torch.arange(n).repeat(2, 1)], 1)` as a call of `add_self_loops`."""
+    for node in graph.nodes:
+        parts = listed_by(node, 1) or listed_by(node, -1)
+        loops = {part: number for part in parts if (number := _number_of_loops(part)) is not None}
+        lists = [part for part in parts if edges_of(part) is not None]
+        if len(parts) == 2 and len(loops) == len(lists) == 1:
+            with graph.inserting_before(node):
+                number = {"num_nodes": next(iter(loops.values()))}
+                made = graph.call_function(add_self_loops, tuple(lists), number)
+            made.meta.update(node.meta)
+            node.target, node.args, node.kwargs = operator.getitem, (made, 0), {}
+
+
+def _number_of_loops(node: fx.Node) -> Any:
+    """The number n of nodes, of a value that lists each of them twice, [2, n]; None for other values."""
+    found, value, left = [], value_of(node), [node]
+    for each in left:
+        if each.target is torch.arange and each.args[:-1] in ((), (0,)):
+            found.append(each.args[-1])
+        elif each.target in _COPIES:
+            left += [one for one in each.all_input_nodes if size_of(one) is None]
+        else:
+            return None
+    number = found[0] if len({*found}) == 1 else None
+    if not isinstance(number, fx.Node) or size_of(number) is None or not isinstance(value, Tensor):
+        return None
+    return number if torch.equal(value, torch.arange(value_of(number)).repeat(2, 1)) else None
 
 
 def name_ends(graph: fx.Graph, relations: Sequence[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import copy
 from functools import cache, wraps
 from pathlib import Path
@@ -37,6 +39,8 @@ _ATEN = torch.ops.aten
 #: Kinds of inputs that Gemms read.
 _ROW_MATRICES = frozenset({"self", "features", "reduce"})
 _Matrix = NDArray[np.float32]
+#: Of numbers of rows: the same for few rows, and another one for many.
+_DECISIONS = frozenset({operator.floordiv, operator.mod, torch.sym_max, torch.sym_min, torch.sym_ite})
 
 
 def export_stage(
@@ -92,8 +96,10 @@ def export(
                 dynamic_shapes=tuple(shapes), opset_version=OPSET, dynamo=True, verbose=False,
                 custom_translation_table=_FORMS,
             )  # fmt: skip
-            ranges = program.exported_program.range_constraints.values()
-            if any(each.lower > 2 or each.upper < 2**40 for each in ranges):
+            exported = program.exported_program
+            ranges = exported.range_constraints.values()
+            is_decided = any(each.lower > 2 or each.upper < 2**40 for each in ranges)
+            if is_decided or any(node.target in _DECISIONS for node in exported.graph.nodes):
                 raise NotServable(f"{path.name}: a module of the model decides by the number of its rows")
             _keep_constants(program.model.graph)
             refuse_codes(program.model)
@@ -271,20 +277,21 @@ def _anonymous(model: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence messages of torch's exporters about themselves (torchvision missing, their own deprecations).
+    """Silence messages of torch's exporters: about themselves, and graphs of code that they refuse.
 
     Its trace log formats every graph if the root logger has a handler: 20 times the export. It notes the
     stack for each node, which `_anonymous` would drop again.
     """
     notes_none = fx_config.do_not_emit_stack_traces
     fx_config.do_not_emit_stack_traces = True
-    names = ("torch.onnx", "torch.export", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
-    loggers = [logging.getLogger(name) for name in names]
+    below = ("onnx", "export", "__trace", "fx.experimental.symbolic_shapes", "utils._sympy.interp")
+    loggers = [logging.getLogger(f"torch.{name}") for name in below]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        nowhere = io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
             # torch uses parts of itself that torch has deprecated.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -198,4 +198,5 @@ FORWARDS: dict[type, Callable[..., Any]] = {
     pyg.HypergraphConv: by_hyperedges, pyg.MFConv: by_degree, pyg.RGCNConv: by_relation,
     pyg.HeteroDictLinear: lambda m, x_dict: {k: lin(x_dict[k]) for k, lin in m.lins.items() if k in x_dict},
     pyg.HeteroLinear: by_type,
+    pyg.MultiAggregation: lambda m, *args, **named: m.combine([each(*args, **named) for each in m.aggrs]),
 }  # fmt: skip

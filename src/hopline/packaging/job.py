@@ -24,7 +24,7 @@ from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
 from hopline.packaging.export import OPSET, export, export_stage
-from hopline.packaging.locality import check_memory, check_sizes, explain, works_on_all
+from hopline.packaging.locality import check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
 from hopline.packaging.probe import Probe
 from hopline.packaging.proxy import BRANCH
@@ -143,7 +143,6 @@ class Job:
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
         self.draws = (seen.draws or seen.consumed) if seen.consumed else []
-        check_memory(self.reference, self.probe, self.pairs, self.decisions)
         check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         for each, part in zip(self.outputs, self.reference.parts, strict=True):
             with of_output(each.name):
@@ -362,7 +361,7 @@ class Job:
         traced, lowered = trace_and_lower(
             self.model, self.binding, targets, slots, device=self.device, draws=self.draws
         )
-        check_rows(traced, self.binding, self.probe.check)
+        check_rows(traced, self.binding, slots, self.probe.check)
         ends = [job._finals(traced) for job in jobs]
         self.progress(TRACE, 1.0)
         finals = {name: node for own, _ in ends for name, node in own.items()}

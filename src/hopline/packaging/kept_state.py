@@ -25,7 +25,6 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"_parameters", "_buffers", "_modules
 #: Levels of containers and objects that are compared, and entries of one.
 _DEPTH, _ENTRIES = 4, 1000
 _PARTS = (Mapping, set, frozenset, list, tuple, deque, FunctionType)
-_NUMBERS = (0, 1, 10, 100, 1000, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +128,6 @@ def changed(one: State, other: State) -> list[str]:
     """Names of what differs, in the order of the later state."""
     absent = Entry(None, None, "")
     return [name for name, entry in other.items() if one.get(name, absent).print != entry.print]
-
-
-def others(value: Any) -> Iterator[Any]:
-    """Other values of the type of a counter, a list or a tensor; none for other types."""
-    if isinstance(value, bool):
-        yield not value
-    elif isinstance(value, int | float):
-        yield from map(type(value), _NUMBERS)
-    elif isinstance(value, Tensor) and not value.is_sparse and value.dtype != torch.bool:
-        yield from (torch.full_like(value, number % 128) for number in _NUMBERS)
-    elif isinstance(value, list):
-        yield from ([], value * 100)
-    elif isinstance(value, dict | set | deque):
-        yield type(value)()
 
 
 def _add_class(found: State, of: type) -> None:

@@ -36,15 +36,28 @@ _SQUARE, _SMALL = 3.0, 1 << 18
 def check_sizes(
     reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, decisions: Sequence[str] = ()
 ) -> None:
-    """Run the module on the graph and an unconnected copy of it: more nodes and edges.
+    """Run the module on the graph and unconnected copies of it, first on two: more nodes and edges.
 
-    Raises: NotServable: answers for the first nodes change.
+    Raises: NotServable: answers for the first nodes change, or a tensor grows with the square of the nodes.
     """
     edges = probe.check.edges.values()
     one = sum(map(len, probe.check.features.values())) + sum(len(each.indices) for each in edges)
-    for copies in sorted({2, max(2, _MOST_ROWS // one)}):
-        graph = repeated(probe.check, copies)
-        try:
+    with watched() as once:
+        reference.answers(probe.check, pairs)
+    try:
+        with watched() as twice:
+            reference.answers(repeated(probe.check, 2), pairs)
+        for line, size in twice.tensors.items():
+            if size > _SMALL and size > _SQUARE * once.tensors.get(line, size):
+                raise NotServable(
+                    _depends_on_other_nodes(reference, probe, decisions)
+                    or f"forward makes a tensor at {line} that grows with the square of the number of "
+                    "nodes, such as a dense n × n matrix (to_dense_adj, torch.zeros(n, n), cdist). A "
+                    "server reads neighbourhoods of thousands of nodes, for which that takes gigabytes: "
+                    "use edge_index with a convolution, scatter or torch.sparse"
+                )
+        for copies in sorted({2, max(2, _MOST_ROWS // one)}):
+            graph = repeated(probe.check, copies)
             try:
                 after = reference.answers(probes.beside(graph, extremes(probe.check)), pairs)
             except PackagingError as error:
@@ -52,41 +65,16 @@ def check_sizes(
                     raise
                 # it may refuse such features, for example codes made of them
                 after = reference.answers(graph, pairs)
-        except PackagingError as error:
-            raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
-        # nodes of every copy have the same neighbourhood, but other numbers
-        places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
-        if any(reference.differ(rows, after[at : at + len(rows)]).any() for at in places):
-            why = _depends_on_other_nodes(reference, probe, decisions) or _decided(decisions)
-            raise NotServable(
-                "the model cannot be served node by node: "
-                + (why or "its answers depend on how many nodes or edges there are, as x.cumsum(0) does")
-            )
-
-
-def check_memory(
-    reference: Reference, probe: Probe, pairs: Pairs | None, decisions: Sequence[str] = ()
-) -> None:
-    """Check that twice as many nodes and edges take about twice as much memory, before many more are tried.
-
-    Raises: NotServable: a tensor grows with the square, as a dense n × n matrix.
-    """
-    with watched() as once:
-        reference.answers(probe.check, pairs)
-    with watched() as twice:
-        try:
-            reference.answers(repeated(probe.check, 2), pairs)
-        except PackagingError as error:
-            raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
-    for line, size in twice.tensors.items():
-        if size > _SMALL and size > _SQUARE * once.tensors.get(line, size):
-            raise NotServable(
-                _depends_on_other_nodes(reference, probe, decisions)
-                or f"forward makes a tensor at {line} that grows with the square of the number of nodes, "
-                "such as a dense n × n matrix (to_dense_adj, torch.zeros(n, n), cdist). A server reads "
-                "neighbourhoods of thousands of nodes, for which that takes gigabytes: use edge_index with "
-                "a convolution, scatter or torch.sparse"
-            )
+            # nodes of every copy have the same neighbourhood, but other numbers
+            places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
+            if any(reference.differ(rows, after[at : at + len(rows)]).any() for at in places):
+                why = _depends_on_other_nodes(reference, probe, decisions) or _decided(decisions)
+                why = why or "its answers depend on how many nodes or edges there are, as x.cumsum(0) does"
+                raise NotServable(f"the model cannot be served node by node: {why}")
+    except NotServable:
+        raise
+    except PackagingError as error:
+        raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
 
 
 def extremes(graph: CheckGraph) -> CheckGraph:

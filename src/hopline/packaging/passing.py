@@ -62,7 +62,7 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     # it reads the number of groups from the index
     call = vars(Aggregation)["__call__"]
     del Aggregation.__call__
-    made = {name: getattr(torch, name) for name in ("ones", "zeros", "full")}
+    made = {name: getattr(torch, name) for name in ("ones", "zeros", "full", "empty")}
     for name, function in made.items():
         setattr(torch, name, _one_value(function, create))
     try:

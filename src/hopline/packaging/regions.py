@@ -15,7 +15,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from hopline.artifact import Reduce, StageInput
 from hopline.errors import NotSplittable
 from hopline.packaging import edges as lists
-from hopline.packaging.dense.aggregate import EdgeAggregation
+from hopline.packaging.dense.aggregate import OPENED, EdgeAggregation
 from hopline.packaging.dense.base import DenseConv
 from hopline.packaging.trace import Closed, Traced, describe, norm_in
 
@@ -141,7 +141,7 @@ def refuse_readouts(module: nn.Module) -> None:
         EdgeAggregation(part, lambda why: NotSplittable(f"{place} cannot be a stage: {why}"))
 
     for part in names:
-        if isinstance(part, Aggregation) and type(part) is not aggr.AttentionalAggregation:
+        if isinstance(part, Aggregation) and type(part) not in (*OPENED, aggr.MultiAggregation):
             part.register_forward_pre_hook(check)
 
 

@@ -2,7 +2,7 @@
 
 One copy is called again and again, so that state that it keeps shows, and with generators seeded
 differently. Code that reads the clock, the process or the environment is refused: a package would freeze
-what it read. What it reads from files or keeps, without an effect on its answers, is noted.
+what it read. What it reads from files, without an effect on its answers, is noted.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def _kept(reference: Reference, module: Any = None, head: Any = None) -> Referen
 
 def _unchanged(reference: Reference, graph: CheckGraph, pairs: Pairs | None) -> Rows:
     """Answers; what the modules keep is as before afterwards. Raises: PackagingError: they fail."""
-    parts = [(part, dict(vars(part))) for module in reference.modules for part in module.modules()]
+    parts = [part for module in reference.modules for part in module.modules()]
+    spaces = [each for part in parts for each in (vars(part), part._buffers, part._parameters)]
+    kept: list[tuple[Any, Any]] = [(space, dict(space)) for space in spaces]
     buffers = [(buffer, buffer.clone()) for module in reference.modules for buffer in module.buffers()]
     try:
         for module in reference.modules:
@@ -107,10 +109,10 @@ def _unchanged(reference: Reference, graph: CheckGraph, pairs: Pairs | None) -> 
         with seeded(0):
             return reference.answers(graph, pairs)
     finally:
-        for part, before in parts:
-            for name in vars(part).keys() - before.keys():
-                delattr(part, name)
-            vars(part).update(before)
+        for space, before in kept:
+            for name in space.keys() - before.keys():
+                del space[name]
+            space.update(before)
         for buffer, value in buffers:
             buffer.copy_(value)
 
@@ -185,8 +187,10 @@ class _Check:
         repeats = [(others, 0), *((kept, 2 + n) for n in range(_REPEATS if suspect else 2))]
         if not all(self._same(*each) for each in repeats):
             self._refuse()
-        for name in each_time:
-            self._depends_on(kept, name, second[name])
+        if drawn := [name for name in each_time if isinstance(second[name].value, _GENERATORS)]:
+            raise NotServable(DRAWS.format(f"from {drawn[0]}"))
+        if each_time:  # a counter may decide later
+            self._refuse()
         self._caches(second)
         if drawn := [name for name in self.seen.consumed if name != TORCH]:
             raise NotServable(DRAWS.format(" and ".join(drawn)))
@@ -310,27 +314,8 @@ class _Check:
             return False
         return not self._reference.differ(rows, again, self._tolerance).any()
 
-    def _depends_on(self, kept: Reference, name: str, entry: kept_state.Entry) -> None:
-        """Give state that changes at each call other values; refuse if answers change, else note it."""
-        before = entry.value
-        if isinstance(before, _GENERATORS):
-            raise NotServable(DRAWS.format(f"from {name}"))
-        for value in kept_state.others(before):
-            entry.put(value)
-            try:
-                again = kept.answers(self._probe.check, self._pairs)
-            except PackagingError:
-                continue  # a value that forward cannot have left shows nothing
-            finally:
-                entry.put(before)
-            if self._reference.differ(self._rows, again, self._tolerance).any():
-                self._refuse()
-        self.seen.notes.append(
-            f"forward changes {name} at each call; the answers compared do not depend on it"
-        )
-
     def _refuse(self) -> NoReturn:
-        """Raise the reason for which answers differ from call to call."""
+        """Raise the reason for which answers differ from call to call, or may do so."""
         seen = self.seen
         if seen.draws:
             raise NotServable(
@@ -342,8 +327,9 @@ class _Check:
         if self._changed and not (fresh_differ and seen.consumed):
             raise NotServable(
                 f"the model keeps state between calls: forward changes {', '.join(self._changed[:3])}"
-                f"{' and more' if self._changed[3:] else ''}, so that the same input gets other answers "
-                f"later. Make the state a feature column, or change it while self.training only; {_SAME}"
+                f"{' and more' if self._changed[3:] else ''}, so that the same input may get other "
+                "answers later. Make the state a feature column, or change it while self.training only; "
+                f"{_SAME}"
             )
         why = "the cause is state that it keeps outside of its attributes, its own generator, or the time"
         if seen.consumed:

@@ -234,8 +234,8 @@ class StageCode:
 class EdgeCode:
     """Rows of edges of one stage.
 
-    A call is filled up with edges of no node, which repeat the last edge. Where there is no edge, their
-    attributes are zeros; if the model may read codes, which may begin at 1, they are those of some edge.
+    A call is filled up with edges of no node, which repeat the last edge. Where there is none, they have
+    the attributes of some edge: zeros may be no code of a table.
     """
 
     def __init__(self, stage: StageCode) -> None:
@@ -323,7 +323,7 @@ class EdgeCode:
             raise NotSplittable(
                 f"{describe(self.traced.module, node)} reads {slot}, which is not a row of each edge"
             )
-        if kind != "edge_time" and _may_read_codes(self.traced):
+        if kind == "edge_attr":
             ends = self._feed("owners", edges), self.stage.feed("nodes")
             row = self._a_row(self.traced.values[node])
             rows = self.graph.call_function(groups.filled, (rows, *ends, row))
@@ -356,20 +356,3 @@ class EdgeCode:
         row = rows[0] if len(rows) else rows.new_zeros(rows.shape[1:])
         module.register_buffer(name, row.reshape(-1).float().clone())
         return self.graph.get_attr(name)
-
-
-def _may_read_codes(traced: Traced) -> bool:
-    """True if rows of edges become integers, or go through a module of the user's, which may do so."""
-    for node, domain in traced.domains.items():
-        value = traced.values.get(node)
-        if domain.kind != "edge" or not isinstance(value, Tensor):
-            continue
-        if node.op == "call_module":
-            parts = traced.module.get_submodule(str(node.target)).modules()
-            if any(
-                type(part).__module__.split(".")[0] not in ("torch", "torch_geometric") for part in parts
-            ):
-                return True
-        elif not value.is_floating_point() and lists.edges_of(node) is None and lists.end_of(node) is None:
-            return True
-    return False

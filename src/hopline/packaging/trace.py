@@ -21,12 +21,13 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import TraceError
-from torch_geometric.nn import Aggregation, AttentionalAggregation, HeteroConv, MessagePassing
+from torch_geometric.nn import Aggregation, HeteroConv, MessagePassing
 
 from hopline.errors import NotServable, NotSplittable, PackagingError
 from hopline.packaging import edges as lists
 from hopline.packaging.advice import DRAWS
 from hopline.packaging.arguments import Binding
+from hopline.packaging.dense.aggregate import OPENED
 from hopline.packaging.dense.attend import BUILDERS
 from hopline.packaging.forwards import FORWARDS
 from hopline.packaging.learned import Rows
@@ -53,6 +54,8 @@ _REDUCTIONS = frozenset(
      "sum", "mean", "max", "min", "amax", "amin"}
 )  # fmt: skip
 
+#: What is made without values, which code fills afterwards.
+_ZEROS = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like, "new_empty": "new_zeros"}
 #: Functions that make another number of each other number.
 _ARITHMETIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv})
 #: Nodes and edges of graphs that Python's decisions are compared on.
@@ -72,6 +75,7 @@ def without_changes(module: fx.GraphModule) -> None:
     latest = lambda node: newest.get(node, node)  # noqa: E731
     for node in list(graph.nodes):
         node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), latest)
+        node.target = _ZEROS.get(node.target, node.target)
         changed: list[fx.Node] = node.meta.get(CHANGED) or []
         if not changed:
             continue
@@ -207,7 +211,7 @@ class _Tracer(RunningTracer):
         if self.frozen is not None and self.frozen.opens(module_qualified_name.removeprefix("model.")):
             return False
         if isinstance(m, Aggregation):
-            return type(m) is not AttentionalAggregation
+            return type(m) not in OPENED
         of = self.root.model
         if type(m) is nn.Sequential or isinstance(m, Rows | Several | Heads) or m is of:
             return False
@@ -295,6 +299,7 @@ def trace(
     without_changes(module)
     group_by_members(module, binding.members, slots)
     for_one_seed(module)
+    lists.add_loops(graph)
     lists.name_ends(graph, binding.relations)
     lists.turn_edges(module, binding.relations)
     lists.map_ends(module)

@@ -155,7 +155,11 @@ class _Watch(TorchFunctionMode):
                 self._read("random.Random()", "random bytes")
             elif code in _READERS and (caller := _caller(frame.f_back)) and runs_users(caller):
                 self._read(*_READERS[code])
-        elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
+        elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method":
+            if arg.__name__ == "seed" and isinstance(arg.__self__, torch.Generator):
+                self._read("torch.Generator.seed", "random bytes")
+            if arg not in SOURCES:
+                return
             caller = _caller(frame)
             # A key, as an object that defines its hash; a library that asks if a value is hashable.
             by_library = not runs_users(frame) or "site-packages" in frame.f_code.co_filename

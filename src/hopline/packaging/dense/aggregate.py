@@ -19,6 +19,8 @@ from hopline.errors import NotSplittable
 from hopline.packaging.dense import groups
 from hopline.packaging.dense.groups import highest, total
 
+#: Whose code is traced.
+OPENED = (pyg.AttentionalAggregation, pyg.PowerMeanAggregation)
 #: `owner` and `nodes` of `groups.py`.
 _Ends = tuple[Tensor, Tensor]
 #: PyG's: variances below are rounding, and their root is 0.
@@ -132,22 +134,9 @@ def _softmax(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
     return total(weights * rows, *ends) / total(weights, *ends).clamp(min=1.0)
 
 
-def _powermean(rows: Tensor, ends: _Ends, count: Tensor, module: Any) -> Tensor:
-    power = module.p
-    if isinstance(power, (int, float)) and power == 1:
-        return _mean(rows, ends, count, module)
-    raised = _mean(_clamp(rows, module).pow(power), ends, count, module)
-    return _clamp(raised, module).pow(1.0 / power)
-
-
-def _clamp(rows: Tensor, module: Any) -> Tensor:
-    lowest, highest = module.min_value, module.max_value
-    return rows if lowest is None and highest is None else rows.clamp(lowest, highest)
-
-
 _STEPS: dict[type, Callable[..., Tensor]] = {
     pyg.SumAggregation: lambda rows, ends, *_: total(rows, *ends), pyg.MeanAggregation: _mean,
     pyg.MaxAggregation: _max, pyg.MinAggregation: lambda rows, *rest: -_max(-rows, *rest),
     pyg.MedianAggregation: _median, pyg.VarAggregation: _var, pyg.StdAggregation: _std,
-    pyg.SoftmaxAggregation: _softmax, pyg.PowerMeanAggregation: _powermean,
+    pyg.SoftmaxAggregation: _softmax,
 }  # fmt: skip
