@@ -3,6 +3,7 @@
     HoplineError
     ├── BadRequest (ValueError)            the request is wrong; nothing was done
     │   ├── NodeNotFound (LookupError)     ids that are not in the graph; the message lists all
+    │   │   └── EdgeNotFound               as NodeNotFound, for ids of edges
     │   ├── RequestTooLarge                more nodes, neighbours or bytes than the limits allow
     │   └── UnsupportedEncoding            the Content-Encoding of the body is not supported
     ├── ModelNotFound (LookupError)        no such model or version
@@ -51,7 +52,7 @@
     ├── ConfigError (ValueError)           a bad or unknown setting, with its path
     └── RuntimeFailure (RuntimeError)      the model's runtime failed on a valid request
 
-Errors do not depend on HTTP or gRPC: each transport has one table from class to status.
+Errors do not depend on HTTP or gRPC: each transport has a table. This file is long because it has all.
 """
 
 from __future__ import annotations
@@ -171,6 +172,12 @@ class NodeNotFound(BadRequest, LookupError):
     def __init__(self, message: str, missing: Sequence[int | str] = ()) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+
+
+class EdgeNotFound(NodeNotFound):
+    """Edge ids that are not in the graph; with `as_of`, also those of later edges."""
+
+    code = "edge_not_found"
 
 
 class RequestTooLarge(BadRequest):

@@ -111,19 +111,26 @@ class Edit(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
             raise ValueError("an edit is one of `remove_edge`, `add_edge` and `set`")
 
 
-class ScoredEdge(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """An edge that is scored by its ends and its own row, which the graph need not have.
+class ScoredEdge(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """An edge that is scored by its ends and its own row, which the graph need not have; or by its id.
 
     Attributes:
         src, dst: ids of its ends, "from" and "to" in JSON; of `context` or of the graph.
         columns: as of an inline node; attr: float [d_e], for a model without preprocessing of its type.
             Without both, the row is that of the only such edge in the graph.
+        id: of an edge of the graph, which has its ends and its row.
     """
 
-    src: ContextId = msgspec.field(name="from")
-    dst: ContextId = msgspec.field(name="to")
+    src: ContextId | None = msgspec.field(name="from", default=None)
+    dst: ContextId | None = msgspec.field(name="to", default=None)
     columns: dict[str, Cell] | None = None
     attr: list[float] | None = None
+    id: ContextId | None = None
+
+    def __post_init__(self) -> None:
+        ends = self.src, self.dst
+        if None in ends if self.id is None else (*ends, self.columns, self.attr) != (None,) * 4:
+            raise ValueError("an edge has `from` and `to`, or only an `id`")
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
@@ -202,8 +209,16 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         return self.exclude_seed_edges in ("self", "reverse")
 
     @property
+    def names_edges(self) -> bool:
+        """True if it has edges by their ids."""
+        return any(edge.id is not None for edge in self.edges)
+
+    @property
     def ends(self) -> tuple[ExternalIds, ExternalIds] | None:
-        """Ids of the sources and destinations of pairs or edges; None if it has neither."""
+        """Ids of the sources and destinations of pairs or edges; None if it has neither.
+
+        Those of an edge by its id are None.
+        """
         edges: Any = self.edges
         return ([each.src for each in edges], [each.dst for each in edges]) if edges else self.pairs
 

@@ -8,7 +8,7 @@ from hopline.errors import ConfigError, FeatureStoreError
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.features.rows import checked_values
-from hopline.testing.feature_stores import (
+from hopline_stores.testing.feature_stores import (
     ACCOUNTS,
     SAMPLES,
     FeatureStoreSuite,

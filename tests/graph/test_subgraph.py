@@ -59,37 +59,12 @@ def test_row_numbers_become_integer_ids():
     assert part.node().ids.lookup([3, 7]).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("hops", [0, 1, 2, 3])
-def test_k_hop_equals_breadth_first_search(hops):
-    graph = power_law_graph(200, 400, seed=3)
-    reached = {5, 9}
-    for _ in range(hops):
-        reached |= {int(n) for v in reached for n in graph.edge().neighbors(v)}
-    assert graph.k_hop([5, 9, 9], hops)["node"].tolist() == sorted(reached)
-
-
-def test_k_hop_follows_every_edge_type():
-    graph = hetero_graph()
-    found = graph.k_hop({"user": [0]}, 1)
-    followers = set(graph.edge("user__follows__user").neighbors(0).tolist())
-    bought = set(graph.edge("item__bought_by__user").neighbors(0).tolist())
-    assert set(found["user"].tolist()) == followers | {0}
-    assert set(found["item"].tolist()) == bought
-
-
-def test_k_hop_is_bounded():
-    graph = drawn("a>x b>x c>x")
-    assert len(graph.k_hop([1], 1, max_nodes=4)["node"]) == 4
-    with pytest.raises(GraphError, match="more than 3 nodes; use fewer seeds or hops"):
-        graph.k_hop([1], 1, max_nodes=3)
-
-
 def test_bad_rows_are_named():
     graph = hetero_graph()
     with pytest.raises(GraphError, match="must be a mapping from node type to rows"):
         graph.subgraph([0])
     with pytest.raises(GraphError, match="no node type 'shop'"):
-        graph.k_hop({"shop": [0]}, 1)
+        graph.subgraph({"shop": [0]})
     with pytest.raises(GraphError, match="2 rows of node type 'user' are outside 0 to 59; the first is 60"):
         graph.subgraph({"user": [0, 60, -1]})
     with pytest.raises(GraphError, match=r"row 1 \(also in row 0\)"):

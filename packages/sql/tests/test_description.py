@@ -309,7 +309,7 @@ def test_a_wrong_description_is_refused_by_table(folder, old, new, message):
     [
         (
             'key = "id"\ncolumns = { amount = { role = "weight" } }',
-            "'amount' is a weight: only rows without",
+            "'amount' is a weight or an id: only rows without",
         ),
         (
             'foreign_keys = { account_id = { table = "a" }, merchant = { table = "b" } }\n'
@@ -487,3 +487,29 @@ def test_frames_of_all_libraries_give_the_graph_of_the_file(folder, library):
     assert found.node().columns.table.to_pydict() == wanted.node().columns.table.to_pydict()
     assert found.edge().indices.tolist() == wanted.edge().indices.tolist()
     assert found.version == wanted.version, "a version does not depend on the bytes of missing cells"
+
+
+def test_a_column_of_edges_is_their_id(folder):
+    (folder / "paid.csv").write_text("pid,a,b,amount\n07,x,y,1\n8,y,x,2\n")
+    text = """
+        [tables.paid]
+        file = "paid.csv"
+        reverse = "paid_by"
+        columns = { pid = { role = "id" }, amount = { type = "float" } }
+        foreign_keys = { a = { table = "user" }, b = { table = "user" } }
+        """
+    (folder / "graph.toml").write_text(text)
+    graph = Description("graph.toml").graph()
+    assert graph.edges["user__paid__user"].located(["07", "8", 8, "9"])[0].tolist() == [1, 0, 0, -1]
+    assert graph.edges["user__paid_by__user"].ids is None
+    for old, new, message in (
+        ("amount = {", 'amount = { role = "id",', "one the weight, and one the id"),
+        (
+            "reverse =",
+            "numbers = true\n        reverse =",
+            "'pid' is an id, and edges with ids have",
+        ),
+    ):
+        (folder / "graph.toml").write_text(text.replace(old, new))
+        with pytest.raises(GraphError, match=message):
+            Description("graph.toml").graph()

@@ -1,6 +1,6 @@
 import pytest
 
-pytest.register_assert_rewrite("hopline.testing.feature_stores", "hopline_stores.testing.sinks")
+pytest.register_assert_rewrite("hopline_stores.testing.feature_stores", "hopline_stores.testing.sinks")
 
 from packages.tabular.tests.conftest import packaged_world, world  # noqa: E402, F401
 from tests.commands.conftest import root, source  # noqa: E402, F401

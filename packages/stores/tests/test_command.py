@@ -12,7 +12,7 @@ import pytest
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from hopline.graph import Graph
-from hopline.testing.feature_stores import check_rows
+from hopline_stores.testing.feature_stores import check_rows
 from tests.commands.typed import typed
 from tests.graphs import hetero_graph, power_law_graph
 

@@ -18,7 +18,8 @@ import pytest
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import FeatureGroup
-from hopline.testing.feature_stores import (
+from hopline_stores.dynamodb import DynamoDbStore
+from hopline_stores.testing.feature_stores import (
     LARGE,
     MERCHANTS,
     SAMPLES,
@@ -27,7 +28,6 @@ from hopline.testing.feature_stores import (
     WritableFeatureStoreSuite,
     check_rows,
 )
-from hopline_stores.dynamodb import DynamoDbStore
 from packages.stores.tests.column_stores import GROUP as COLUMNS
 from packages.stores.tests.column_stores import ColumnStoreSuite
 from packages.stores.tests.test_published import check_notes, check_removal

@@ -24,7 +24,8 @@ from hopline.errors import (
     FeatureStoreUnavailable,
 )
 from hopline.features.base import FeatureGroup
-from hopline.testing.feature_stores import (
+from hopline_stores.feast import FeastStore
+from hopline_stores.testing.feature_stores import (
     ACCOUNTS,
     MERCHANTS,
     SINGLE,
@@ -32,7 +33,6 @@ from hopline.testing.feature_stores import (
     Sample,
     check_rows,
 )
-from hopline_stores.feast import FeastStore
 
 CONFIG = """
 project: shop

@@ -13,7 +13,7 @@ import pytest
 from hopline.errors import ConfigError, FeatureStoreError
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
-from hopline.testing.feature_stores import (
+from hopline_stores.testing.feature_stores import (
     ACCOUNTS,
     MERCHANTS,
     SAMPLES,

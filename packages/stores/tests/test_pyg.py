@@ -11,8 +11,8 @@ import torch
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import FeatureGroup
-from hopline.testing.feature_stores import FeatureStoreSuite, Sample, check_rows
 from hopline_stores.pyg import PygStore
+from hopline_stores.testing.feature_stores import FeatureStoreSuite, Sample, check_rows
 
 with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.

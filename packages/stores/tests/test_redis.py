@@ -22,13 +22,13 @@ from hopline.errors import (
 )
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
-from hopline.testing.feature_stores import WritableFeatureStoreSuite, check_rows
 from hopline_stores.redis import connection as redis_connection
 from hopline_stores.redis import features as redis_module
 from hopline_stores.redis import resp
 from hopline_stores.redis import server as redis_server_module
 from hopline_stores.redis.features import RedisStore
 from hopline_stores.redis.url import RedisUrl
+from hopline_stores.testing.feature_stores import WritableFeatureStoreSuite, check_rows
 from packages.stores.tests.column_stores import GROUP as COLUMNS
 from packages.stores.tests.column_stores import ColumnStoreSuite, fill
 from tests.redis_servers import free_port, redis_cluster, redis_process

@@ -44,13 +44,16 @@ def graph_of(frame, both_directions=False, ends=None, accounts=0, **options):
     """The graph of payments, in both directions: as a type of their own, or a derived one.
 
     Args:
+        frame: a column "payment" has the ids of payments.
         accounts: further ones.
     """
     names = [f"a{row}" for row in range(ACCOUNTS + accounts)]
     features = np.concatenate([rows_of(ACCOUNTS, 1), np.ones((accounts, 3), np.float32)])
     account, merchant = pairs() if ends is None else ends
-    edges = {PAYS: EdgeTable((account, merchant), columns=frame, by_row=True, **options)}
+    own = {"id": "payment"} if "payment" in frame else {}
+    edges = {PAYS: EdgeTable((account, merchant), columns=frame, by_row=True, **own, **options)}
     if not both_directions:
+        frame = frame.drop(columns=[*own.values()])
         edges[PAID_BY] = EdgeTable((merchant, account), columns=frame, by_row=True, **options)
     return Graph.from_tables(
         {"account": NodeTable(features, ids=names), "merchant": NodeTable(rows_of(MERCHANTS, 2))},

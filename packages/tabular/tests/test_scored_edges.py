@@ -62,8 +62,8 @@ class Decoder(nn.Module):
 
 
 class World:
-    def __init__(self, folder):
-        self.folder, self.frame, self.ends = folder, shop.payments(), pairs()
+    def __init__(self, folder, **more):
+        self.folder, self.frame, self.ends = folder, shop.payments().assign(**more), pairs()
         self.graph = shop.graph_of(self.frame).save(folder / "graph")
         self.fitted = shop.transformer(self.graph)
         self.rows = dense(self.fitted.transform(shop.fitted_form(self.frame)))

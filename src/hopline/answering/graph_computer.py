@@ -23,7 +23,7 @@ from hopline.engine.answer import Answerer, cut_of
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.request_ids import sides_of
-from hopline.engine.scored_edges import edges_between
+from hopline.engine.scored_edges import BY_ID, edges_between
 from hopline.engine.source import Absent, FetchedInputs
 from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
@@ -136,7 +136,7 @@ class GraphComputer(Computer):
             zeros = np.zeros(model.graph.schema.node_types[name].feature_dim, np.float32)
             inline = InlineNode(columns=encoder.example) if encoder else InlineNode(zeros)
             others = {"exclude_seed_edges": model.spec.head.exclude_seed_edges} if self.excludes else {}
-            for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}, others):
+            for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}, others, BY_ID):
                 with contextlib.suppress(HoplineError):  # not every model takes them
                     self._preflight(np.arange(1), model, **fields)
         self._measure(num_nodes)
@@ -417,8 +417,8 @@ class GraphComputer(Computer):
         self.fetcher.begin(fetch.absent, _supply_of(work), fetch.patient_until, arrived, wanted, is_over)
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
-        """The nodes of a request; None where it describes nodes."""
-        if request.inline or request.context:
+        """The nodes of a request; None where it describes nodes, or names edges."""
+        if request.inline or request.context or request.names_edges:
             return None
         seeds: dict[str, IdArray] = {}
         for node_type, external in sides_of(self.model.spec, request):

@@ -216,5 +216,7 @@ def _only(request: ScoreRequest) -> _Key:
         return ()
     if (ends := request.ends) is not None:
         sources, targets = ends
-        return (sources[0], targets[0]) if len(sources) == 1 else ()
+        edge = request.edges[0].id if request.edges else None
+        own = (sources[0], targets[0]) if edge is None else (edge,)
+        return own if len(sources) == 1 else ()
     return (request.nodes[0], *filter(None, [request.node_type])) if len(request.nodes) == 1 else ()

@@ -41,6 +41,8 @@ def seed_tensors(
         in L1, and "<side>.<edge type>.degree" int64 [n], -1 where the node is not known; side is "nodes",
         "sources" or "targets". "inline.features" float32 [n, d] as the request has them.
     """
+    if request.names_edges:  # whose ends only the pinned graph knows
+        return {}
     model = model.by_type.get(request.node_type, model)
     found: dict[str, AnyArray] = {}
     names = ("nodes",) if request.ends is None else ("sources", "targets")

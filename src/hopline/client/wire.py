@@ -302,8 +302,8 @@ def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineErr
     kind = errors.BY_CODE.get(failure.code)
     if kind is None:
         kind = errors.BadRequest if 400 <= status < 500 else errors.HoplineError
-    if kind is errors.NodeNotFound:
-        return errors.NodeNotFound(failure.message, failure.missing)
+    if issubclass(kind, errors.NodeNotFound):
+        return kind(failure.message, failure.missing)
     if kind is errors.SchemaMismatch:
         return errors.SchemaMismatch(failure.message, failure.differences)
     passing = errors.Overloaded | errors.Unavailable | errors.ModelNotReady

@@ -82,7 +82,11 @@ def build(
     ] = None,
     database: Database = "",
     id: Annotated[
-        list[str] | None, typer.Option(help="Column of ids in the node files; TYPE=COLUMN for one file.")
+        list[str] | None,
+        typer.Option(
+            help="Column of ids in the node files; TYPE=COLUMN for one file. SRC:RELATION:DST=COLUMN "
+            "is for the ids of edges, by which they are scored."
+        ),
     ] = None,
     feature: Annotated[
         list[str] | None,
@@ -228,6 +232,7 @@ def build(
             signed_weights,
             column or (),
             exclude or (),
+            id or (),
         )
         options.memberships(node_files, edge_files, graph_column or ())
         graph = Graph.from_parquet(

@@ -56,7 +56,7 @@ class FileOptions:
         types = {*paths, *(text.partition("=")[0] for text in edges), ":".join(EDGE_TYPE)}
         found = {}
         for name, path in paths.items():
-            id_of = _only(_for(ids, name, paths), "--id", name)
+            id_of = _only(_for(ids, name, types), "--id", name)
             if id_of is None and not ids_are_rows:
                 raise GraphError(
                     f"{path}: say which column holds the ids of node type {name!r}: --id COLUMN (for one "
@@ -84,12 +84,14 @@ class FileOptions:
         signed_weights: bool,
         kept: Sequence[str],
         exclude: Sequence[str],
+        ids: Sequence[str],
     ) -> dict[EdgeType, EdgeFile]:
         """Edge type -> file.
 
         Args:
             columns: attribute of `EdgeFile` -> texts of its options.
-            kept, exclude: columns and those that are not, of all files: the texts that name the type count.
+            kept, exclude, ids: columns, those that are not, and ids, of all files: the texts that name the
+                type count.
             undirected, signed_weights: apply to all files.
         Raises: GraphError: an invalid edge type, or several columns where one is allowed.
         """
@@ -118,6 +120,7 @@ class FileOptions:
                 signed_weights,
                 _named(kept, name),
                 _named(exclude, name),
+                _only(_named(ids, name), "--id", name),
             )
         return found
 

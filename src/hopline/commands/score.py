@@ -22,7 +22,8 @@ def score(
     nodes: Annotated[
         list[str],
         typer.Argument(
-            help="Node ids; source,destination with --pairs, and column=value after it with --edges."
+            help="Node ids; source,destination with --pairs, and column=value after it with --edges, or "
+            "the id of an edge of the graph."
         ),
     ],
     pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
@@ -118,6 +119,8 @@ def _id(text: str, is_int: object) -> int | str:
 def _edge(text: str, is_source_int: object, is_target_int: object, has_columns: bool) -> Any:
     """The edge, or the pair, of "source,destination,column=value,..."."""
     source, *rest = text.split(",")
+    if has_columns and not rest:
+        return {"id": text}
     if not rest or (rest[1:] and not has_columns) or not all("=" in cell for cell in rest[1:]):
         form = "an edge source,destination,column=value" if has_columns else "a pair source,destination"
         raise BadRequest(f"{text!r} is not {form}")

@@ -24,7 +24,7 @@ from hopline.engine.model import Model
 from hopline.engine.overlay import ADDED, REQUEST, Overlay
 from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found, sides_of
-from hopline.engine.scored_edges import described_ends, edge_rows
+from hopline.engine.scored_edges import NamedEdges, described_ends, edge_rows, named_edges
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, SchemaMismatch
@@ -176,7 +176,7 @@ class Answerer:
 
     def _misses_rows(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
         """True if rows that a request reads are missing."""
-        if _has_overlay(request):
+        if _has_overlay(request) or request.names_edges:
             return True  # only answering it alone shows that
         wanted: dict[str, IdArray] = {}
         for node_type, external in sides_of(self.model.spec, request):
@@ -264,12 +264,16 @@ class Answerer:
         """Answer requests with one time cut, about nodes or about pairs; all with an overlay, or none."""
         graph, good = self.model.graph, members
         overlays: dict[int, list[tuple[int, Overlay]]] = {}
-        for m in members if _has_overlay(requests[members[0]]) else ():
+        named: dict[int, NamedEdges | None] = {}
+        head, has_overlays = self.model.spec.head, _has_overlay(requests[members[0]])
+        for m in members if has_overlays or head.edge_type else ():
             try:
-                overlays[m] = overlays_of(self.model, requests[m], self.max_inline_neighbors, as_of)
+                own_edges = named[m] = named_edges(self.model, requests[m], as_of)
+                if has_overlays:
+                    most = self.max_inline_neighbors
+                    overlays[m] = overlays_of(self.model, requests[m], most, as_of, own_edges)
             except HoplineError as error:
                 outcomes[m] = error
-        head = self.model.spec.head
         types = [head.node_type]
         if head.kind == "link":
             types.append(head.dst_node_type or head.node_type)
@@ -278,11 +282,15 @@ class Answerer:
             good = [m for m in good if outcomes[m] is None]
             wanted: list[Any] = [sides_of(self.model.spec, requests[m])[side][1] for m in good]
             described = {}
-            for at, m in enumerate(good if head.edge_type and overlays else ()):
-                described[m], wanted[at] = described_ends(requests[m], wanted[at], node_type, types[0])
+            for at, m in enumerate(good if head.edge_type else ()):
+                if has_overlays or named[m] is not None:
+                    by_id = None if (each := named[m]) is None else each.sides[side]
+                    described[m], wanted[at] = described_ends(
+                        requests[m], wanted[at], node_type, types[0], by_id
+                    )
             sides.append(self._look_up(graph.nodes[node_type].ids, requests, good, wanted, outcomes))
             for m, own in described.items():
-                own[own < 0] = sides[side].pop(m, own[:0]) if outcomes[m] is None else -1
+                own[own == -1] = sides[side].pop(m, own[:0]) if outcomes[m] is None else -1
                 sides[side][m] = own
         good = [m for m in good if outcomes[m] is None]
         rows: dict[int, FloatArray] = {}
@@ -290,7 +298,8 @@ class Answerer:
             try:
                 edits = [each for _, each in overlays.get(m, ()) if each.edits_known]
                 edited = edits[-1].lists.get(head.edge_type) if requests[m].edits else None
-                rows[m] = edge_rows(self.model, requests[m], [own[m] for own in sides], as_of, edited)
+                both = [own[m] for own in sides]
+                rows[m] = edge_rows(self.model, requests[m], both, as_of, edited, named[m])
             except HoplineError as error:
                 outcomes[m] = error
         good = [m for m in good if outcomes[m] is None]

@@ -14,8 +14,8 @@ import numpy as np
 
 from hopline.engine.inline import check_kinds, edge_columns, node_rows, parse_inline
 from hopline.engine.model import Model
-from hopline.engine.overlay import Lists, Overlay, offsets_of
-from hopline.engine.scored_edges import described_ends
+from hopline.engine.overlay import ADDED, Lists, Overlay, offsets_of
+from hopline.engine.scored_edges import NamedEdges, described_ends
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import (
@@ -31,7 +31,11 @@ from hopline.types import (
 
 
 def overlays_of(
-    model: Model, request: ScoreRequest, max_neighbors: int, as_of: int
+    model: Model,
+    request: ScoreRequest,
+    max_neighbors: int,
+    as_of: int,
+    named: NamedEdges | None = None,
 ) -> list[tuple[int, Overlay]]:
     """The overlays of a request that changes the graph for itself, in the order of `Overlay.joined`.
 
@@ -43,7 +47,8 @@ def overlays_of(
     head, found, others = model.spec.head, list[tuple[int, Overlay]](), 0
     if request.excludes and request.ends is not None:
         types = head.node_type, head.dst_node_type or head.node_type
-        ends = [_known(model, request, *side) for side in zip(types, request.ends, strict=True)]
+        by_id = (None, None) if named is None else named.sides
+        ends = [_known(model, request, *side) for side in zip(types, request.ends, by_id, strict=True)]
         for i, (source, target) in enumerate(zip(*ends, strict=True)):
             if source >= 0 and target >= 0:
                 edits = _Edits(model, max_neighbors, as_of, "exclude_seed_edges")
@@ -67,10 +72,15 @@ def overlays_of(
     return found
 
 
-def _known(model: Model, request: ScoreRequest, node_type: str, external: ExternalIds) -> list[int]:
+def _known(
+    model: Model, request: ScoreRequest, node_type: str, external: ExternalIds, named: IdArray | None
+) -> list[int]:
     """Rows of one side of the pairs; -1 for ends that the graph lacks, and for those that `context` has."""
-    found, _ = described_ends(request, external, node_type, model.spec.head.node_type)
-    known: list[int] = np.where(found < 0, model.graph.nodes[node_type].ids.lookup(external), -1).tolist()
+    found, left = described_ends(request, external, node_type, model.spec.head.node_type, named)
+    rows = np.where(found >= ADDED, -1, found)
+    if left:
+        rows[found == -1] = model.graph.nodes[node_type].ids.lookup(left)
+    known: list[int] = rows.tolist()
     return known
 
 

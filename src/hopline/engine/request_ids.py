@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hopline.errors import BadRequest, NodeNotFound
+from hopline.errors import BadRequest, EdgeNotFound, NodeNotFound
 from hopline.types import ExternalIds, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
@@ -46,16 +46,19 @@ def sides_of(spec: ModelSpec, request: ScoreRequest) -> list[tuple[str, External
     return [*zip((head.node_type, head.dst_node_type or head.node_type), ends, strict=True)]
 
 
-def not_found(graph_version: str, external: ExternalIds, ids: IdArray) -> NodeNotFound:
-    """Create the error for a request that names nodes which are not in the graph."""
+def not_found(
+    graph_version: str, external: ExternalIds, ids: IdArray, of: type[NodeNotFound] = NodeNotFound
+) -> NodeNotFound:
+    """Create the error for a request that names nodes, or edges, which are not in the graph."""
     missing: list[Any] = [
         e.item() if isinstance(e, np.generic) else e
         for e in (external[int(i)] for i in np.flatnonzero(ids < 0))
     ]
     named = ", ".join(map(repr, missing[:_NAMED]))
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    return NodeNotFound(
-        f"{len(missing)} of {len(ids)} node ids are not in graph {graph_version}: {named}{more}; "
+    what = "edge" if of is EdgeNotFound else "node"
+    return of(
+        f"{len(missing)} of {len(ids)} {what} ids are not in graph {graph_version}: {named}{more}; "
         'ask with on_missing "null" to get null for them',
         missing,
     )

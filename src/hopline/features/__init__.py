@@ -8,7 +8,7 @@ For authors of a store:
 
 The stores: memory.py; Parquet, Redis, DynamoDB, Feast and PyG are in `packages/stores`, which also has
 `hopline_stores.foreign`: threads for client libraries, as they block, and which of their errors are worth a
-retry. `hopline.testing.feature_stores` has the conformance suite that each store passes.
+retry. `hopline_stores.testing.feature_stores` has the conformance suite that each store passes.
 
 Above the stores, and independent of them:
 

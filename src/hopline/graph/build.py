@@ -1,4 +1,4 @@
-"""Builds the parts of a snapshot from node and edge tables. A homogeneous graph has one table of each."""
+"""Builds the parts of a snapshot from tables of nodes and edges; long because it checks all of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import csc, narrow
 from hopline.graph.columns import check_whole, column_names, matrix, positions, read_only, weights
+from hopline.graph.edge_ids import EdgeIds
 from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
@@ -110,7 +111,7 @@ def build(
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
     }
     reverse_of = _reverse_types(edge_tables) if both_directions else {}
-    derived = {new: replace(edge_tables[of], columns=None) for new, of in reverse_of.items()}
+    derived = {new: replace(edge_tables[of], columns=None, id="") for new, of in reverse_of.items()}
     edge_tables = {**edge_tables, **derived}
     ends |= {new: ends[of][::-1] for new, of in reverse_of.items()}
     timed: list[Any] = [(name, each, repr(name), each.time) for name, each in node_tables.items()]
@@ -168,6 +169,7 @@ def build(
             rounded_weight=rounded_weight,
             reverse_of=edge_key(*reverse_of[edge_type]) if edge_type in reverse_of else "",
             columns=() if part.columns is None else part.columns.schemas,
+            id_column="" if part.ids is None else edge_table.id,
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
 
@@ -386,8 +388,12 @@ def _adjacency(
         weight, rounded_weight = weights(
             table.weight, f"weights of {shown}", num_edges, rounded=table.rounded_weight
         )
+    if table.id and (table.columns is None or table.undirected):
+        why = "its reverse would have the same" if table.undirected else "it is one of `columns`"
+        raise GraphError(f"edge type {shown}: id {table.id!r}: each edge has its own, and {why}")
     if table.columns is not None:
-        columns = typed_table(f"edge type {shown}", table)
+        kinds = {**table.column_types, table.id: "text"} if table.id else table.column_types
+        columns = typed_table(f"edge type {shown}", replace(table, column_types=kinds))
         if attr is not None or len(columns) != num_edges:
             has = f"{len(columns)} rows of columns" if attr is None else "attributes besides its columns"
             raise GraphError(f"edge type {shown} has {has} and {num_edges} edges: keep all in its columns")
@@ -408,6 +414,8 @@ def _adjacency(
     indptr = csc.run_starts(dst, nodes[edge_type[2]].num_nodes)
     progress(stage, 0.8)
     indices = src[order]
+    stored = None if columns is None else StoredColumns.of(columns.take(order))
+    ids = EdgeIds(stored, table.id, what=f"edge type {shown}") if stored and table.id else None
     sorted_weight = None if weight is None else weight[order]
     part = Adjacency(
         src=edge_type[0],
@@ -424,7 +432,8 @@ def _adjacency(
         max_degree=int(np.diff(indptr).max(initial=0)),
         stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
         signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),
-        columns=None if columns is None else StoredColumns.of(columns.take(order)),
+        columns=stored,
+        ids=ids,
     )
     progress(stage, 1.0)
     return part, rounded, rounded_weight

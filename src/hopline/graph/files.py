@@ -75,6 +75,7 @@ class EdgeFile:
         undirected, time_unit, signed_weight: as in `EdgeTable`.
         rounded, text, missing: as in `NodeFile`.
         columns, exclude: as in `NodeFile`, in place of `attr`; "*" means those without another role.
+        id: column of the edges' ids, as `EdgeTable.id`.
     """
 
     path: Any
@@ -91,6 +92,7 @@ class EdgeFile:
     signed_weight: bool = False
     columns: Sequence[str] = ()
     exclude: Sequence[str] = ()
+    id: str | None = None
 
     def __post_init__(self) -> None:
         _one_name_is_a_list(self, "attr", "rounded", "columns", "exclude")
@@ -268,6 +270,8 @@ def read_edges(
     used = [src, dst, *found, *_found(table, *file.exclude)]
     others = [name for name in table.names if name not in used and not _INDEX(name)]
     kept = _kept_columns(table, file.columns, others)
+    id_of = _found(table, *([file.id] if file.id else []))
+    kept |= dict.fromkeys(id_of, "text")
     if report and (left_out := [name for name in others if name not in kept]):
         _LOG.warning("%s: left out: %s; columns= (--column) keeps them", table.what, ", ".join(left_out))
     table.load([src, dst, *found, *kept])
@@ -286,6 +290,7 @@ def read_edges(
         signed_weight=file.signed_weight,
         rounded=rounded,
         rounded_weight=weight in file.rounded,
+        id="".join(id_of),
         **(_read_columns(table, kept, file.missing) if kept else {}),
     )
     return edges, list(columns)

@@ -191,7 +191,14 @@ class StringIds(IdIndex):
         blob, lengths = id_values.encoded(values)
         offsets = np.zeros(len(values) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        slots = _slots(values, what, blob, offsets)
+        return cls.of_arrays(blob, offsets, values, what)
+
+    @classmethod
+    def of_arrays(
+        cls, blob: NDArray[np.uint8], offsets: IdArray, values: Sequence[str] = (), what: str = ""
+    ) -> StringIds:
+        """Index the texts blob[offsets[i]:offsets[i + 1]], of which `values` may differ from each other."""
+        slots = _slots(values or range(len(offsets) - 1), what, blob, offsets)
         return cls(read_only(blob), read_only(offsets), slots)
 
     def __len__(self) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.graph import csc
+from hopline.graph.edge_ids import EdgeIds, no_edge_ids
 from hopline.graph.extent import NO_RECORDS, STILL, Clock
 from hopline.graph.ids import IdIndex
 from hopline.graph.narrow import Features
 from hopline.graph.schema import edge_key
 from hopline.graph.stored_columns import StoredColumns
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, ContextId, FloatArray, IdArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +71,7 @@ class Adjacency:
         signed_weight: weights may be negative, so `cumweight` does not ascend: it holds the sums of
             lists, and cannot be used for sampling.
         columns: of its table, in the order of the lists; None where the type has none, or is derived.
+        ids: of edges; None where they have none.
     """
 
     src: str
@@ -85,6 +89,7 @@ class Adjacency:
     stored_time_range: tuple[int, int] | None = None
     signed_weight: bool = False
     columns: StoredColumns | None = None
+    ids: EdgeIds | None = None
 
     @property
     def key(self) -> str:
@@ -131,6 +136,17 @@ class Adjacency:
         order: IdArray = csc.canonical_order(into, np.asarray(self.indices), self.time)
         return order
 
+    def located(self, ids: Sequence[ContextId]) -> tuple[IdArray, IdArray]:
+        """Positions and destinations of edges by their ids, int64 [n] each; -1 for unknown ids.
+
+        Raises: BadRequest: the edges have no ids.
+        """
+        if self.ids is None:
+            raise no_edge_ids(self.key)
+        positions = self.ids.lookup(ids)
+        owners = [bisect_right(self.indptr, at) - 1 for at in positions.tolist()]
+        return positions, np.array(owners, np.int64)
+
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
         """In-neighbours of one destination in canonical order, a view."""
         return self.indices[self.indptr[global_id] : self.indptr[global_id + 1]]
@@ -145,5 +161,6 @@ class Adjacency:
             "weight": self.weight,
             "cumweight": self.cumweight,
             "columns": None if self.columns is None else self.columns.stored,
+            "id_slots": None if self.ids is None else self.ids.slots,
         }
         return {name: array for name, array in named.items() if array is not None}

@@ -29,7 +29,10 @@ _MAX_NAME = 72
 #: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
 #: Columns of a time of nodes.
 NUM_DIGITS = 3
-_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of", "columns")
+_LATER = (
+    *("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of", "columns"),
+    "id_column",
+)
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
 
@@ -119,6 +122,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
             if they are separate. Events of that type change both.
         columns: of its table, which the preprocessing of models reads in place of attributes; those of a
             derived type are the columns of the other one.
+        id_column: the column of texts among them that are the ids of edges; "" if they have none.
     """
 
     src: str
@@ -134,6 +138,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     rounded_weight: bool = False
     reverse_of: str = ""
     columns: tuple[ColumnSchema, ...] = ()
+    id_column: str = ""
 
     @property
     def key(self) -> str:

@@ -21,7 +21,7 @@ from hopline.graph.node_times import times_of
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import EDGE_TYPE, GRAPH_TYPE, NODE_TYPE, GraphSchema, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
-from hopline.types import AnyArray, IdArray, Progress, silent
+from hopline.types import AnyArray, Progress, silent
 
 
 class Graph:
@@ -388,21 +388,6 @@ class Graph:
             nodes[name] = Nodes(features, part.ids, part.columns, part.labels)
             types[name] = msgspec.structs.replace(schema, feature_dtype=feature_dtype)
         return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges, left_out=self.left_out)
-
-    def k_hop(
-        self, seeds: Mapping[str, Any] | Any, hops: int, *, max_nodes: int | None = None
-    ) -> dict[str, IdArray]:
-        """All nodes from which a seed can be reached along at most `hops` edges, including the seeds.
-
-        Args:
-            seeds: node type -> global ids, or only the ids if there is one node type.
-            max_nodes: refuse a larger neighbourhood.
-        Returns: node type -> ascending global ids, int64; accepted by `subgraph`.
-        Raises: GraphError: more than `max_nodes`, an unknown type, a row outside the graph.
-        """
-        counts = self._counts()
-        chosen = subgraph.rows_by_type(seeds, counts, "seeds")
-        return subgraph.in_neighborhood(self.edges, counts, chosen, hops, max_nodes)
 
     def _counts(self) -> dict[str, int]:
         return {name: part.num_nodes for name, part in self.nodes.items()}

@@ -10,6 +10,7 @@
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
     edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
     edges/<key>/columns.npy           as of nodes, in the order of the lists
+    edges/<key>/id_slots.npy          the hash table over the column of ids
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
 shape with graph.json, and checks the contents that compiled code indexes by (`integrity.py`). Hashes are
@@ -32,6 +33,7 @@ from hopline.errors import GraphError
 from hopline.files import check_regular, draft_of, publish_folder, sync
 from hopline.graph import codec, digest, integrity, narrow
 from hopline.graph.columns import read_only
+from hopline.graph.edge_ids import EdgeIds
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, check_name, quoted
@@ -40,8 +42,8 @@ from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative. 6: columns whose integers may be rounded are listed. 7: types may be derived.
-#: 8: nodes may have columns. 9: edges may.
-FORMAT_VERSION = 9
+#: 8: nodes may have columns. 9: edges may. 10: edges may have ids.
+FORMAT_VERSION = 10
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST, _LABELS = "graph.json", "nodes/{}/labels.arrow"
@@ -56,6 +58,7 @@ _KINDS = {
     "cumweight": ("float64", 1),
     "values": ("int64", 1),
     "slots": ("int32", 1),
+    "id_slots": ("int32", 1),
     "blob": ("uint8", 1),
     "offsets": ("int64", 1),
     "columns": ("uint8", 1),
@@ -181,6 +184,8 @@ def save(
 def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    if any(edge.id_column for edge in schema.edge_types.values()):
+        return 10
     if any(edge.columns for edge in schema.edge_types.values()):
         return 9
     if any(node_type.columns for node_type in schema.node_types.values()):
@@ -311,6 +316,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
         else:
             names = ("indptr", "indices", *(("weight", "cumweight") if schema.has_weight else ()))
             arrays_of_lists = {"weight": None, "cumweight": None} | {name: own[name] for name in names}
+        columns, ids = StoredColumns(own["columns"]) if schema.columns else None, schema.id_column
         edges[key] = Adjacency(
             src=schema.src,
             relation=schema.relation,
@@ -323,7 +329,8 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             max_degree=known.max_degree,
             stored_time_range=known.time_range,
             signed_weight=schema.signed_weight,
-            columns=StoredColumns(own["columns"]) if schema.columns else None,
+            columns=columns,
+            ids=None if not ids or columns is None else EdgeIds(columns, ids, own["id_slots"]),
         )
     return edges
 
@@ -348,7 +355,9 @@ def _check_shapes(
     for key, adjacency in edges.items():
         num_dst, num_edges = nodes[adjacency.dst].num_nodes, manifest.edges[key].num_edges
         columns = {name: len(a) for name, a in adjacency.arrays().items()}
-        columns = {name: rows for name, rows in columns.items() if name not in ("indptr", "columns")}
+        columns = {
+            name: rows for name, rows in columns.items() if name not in ("indptr", "columns", "id_slots")
+        }
         if adjacency.indptr.shape != (num_dst + 1,) or adjacency.indptr[-1] != num_edges:
             wrong.append(f"indptr of {key!r} is not of {num_dst} destinations and {num_edges} edges")
         wrong += [
@@ -378,6 +387,9 @@ def _check_contents(
             raise GraphError(f"{folder / place}ids is damaged: {wrong}; build the graph again")
     for key, part in edges.items():
         wrong = integrity.wrong_lists(part, counts[part.dst], manifest.edges[key].num_edges)
+        if part.ids is not None:
+            slots = {"slots": part.ids.slots}
+            wrong = wrong or integrity.wrong_ids(slots, manifest.edges[key].num_edges)
         if wrong := wrong or integrity.wrong_edges(part, counts[part.dst], counts[part.src]):
             raise GraphError(f"{folder / 'edges' / quoted(key)} is damaged: {wrong}; build the graph again")
     note.write()

@@ -1,4 +1,4 @@
-"""Small graphs from large ones: neighbourhoods and the graphs that nodes induce."""
+"""Small graphs from large ones: those that nodes induce."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.types import IdArray
-
-# Frontier nodes whose neighbours are held in memory together: limits memory if hubs are among them.
-_CHUNK_NODES = 4096
 
 
 def induced_tables(
@@ -62,6 +59,7 @@ def induced_tables(
             signed_weight=schema.edge_types[key].signed_weight,
             rounded=schema.edge_types[key].rounded,
             rounded_weight=schema.edge_types[key].rounded_weight,
+            id=schema.edge_types[key].id_column,
             **_columns(adjacency, at),
         )
     return node_tables, edge_tables
@@ -72,44 +70,6 @@ def _columns(part: Nodes | Adjacency, rows: IdArray) -> dict[str, Any]:
         return {}
     table = part.columns.table
     return {"columns": table.take(rows), "column_types": dict.fromkeys(table.column_names, "")}
-
-
-def in_neighborhood(
-    edges: Mapping[str, Adjacency],
-    num_nodes: Mapping[str, int],
-    seeds: Mapping[str, IdArray],
-    hops: int,
-    max_nodes: int | None,
-) -> dict[str, IdArray]:
-    """The seeds and all nodes at most `hops` in-edges away.
-
-    Returns: node type -> ascending rows, int64.
-    Raises: GraphError: there are more than `max_nodes`.
-    """
-    seen = {name: np.zeros(count, bool) for name, count in num_nodes.items()}
-    frontier = {name: np.unique(rows) for name, rows in seeds.items()}
-    total = 0
-    for name, rows in frontier.items():
-        seen[name][rows] = True
-        total += len(rows)
-    for _ in range(hops):
-        found: dict[str, list[IdArray]] = {name: [] for name in num_nodes}
-        for adjacency in edges.values():
-            targets = frontier[adjacency.dst]
-            for begin in range(0, len(targets), _CHUNK_NODES):
-                at = edge_positions(adjacency, targets[begin : begin + _CHUNK_NODES])
-                sources = np.unique(adjacency.indices[at]).astype(np.int64)
-                fresh = sources[~seen[adjacency.src][sources]]
-                seen[adjacency.src][fresh] = True
-                found[adjacency.src].append(fresh)
-                total += len(fresh)
-                if max_nodes is not None and total > max_nodes:
-                    raise GraphError(
-                        f"the {hops}-hop in-neighbourhood of these seeds has more than {max_nodes} nodes; "
-                        "use fewer seeds or hops"
-                    )
-        frontier = {name: np.concatenate([*new, np.empty(0, np.int64)]) for name, new in found.items()}
-    return {name: np.flatnonzero(mask) for name, mask in seen.items()}
 
 
 def edge_positions(adjacency: Adjacency, targets: IdArray) -> IdArray:

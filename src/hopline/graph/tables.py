@@ -69,6 +69,7 @@ class EdgeTable:
             weights. Negative values in `weight` are accepted without it.
         rounded: columns of `attr`, as in `NodeTable`; rounded_weight: as `rounded`, for `weight`.
         columns, column_types: as in `NodeTable`, a row for each edge; instead of `attr`.
+        id: a column among `columns`, kept as text: a distinct id for each edge, by which it is scored.
     """
 
     edges: Any
@@ -84,6 +85,7 @@ class EdgeTable:
     rounded_weight: bool = False
     columns: Any = None
     column_types: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
 
 
 def check_by_type(given: Any, kind: type, hint: str) -> None:

@@ -131,7 +131,8 @@ def input_hash(request: ScoreRequest) -> str:
     if request.pairs is not None:
         parts += [b"P", _ids(request.pairs[0]), _ids(request.pairs[1])]
     for edge in request.edges:
-        parts += [b"D", _ids([edge.src]), _ids([edge.dst]), _matrix(edge.attr or ())]
+        parts += [b"D", *(_ids([each]) for each in (edge.src, edge.dst, edge.id) if each is not None)]
+        parts += [_matrix(edge.attr or ())]
         parts += _by_name(edge.columns or {}, lambda value: _values([value]))
     if request.columns is not None:
         parts += [b"C", *_by_name(request.columns, _values)]

@@ -19,6 +19,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.HoplineError: 500,
     errors.BadRequest: 400,
     errors.NodeNotFound: 404,
+    errors.EdgeNotFound: 404,
     errors.RequestTooLarge: 413,
     errors.UnsupportedEncoding: 415,
     errors.ModelNotFound: 404,

@@ -325,6 +325,8 @@ def _answer_head(model: str, version: str, graph_version: str) -> bytes:
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
     """Encode the ids of the missing rows; row numbers if a pipeline read its ids from columns."""
     ids: Any = request.nodes if request.ends is None else list(zip(*request.ends, strict=True))
+    if request.names_edges:
+        ids = [(edge.src, edge.dst) if edge.id is None else edge.id for edge in request.edges]
     if not len(ids):
         ids = range(len(missing))
     return orjson.dumps([ids[index] for index in np.flatnonzero(missing).tolist()])

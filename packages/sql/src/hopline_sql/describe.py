@@ -87,7 +87,7 @@ def described(tables: Sequence[str], database: str = "", folder: Path = Path()) 
         "# The tables of a graph, as `hopline graph describe` found them. Edit this file, then:",
         "#   hopline graph build FILE.toml --out graph",
         "# Rows of a table with a key are nodes; without one, edges between two foreign keys. A role is",
-        '# "feature", "label" (for training only), "time", "weight" (of edges) or "left out".',
+        '# "feature", "label" (for training only), "time", "weight" or "id" (of edges), or "left out".',
         *(["", f"database = {_text(shown)}"] if database else []),
     ]
     for each in found:

@@ -32,14 +32,14 @@ from hopline.types import Progress, silent
 from hopline_sql.database import query
 
 _LOG = logging.getLogger("hopline.graph")
-Role = Literal["feature", "label", "time", "weight", "left out"]
+Role = Literal["feature", "label", "time", "weight", "id", "left out"]
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One column.
 
     Attributes:
-        role: a feature, a label, the time or the weight of edges.
+        role: a feature, a label, the time, the weight or the id of edges.
         type: as in `NodeTable.column_types`; "" detects it.
     """
 
@@ -216,6 +216,7 @@ class Description:
                     columns=() if table.numbers or table.key else table.kinds("feature"),
                     exclude=hidden,
                     rounded=() if table.key else table.round,
+                    id=table.one("id") if edge_type[1] != table.reverse else None,
                     **shared,
                 )
         return nodes, edges
@@ -255,10 +256,12 @@ class Description:
             return "two foreign keys make edges of one type; give each its own relation and reverse"
         if both := [name for name in table.foreign_keys if name in table.columns]:
             return f"{both[0]!r} is a foreign key, which has no role; name it once"
-        if len(table.named("time")) > 1 or len(table.named("weight")) > 1:
-            return "one column is the time, and one the weight"
-        if table.key and (odd := table.one("weight")):
-            return f"{odd!r} is a weight: only rows without a key are edges, which have weights"
+        if any(len(table.named(role)) > 1 for role in ("time", "weight", "id")):
+            return "one column is the time, one the weight, and one the id"
+        if table.key and (odd := table.one("weight") or table.one("id")):
+            return f"{odd!r} is a weight or an id: only rows without a key are edges, which have these"
+        if table.numbers and (odd := table.one("id")):
+            return f"{odd!r} is an id, and edges with ids have columns: leave out numbers = true"
         if not table.key and (odd := next(iter(table.named("label")), None)):
             return f"{odd!r} is a label: rows without a key are edges, which have none; leave it out"
         for column, each in table.foreign_keys.items():

@@ -208,7 +208,10 @@ class _Rows:
                 event["time"] = self._time(row, time)
             if weight := self._table.one("weight"):
                 event["weight"] = self._number(row, weight)
-            found.append(event if self._table.key else event | self._features(row, "attr"))
+            event |= {} if self._table.key else self._features(row, "attr")
+            if (name := self._table.one("id")) and edge_type[1] != self._table.reverse:
+                event["columns"] = {**event.get("columns", {}), name: str(self._id(row, name))}
+            found.append(event)
         return found
 
     def _value(self, row: Row, name: str) -> Any:

@@ -106,7 +106,7 @@ class Rejected:
         order: its position in the batch.
         code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "bad_value" (of a column),
             "not_finite", "not_exact", "no_time", "no_weight", "negative_weight", "no_attr", "no_edge" (a
-            removal of a missing edge), "bad_id" or "full".
+            removal of a missing edge), "edge_exists" (with the same id), "bad_id" or "full".
         reason: what is wrong and how to correct it.
     """
 

@@ -6,9 +6,10 @@ batch adds, but not to one that a later event adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,15 @@ class NodeRows:
     values: FloatArray
     cells: AnyArray
     texts: AnyArray
+
+
+class Edge(NamedTuple):
+    """An edge with an id: the place in its batch, -1 for one of the graph; its ends, and its time or 0."""
+
+    order: int
+    src: int
+    dst: int
+    time: int
 
 
 @dataclass(slots=True)
@@ -113,11 +123,13 @@ def check(
     ids: Mapping[str, IdIndex],
     counts: Mapping[str, int],
     room: Mapping[str, int],
+    with_ids: Mapping[str, Callable[[Sequence[str]], dict[str, Edge]]],
 ) -> Checked:
     """Check a batch.
 
     Args:
         skip: bool [num_events], events that were seen before.
+        with_ids: edge type -> finds edges by their ids.
         ids: node type -> index. counts: existing nodes. room: nodes that can still be added.
     """
     checked = Checked(~skip)
@@ -151,7 +163,7 @@ def check(
         if edge is None:
             unknown("edge", key, schema.own_edge_types, edges.order)
             continue
-        checked.edges[key] = _check_edges(key, edge, edges, ids, new, checked, reject)
+        checked.edges[key] = _check_edges(key, edge, edges, ids, new, checked, reject, with_ids[key])
         if schema.both_directions:
             checked.edges[reverse_key(key)] = checked.edges[key].reverse()
     checked.rejected.sort(key=lambda rejected: rejected.order)
@@ -262,6 +274,7 @@ def _check_edges(
     new: Mapping[str, Mapping[ExternalId, tuple[int, int]]],
     checked: Checked,
     reject: Reject,
+    with_ids: Callable[[Sequence[str]], dict[str, Edge]],
 ) -> EdgeRows:
     order, adds = edges.order, ~edges.remove
     ends = []
@@ -322,6 +335,10 @@ def _check_edges(
     cells, texts = _cells(edges, schema, adds, reject, f"edge type {key!r}")
     if schema.columns:
         attr = np.arange(len(edges), dtype=np.int32)[:, None]
+    if schema.id_column and cells is not None:
+        names = [column.name for column in schema.columns if column.type == "text"]
+        own = texts[:, names.index(schema.id_column)].tolist()
+        _check_ids(schema, edges, own, (src, dst), checked, reject, with_ids)
     accepted = checked.accepted[order]
     chosen = np.flatnonzero(accepted & adds)
     times = time[chosen] if schema.has_time and time is not None else _NO_INTS
@@ -341,6 +358,51 @@ def _check_edges(
         order[by], dst[gone], src[gone], del_time, named, order[gone],
         texts if cells is None else cells, texts, np.empty(len(edges), np.int32),
     )  # fmt: skip
+
+
+def _check_ids(
+    schema: EdgeTypeSchema,
+    edges: EdgeChanges,
+    names: list[str | None],
+    ends: tuple[IdArray, IdArray],
+    checked: Checked,
+    reject: Reject,
+    with_ids: Callable[[Sequence[str]], dict[str, Edge]],
+) -> None:
+    """Reject edges without an id, and those whose id another edge has that no earlier event removes.
+
+    Args:
+        names: of all rows of `edges`. ends: sources and destinations.
+    """
+    order, accepted = edges.order.tolist(), checked.accepted[edges.order]
+    times = [0] * len(order) if edges.time is None or not schema.has_time else edges.time.tolist()
+    rows = [*zip(order, ends[0].tolist(), ends[1].tolist(), times, strict=True)]
+    removals: dict[tuple[int, int, int | None], list[int]] = {}
+    for at in np.flatnonzero(accepted & edges.remove).tolist():
+        has_time = edges.time is not None if edges.has_time is None else edges.has_time[at]
+        is_any = not (schema.has_time and has_time)
+        removals.setdefault((*rows[at][1:3], None if is_any else times[at]), []).append(order[at])
+
+    def is_removed(edge: Edge, until: int) -> bool:
+        for time in (None, edge.time):
+            after = removals.get((edge.src, edge.dst, time), [])
+            first = bisect_right(after, edge.order)
+            if first < len(after) and after[first] < until:
+                return True
+        return False
+
+    added = np.flatnonzero(accepted & ~edges.remove).tolist()
+    holders = with_ids([name for at in added if (name := names[at]) is not None])
+    for at in added:
+        name, edge = names[at], Edge(*rows[at])
+        if name is None:
+            why = f"edge type {schema.key!r}: column {schema.id_column!r}: each edge has an id"
+            _one(reject, at, edges.order, "bad_value", why)
+        elif (holder := holders.get(name)) is not None and not is_removed(holder, edge.order):
+            why = f"an edge of {schema.key!r} has the id {_shown(name)}; remove it first"
+            _one(reject, at, edges.order, "edge_exists", why)
+        else:
+            holders[name] = edge
 
 
 def _sorted(dst: IdArray, time: IdArray, src: IdArray) -> IdArray:

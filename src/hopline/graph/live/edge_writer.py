@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from hopline.graph.extent import DEGREE, START
 from hopline.graph.live import lists, pool
-from hopline.graph.live.check import EdgeRows
+from hopline.graph.live.check import Edge, EdgeRows
 from hopline.graph.live.columns import ColumnWriter
+from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import EdgeMemory
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.parts import Adjacency
 from hopline.graph.schema import ColumnSchema
 from hopline.kernels.jit import njit
-from hopline.types import IdArray
+from hopline.types import ContextId, IdArray
 
 
 @njit(nogil=True, cache=True)
@@ -39,6 +40,25 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
             sizes[count] = size
             count += 1
     return count
+
+
+#: No version is later.
+_NEWEST = 1 << 62
+
+
+def find_by_ids(
+    memory: EdgeMemory, room: EdgeRoom, texts: LiveIds | None, ids: Sequence[ContextId], version: int
+) -> tuple[IdArray, IdArray]:
+    """Positions and destinations of edges by their ids, int64 [n] each; -1 for unknown ids.
+
+    An id that another edge of a later version took over is unknown to readers of earlier ones.
+    """
+    assert texts is not None  # a column of texts
+    places = texts.lookup([str(each) for each in ids])
+    found, owners = np.empty_like(places), np.empty_like(places)
+    rows = memory.attr, memory.cells, room.id_column, memory.owners
+    lists.find_ids(memory.heads, memory.records, *rows, places, version, found, owners)
+    return found, owners
 
 
 class EdgeWriter(ColumnWriter):
@@ -113,6 +133,9 @@ class EdgeWriter(ColumnWriter):
         self._free_records[: len(free)] = free
         counters[lists.FREE] = len(free)
         self._free_rows = self._unused_rows(version)
+        if (column := self._room.id_column) >= 0:
+            rows = memory.attr, memory.cells, column, memory.owners
+            lists.mark_owners(memory.heads, memory.records, *rows)
         degrees = memory.records[memory.heads[memory.heads >= 0], DEGREE]
         counters[lists.NUM_EDGES] = int(degrees.sum())
         counters[lists.MAX_DEGREE] = int(degrees.max(initial=0))
@@ -156,7 +179,20 @@ class EdgeWriter(ColumnWriter):
             return False
         slots, self._free_rows = np.split(self._free_rows, [len(places)])
         self.memory.cells[slots], self.memory.since[slots], rows.slots[places] = raw, version, slots
+        if (column := self._room.id_column) >= 0:
+            ids = raw[np.searchsorted(places, rows.add_attr[:, 0]), column]
+            self.memory.owners[ids.astype(np.int64)] = rows.add_dst
         return True
+
+    def with_ids(self, ids: Sequence[str]) -> dict[str, Edge]:
+        """The edges that have some of these ids, by id, in the newest version that was prepared."""
+        memory, found = self.memory, {}
+        positions, owners = find_by_ids(memory, self._room, self._texts, ids, _NEWEST)
+        for name, at, owner in zip(ids, positions.tolist(), owners.tolist(), strict=True):
+            if at >= 0:
+                time = int(memory.time[at]) if self._room.has_time else 0
+                found[name] = Edge(-1, int(memory.indices[at]), owner, time)
+        return found
 
     def _unused_rows(self, oldest: int) -> NDArray[np.int32]:
         """Slots of rows that no version from `oldest` on has."""

@@ -255,3 +255,40 @@ def mark_rows(heads, records, attr, oldest, used):  # type: ignore[no-untyped-de
             for position in range(records[at, START], records[at, START] + records[at, DEGREE]):
                 used[attr[position, 0]] = 1
             at = records[at, PREVIOUS] if records[at, SINCE] > oldest else -1
+
+
+@njit(nogil=True, cache=True)
+def find_ids(heads, records, attr, cells, column, owners, places, version, found, of):  # type: ignore[no-untyped-def]
+    """Find edges by their ids: found[i], of[i] = position and destination; -1 for unknown ones.
+
+    Args:
+        attr: as of `mark_rows`. owners: see `memory.py`.
+        cells: rows of columns, by slot; column: that of ids.
+        places: int64 [n], of ids among the texts; -1 for unknown ones.
+        version: at which edges exist.
+    """
+    for i in range(places.shape[0]):
+        found[i], of[i] = -1, -1
+        if places[i] < 0:
+            continue
+        v = owners[places[i]]
+        at = heads[v]
+        while at >= 0 and records[at, SINCE] > version:
+            at = records[at, PREVIOUS]
+        first = records[at, START] if at >= 0 else np.int64(0)
+        for position in range(first, first + (records[at, DEGREE] if at >= 0 else 0)):
+            if cells[attr[position, 0], column] == places[i]:
+                found[i], of[i] = position, v
+                break
+
+
+@njit(nogil=True, cache=True)
+def mark_owners(heads, records, attr, cells, column, owners):  # type: ignore[no-untyped-def]
+    """Fill `owners` of all edges of the newest version."""
+    for v in range(heads.shape[0]):
+        at = heads[v]
+        if at >= 0:
+            for position in range(records[at, START], records[at, START] + records[at, DEGREE]):
+                text = cells[attr[position, 0], column]
+                if text >= 0:  # not NaN, in a file that is damaged
+                    owners[np.int64(text)] = v

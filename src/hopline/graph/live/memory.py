@@ -27,7 +27,7 @@ from hopline.kernels.jit import njit
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
-_MAGIC = b"hopline live 4\n\x00"
+_MAGIC = b"hopline live 5\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
 #: Columns of the ring before the counts of nodes, one for each node type.
@@ -74,6 +74,7 @@ class EdgeMemory(ColumnMemory):
 
     Attributes:
         attr: float32 [positions, d_e]; or int32 [positions, 1], the slots of rows of columns.
+        owners: int32 [texts], destination of the newest edge whose id a text is.
     """
 
     heads: IdArray
@@ -83,6 +84,7 @@ class EdgeMemory(ColumnMemory):
     weight: FloatArray
     cumweight: NDArray[np.float64]
     attr: AnyArray
+    owners: NDArray[np.int32]
 
 
 @njit(nogil=True, cache=True)
@@ -351,6 +353,7 @@ def _edge_shapes(room: EdgeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], 
         ((size if room.has_weight else 0,), np.float32),
         ((size if room.has_weight else 0,), np.float64),
         attr,
+        ((0 if room.id_column < 0 else room.texts,), np.int32),
     ]
 
 

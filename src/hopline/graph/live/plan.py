@@ -69,6 +69,7 @@ class EdgeRoom(ColumnRoom, frozen=True, kw_only=True):
         attr_dim, has_time, has_weight: as in the schema.
         rows_of: key of the type whose rows its edges name: its own, or the one that it is derived from; ""
             if that has no columns.
+        id_column: place of the ids among its columns; -1 if it has none.
     """
 
     src: str
@@ -80,6 +81,7 @@ class EdgeRoom(ColumnRoom, frozen=True, kw_only=True):
     has_time: bool
     has_weight: bool
     rows_of: str = ""
+    id_column: int = -1
 
 
 class LivePlan(msgspec.Struct, frozen=True):
@@ -141,7 +143,8 @@ def make_plan(
         )
     edges = {}
     for key, adjacency in graph.edges.items():
-        rows_of = graph.schema.edge_types[key].reverse_of or key
+        schema = graph.schema.edge_types[key]
+        rows_of, names = schema.reverse_of or key, [column.name for column in schema.columns]
         has_rows = graph.edges[rows_of].columns is not None
         count = adjacency.num_edges + spare_edges
         # lists get room in powers of two, and replaced ones stay while they are read
@@ -163,6 +166,7 @@ def make_plan(
             has_time=adjacency.time is not None,
             has_weight=adjacency.weight is not None,
             rows_of=rows_of if has_rows else "",
+            id_column=names.index(schema.id_column) if schema.id_column else -1,
             **({} if adjacency.columns is None else _column_room(adjacency.columns, count, spare_edges)),
         )
     return LivePlan(lineage, sequence, num_levels, reads_degrees, nodes, edges)

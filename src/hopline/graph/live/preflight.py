@@ -79,9 +79,11 @@ def _table(columns: Sequence[ColumnSchema]) -> dict[str, Any]:
     return {"columns": table, "column_types": dict.fromkeys(table.column_names, "")}
 
 
-def _cells(columns: Sequence[ColumnSchema]) -> tuple[AnyArray, AnyArray]:
+def _cells(columns: Sequence[ColumnSchema], begin: int = 0) -> tuple[AnyArray, AnyArray]:
+    """Rows whose texts differ, as ids of edges do."""
     num_texts = sum(column.type == "text" for column in columns)
-    return np.zeros((_NODES, len(columns))), np.full((_NODES, num_texts), "", object)
+    texts = np.array([[f"text {row}"] * num_texts for row in range(begin, begin + _NODES)], object)
+    return np.zeros((_NODES, len(columns))), texts
 
 
 def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
@@ -94,6 +96,7 @@ def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
         weight,
         by_row=True,
         signed_weight=edge.signed_weight,
+        id=edge.id_column,
         **_table(edge.columns),
     )
 
@@ -125,7 +128,7 @@ def _edge_changes(schema: GraphSchema, edge: EdgeTypeSchema, remove: bool, begin
     return EdgeChanges(
         _ids(schema.node_types[edge.src], 0, 2), _ids(schema.node_types[edge.dst], _NODES - 1, _NODES + 1),
         np.full(2, remove), np.arange(2) + begin, time, None if time is None else np.ones(2, np.bool_),
-        weight, attr, *_cells(edge.columns),
+        weight, attr, *_cells(edge.columns, _NODES),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ One reader, one view: models that run at the same time pin their versions separa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.graph import csc
+from hopline.graph.edge_ids import EdgeIds, no_edge_ids
 from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import rows
 from hopline.graph.live.columns import LiveColumns
+from hopline.graph.live.edge_writer import find_by_ids
 from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, VERSION, EdgeMemory, LiveMemory, NodeMemory, offset_of
 from hopline.graph.live.plan import EdgeRoom
@@ -27,7 +29,7 @@ from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, edge_key
 from hopline.graph.snapshot import Graph
 from hopline.graph.stored_columns import StoredColumns
-from hopline.types import FloatArray, IdArray
+from hopline.types import ContextId, FloatArray, IdArray
 
 
 class LiveRows:
@@ -116,7 +118,7 @@ class LiveAdjacency(LiveColumns):
         super().__init__(own, reader.schema.edge_types[key].columns)
         self.src, self.dst = room.src, room.dst
         self.relation = key[len(room.src) + 2 : len(key) - len(room.dst) - 2]
-        self._own = own
+        self._own, self._room = own, room
         self._nodes = nodes
         self._reader = reader
         self.clock = reader.clock
@@ -188,6 +190,12 @@ class LiveAdjacency(LiveColumns):
         assert self.rows is not None
         found: IdArray = self.rows[positions, 0].astype(np.int64)
         return found
+
+    def located(self, ids: Sequence[ContextId]) -> tuple[IdArray, IdArray]:
+        """As `Adjacency.located`, at the reader's version."""
+        if self._room.id_column < 0:
+            raise no_edge_ids(self.key)
+        return find_by_ids(self._own, self._room, self._texts, ids, self.clock.version)
 
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
         """In-neighbours of one destination in canonical order, a view."""
@@ -320,7 +328,7 @@ class LiveView:
                 nodes[name] = Nodes(features, part.ids.frozen(part.num_nodes), columns)
             edges = {}
             for key, edge in self.edges.items():
-                edges[key] = _frozen(edge)
+                edges[key] = _frozen(edge, self.schema.edge_types[key].id_column)
             schema = self._schema_of(nodes)
             return Graph(schema, nodes, edges)
 
@@ -336,7 +344,7 @@ class LiveView:
         return GraphSchema(types, self.schema.edge_types)
 
 
-def _frozen(edge: LiveAdjacency) -> Adjacency:
+def _frozen(edge: LiveAdjacency, id_column: str) -> Adjacency:
     places, counts = edge.places(), edge.degrees()
     columns = None
     if edge.column_schemas:
@@ -349,4 +357,5 @@ def _frozen(edge: LiveAdjacency) -> Adjacency:
         src=edge.src, relation=edge.relation, dst=edge.dst, indptr=indptr, indices=indices, **arrays,
         columns=columns, has_self_loops=loops, max_degree=int(counts.max(initial=0)),
         has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0, signed_weight=edge.signed_weight,
+        ids=EdgeIds(columns, id_column) if columns and id_column else None,
     )  # fmt: skip

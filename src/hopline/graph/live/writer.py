@@ -236,7 +236,8 @@ class LiveWriter:
         known = np.zeros(changes.num_events, bool) if skip is None else skip
         room = {name: part.capacity - self._counts[name] for name, part in self.memory.plan.nodes.items()}
         ids = {name: nodes.ids for name, nodes in self._nodes.items()}
-        checked = check(changes, known, self.schema, ids, self._counts, room)
+        with_ids = {key: edges.with_ids for key, edges in self._edges.items()}
+        checked = check(changes, known, self.schema, ids, self._counts, room, with_ids)
         duplicates = np.flatnonzero(known).tolist()
         version = self.sequence + 1
         checked.accepted &= not (changes.is_whole and checked.rejected)

@@ -24,9 +24,12 @@ from hopline.artifact import ModelSpec, read_spec, sha256_of
 from hopline.engine.answer import Answerer
 from hopline.engine.inline_features import number_rows
 from hopline.engine.model import Model, StateCachePlan
+from hopline.engine.request_ids import not_found
 from hopline.engine.tasks import default_outputs, outputs_of
-from hopline.errors import BadRequest, BatchError, HoplineError
+from hopline.errors import BadRequest, BatchError, EdgeNotFound, HoplineError
+from hopline.graph import Adjacency
 from hopline.graph.cells import Missing, ids, numbers
+from hopline.graph.edge_ids import EdgeIds
 from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.files import open_table
 from hopline.graph.stored_columns import StoredColumns, vectors_of
@@ -58,7 +61,7 @@ class EdgeChoice:
     """The edges that a run scores.
 
     Attributes:
-        file: a table with columns `from`, `to` and those of an edge; None: edges of the graph.
+        file: a table with columns `from`, `to` and those of an edge, or `id`; None: edges of the graph.
         begin, end: of edges of the graph, those with begin <= time < end; None has no limit.
         exclude: as a request's `exclude_seed_edges`; "" is as the model was packaged, and if it was with
             "none", it is "self" for edges of the graph.
@@ -78,6 +81,7 @@ class _Edges:
         places: int64 [n] rows of the file, or places in the graph's list of the type.
         sources, targets: int64 [n] rows of the node types.
         rows: float32 [n, d_e]. time: int64 [n], or None.
+        names: ids of these edges of the graph by `places`, or None.
     """
 
     places: IdArray
@@ -85,6 +89,7 @@ class _Edges:
     targets: IdArray
     rows: FloatArray
     time: IdArray | None = None
+    names: EdgeIds | None = None
 
 
 class EdgeRun:
@@ -242,7 +247,8 @@ class EdgeRun:
         found: Columns = {name: own.external(side[rows]) for name, own, side in sides}
         if edges.time is not None:
             found["time"] = edges.time[rows]
-        return {ID_COLUMN: edges.places[rows]} | found
+        places = edges.places[rows]
+        return {ID_COLUMN: places if edges.names is None else edges.names.external(places)} | found
 
     def _schema(self) -> TableSchema:
         kinds = ("string" if own.kind == "string" else "int64" for own in self._ids)
@@ -255,7 +261,7 @@ class EdgeRun:
             "",
             node_type=self._key[1],
             num_rows=len(self._edges.places),
-            id_kind="int",
+            id_kind="int" if self._edges.names is None else "string",
             columns=tuple(columns),
             classes=self._spec.classes,
         )
@@ -281,18 +287,33 @@ def _of_graph(model: Model, edges: EdgeChoice) -> _Edges:
             raise BadRequest(str(error).replace("as_of", flag, 1)) from None
         is_later = adjacency.time[places] >= limit
         places = places[is_later if flag == "--begin" else ~is_later]
+    return _at(model, places)
+
+
+def _at(model: Model, places: IdArray) -> _Edges:
+    """Edges of the graph by their places."""
+    graph, adjacency = model.graph, model.graph.edges[model.spec.head.edge_type]
     owners = np.arange(graph.nodes[adjacency.dst].num_nodes)
     targets = np.repeat(owners, adjacency.degree(owners))[places]
     sources = np.asarray(adjacency.indices[places], np.int64)
     attr: Any = adjacency.attr
     own_time = None if adjacency.time is None else np.asarray(adjacency.time[places], np.int64)
-    return _Edges(places, sources, targets, np.asarray(attr[places], np.float32), own_time)
+    names = adjacency.ids if isinstance(adjacency, Adjacency) else None
+    return _Edges(places, sources, targets, np.asarray(attr[places], np.float32), own_time, names)
 
 
 def _of_file(model: Model, path: Path) -> _Edges:
     """Edges of a table, in its order."""
     spec, graph = model.spec, model.graph
     table = open_table(path, TextFormat(), ("from", "to"), lambda step, share: None)
+    if spec.head.edge_type and table.find("id") and not table.find("from"):
+        table.load(["id"])
+        given_ids: Any = ids(table, "id", Missing())
+        wanted = list(given_ids)
+        places, _ = graph.edges[spec.head.edge_type].located(wanted)
+        if (places < 0).any():
+            raise not_found(graph.version, wanted, places, EdgeNotFound)
+        return _at(model, places)
     if absent := [name for name in ("from", "to") if table.find(name) is None]:
         raise BadRequest(f"--edges {path}: no column {absent[0]!r}; the file has {', '.join(table.names)}")
     key, others = spec.head.edge_type, [name for name in table.names if name not in ("from", "to")]
