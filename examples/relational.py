@@ -7,11 +7,22 @@ The tables are generated: customers, products, orders, lines of orders, reviews.
 is an edge type, with its reverse. Rows exist from their time on. Two models answer whether a customer
 orders within 60 days: a temporal SAGE over all tables, and one with attention. Each is asked for every
 customer at twenty times, and at the latest time. The oracle is the module on one subgraph for each customer
-and time: what `NeighborLoader(time_attr="time", input_time=...)` of PyG makes with all neighbours. The last
-line printed is one JSON object:
+and time: what `NeighborLoader(time_attr="time", input_time=...)` of PyG makes with all neighbours.
+
+A third package of the SAGE reads orders and reviews of the last 60 days only, and a fourth samples 3 and 2
+of them. Sampled answers are compared with the module on the edges that `hopline export` writes for each
+layer. That these are drawn as PyG draws them, each neighbour equally often, is tested with 200 salts: for
+nodes with n candidates of which k are drawn, the counts c of the places in the list have the statistic
+sum (c - m k/n)^2 / (m k/n (1 - k/n)) (n - 1) / n, for m draws, which is chi-square with n - 1 degrees of
+freedom for sampling without replacement. All n together give one p-value; below 0.001 the check fails.
+The last line printed is one JSON object:
 
     sage_diff, attention_diff   largest difference of logits, of all customers at twenty times
     sage_now, attention_now     without `as_of`: at the latest time of the graph, which the answer names
+    window_diff                 with windows, of all customers at twenty times
+    sampled_diff                with windows and fanouts, of all customers at two times
+    uniform_p, window_p         p-values of draws among all existing orders, and among those of the window
+    first_p                     of a sampler that takes the first k, which the test must find: below 0.001
     auc                         of the temporal SAGE on customers at a time after training
 """
 
@@ -25,8 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from rich.console import Console
+from scipy.stats import chi2
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
@@ -34,8 +47,10 @@ from torch_geometric.nn import GATConv, HeteroConv, LayerNorm, PositionalEncodin
 
 import hopline
 from hopline.graph import Graph
+from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.types import IdArray
 from hopline_demo.process import serving
+from hopline_export.run import export
 
 LARGEST_DIFFERENCE = 1e-4
 DAY, BEGIN, DAYS = 86_400, 1_600_000_000, 500
@@ -50,6 +65,10 @@ KEYS = (
 )
 TIMED = ("customer", "order", "line", "review")
 _WIDTH, _COLUMNS, _AHEAD = 16, 5, 60 * DAY
+#: Of edges into customers; a probability below which draws are not those of PyG; salts of the sampler.
+WINDOW, ALPHA, SALTS = 60 * DAY, 1e-3, 200
+WINDOWED = {("order", "customer_id", "customer"), ("review", "customer_id", "customer")}
+ORDERS = "order__customer_id__customer"
 
 
 def draw(seed: int) -> HeteroData:
@@ -131,11 +150,30 @@ class Model(nn.Module):
         return logits
 
 
-def batch_of(data: HeteroData, seeds: IdArray, times: IdArray, hops: int = 2) -> HeteroData:
+def layered(model: Model, data: HeteroData) -> Tensor:
+    """As `model(data)`, where each layer reads the edges that are marked as its own."""
+    edges = [
+        {key: data[key].edge_index[:, data[key].layers[:, at]] for key in data.edge_types} for at in (0, 1)
+    ]
+    norms: Any = model.norms
+    seed_time = data["customer"].seed_time
+    x_dict = {name: model.encoder[name](x) for name, x in data.x_dict.items()}
+    for name, age in model.temporal_encoder(seed_time, data.time_dict, data.batch_dict).items():
+        x_dict[name] = x_dict[name] + age
+    for conv, norm, own in zip(model.convs, norms, edges, strict=True):
+        x_dict = {name: norm[name](x).relu() for name, x in conv(x_dict, own).items()}
+    logits: Tensor = model.head(x_dict["customer"][: seed_time.size(0)])
+    return logits
+
+
+def batch_of(
+    data: HeteroData, seeds: IdArray, times: IdArray, hops: int = 2, window: int | None = None
+) -> HeteroData:
     """One subgraph for each customer, of the rows that exist at its time: a batch of PyG's loader.
 
     Args:
         seeds, times: int64 [n].
+        window: of edges of the types `WINDOWED`, in seconds.
     """
     # a row of subgraph k has the number k * most + row
     most, number = max(COUNTS.values()), np.arange(len(seeds))
@@ -156,7 +194,10 @@ def batch_of(data: HeteroData, seeds: IdArray, times: IdArray, hops: int = 2) ->
             owner = np.repeat(front[destination], end - begin)
             of, rows = owner // most, index[0][places.astype(np.int64)]
             if source in TIMED:
-                exists = data[source].time.numpy()[rows] <= times[of]
+                own_times = data[source].time.numpy()[rows]
+                exists = own_times <= times[of]
+                if window is not None and (source, relation, destination) in WINDOWED:
+                    exists &= own_times > times[of] - window
                 owner, of, rows = owner[exists], of[exists], rows[exists]
             edges[source, relation, destination].append(np.stack([of * most + rows, owner]))
             below[source].append(of * most + rows)
@@ -215,6 +256,37 @@ def trained(data: HeteroData, steps: int, *, attention: bool) -> Model:
     return model.eval()
 
 
+def p_value(graph: Graph, moment: int, window: int | None, *, first: bool = False) -> float:
+    """Probability of draws as uneven as the sampler's, if each existing order is drawn equally often.
+
+    Args:
+        first: take the first k of each list instead, as a sampler that is wrong.
+    """
+    orders, fanout = graph.edges[ORDERS], 3
+    assert orders.time is not None
+    nodes, buffers = np.arange(COUNTS["customer"]), BlockBuffers()
+    starts, times = orders.starts(nodes), np.asarray(orders.time)
+    ends = starts + orders.degree(nodes)
+    since = -(2**62) if window is None else moment - window
+    low = [a + (times[a:b] <= since).sum() for a, b in zip(starts, ends, strict=True)]
+    high = [a + (times[a:b] <= moment).sum() for a, b in zip(starts, ends, strict=True)]
+    sizes = np.asarray(high) - np.asarray(low)
+    counts = {n: np.zeros(n) for n in np.unique(sizes[sizes > fanout]).tolist()}
+    for salt in range(SALTS):
+        sampler = Sampler(orders, fanout, "uniform", layer_key(salt, 1, ORDERS), None, window)
+        block = sampler.sample(nodes, buffers, moment)
+        for node, size in enumerate(sizes.tolist()):
+            if size > fanout:
+                drawn = block.positions[block.offsets[node] : block.offsets[node + 1]] - low[node]
+                counts[size][range(fanout) if first else drawn] += 1
+    statistic, freedom = 0.0, 0
+    for size, each in counts.items():
+        share, draws = fanout / size, each.sum() / fanout
+        spread = draws * share * (1 - share) * size / (size - 1)
+        statistic, freedom = statistic + ((each - draws * share) ** 2).sum() / spread, freedom + size - 1
+    return float(chi2.sf(statistic, freedom))
+
+
 def run(steps: int, folder: Path, console: Console) -> dict[str, float]:
     """Train, package, serve and compare."""
     data = draw(0)
@@ -231,6 +303,20 @@ def run(steps: int, folder: Path, console: Console) -> dict[str, float]:
             target="customer",
         )
         console.print(f"{name}: packaged in {report.seconds:.1f} s")
+    windows = {"__".join(key): "60d" for key in WINDOWED}
+    reports = {
+        name: hopline.package(
+            models["sage"],
+            graph,
+            folder / "models",
+            name=name,
+            fanouts=fanouts,
+            task="binary",
+            target="customer",
+            windows=windows,
+        )
+        for name, fanouts in (("window", [-1, -1]), ("sampled", [3, 2]))
+    }
     everyone = np.arange(COUNTS["customer"])
     moments = BEGIN + DAY * np.linspace(20, DAYS - 61, 20).astype(np.int64)
     latest = max(int(data[name].time.max()) for name in TIMED)
@@ -250,9 +336,31 @@ def run(steps: int, folder: Path, console: Console) -> dict[str, float]:
 
             figures[f"{name}_diff"] = max(difference(time, time) for time in moments.tolist())
             figures[f"{name}_now"] = difference(latest, None)
+        figures["window_diff"] = 0.0
+        for time in moments.tolist():
+            times = np.full(len(everyone), time)
+            wanted = models["sage"](batch_of(data, everyone, times, window=WINDOW)).numpy()
+            answer = client.score("window", everyone.tolist(), outputs=["logits"], as_of=time)
+            difference_of = float(np.abs(answer.outputs["logits"] - wanted).max())
+            figures["window_diff"] = max(figures["window_diff"], difference_of)
+        seeds = pd.DataFrame(
+            {"id": np.tile(everyone, 2), "time": np.repeat(moments[[9, 19]], len(everyone))}
+        )
+        seeds.to_parquet(folder / "seeds.parquet")
+        export(reports["sampled"].path, graph, folder / "seeds.parquet", folder / "out", shard=len(seeds))
+        drawn = torch.load(folder / "out" / "graphs" / "part-00000.pt", weights_only=False)
+        found = [
+            client.score("sampled", everyone.tolist(), outputs=["logits"], as_of=time).outputs["logits"]
+            for time in moments[[9, 19]].tolist()
+        ]
+        wanted = layered(models["sage"], drawn).numpy()
+        figures["sampled_diff"] = float(np.abs(np.concatenate(found) - wanted).max())
         scores = client.score("sage", everyone.tolist(), as_of=int(moments[-1])).outputs["probabilities"]
     wanted = labels(data, everyone, np.full(len(everyone), moments[-1]))
     figures["auc"] = float(roc_auc_score(wanted, scores))
+    figures["uniform_p"] = p_value(graph, int(moments[-1]), None)
+    figures["window_p"] = p_value(graph, int(moments[-1]), WINDOW)
+    figures["first_p"] = p_value(graph, int(moments[-1]), None, first=True)
     return figures
 
 
@@ -266,7 +374,8 @@ def main() -> int:
         figures = run(options.steps, Path(folder), Console(stderr=True))
     print(json.dumps({name: float(f"{value:.3g}") for name, value in figures.items()}))
     worst = max(value for name, value in figures.items() if name.endswith(("diff", "now")))
-    return int(options.check and not (worst <= LARGEST_DIFFERENCE and figures["auc"] > 0.6))
+    is_drawn = min(figures["uniform_p"], figures["window_p"]) > ALPHA > figures["first_p"]
+    return int(options.check and not (worst <= LARGEST_DIFFERENCE and figures["auc"] > 0.6 and is_drawn))
 
 
 if __name__ == "__main__":

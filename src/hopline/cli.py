@@ -47,6 +47,7 @@ DOOR = Door(
         "mcp": "'hopline[mcp]'",
         "distill": "'hopline[compress]'",
         "quantize": "'hopline[compress]'",
+        "export": "'hopline[export]'",
         "generate": "'hopline[generate]'",
         "pipeline": "'hopline[pipelines]'",
         **dict.fromkeys(("features", "prefetch"), "'hopline[redis]'"),

@@ -21,7 +21,6 @@ class EdgeIds:
     Args:
         columns: of the type. name: the column of ids. what: whose they are, for error messages.
         slots: int32, as of `StringIds`; None makes the table.
-
     Raises: GraphError: an id is missing or repeated.
     """
 
