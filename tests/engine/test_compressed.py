@@ -7,6 +7,7 @@ from hopline.artifact import read_spec
 from hopline.engine.model import Model, StateCachePlan
 from hopline.memory.arena import Arena
 from hopline.sampling.keyed import NO_CUT
+from tests.graph.unpacked import decompressed
 
 KINDS = ["sage", "plain", "gcn", "gat", "hetero"]
 
@@ -26,7 +27,7 @@ def final(model, ids, as_of=NO_CUT):
 @pytest.mark.parametrize("memory", [0, 2**26])
 def test_every_kind_of_model_answers_alike(cases, name, memory):
     packed = cases[name].graph.compressed()
-    models = [load(cases[name], graph, memory) for graph in (packed, packed.decompressed())]
+    models = [load(cases[name], graph, memory) for graph in (packed, decompressed(packed))]
     for ids in (np.arange(60), np.array([7]), np.arange(20, 50)):
         for as_of in (NO_CUT, 40):
             np.testing.assert_array_equal(*(final(model, ids, as_of) for model in models))

@@ -22,6 +22,7 @@ from hopline.transports.score_json import decode_score, score_request
 from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
 from tests.engine import zoo
 from tests.engine.test_live import Live
+from tests.graph.unpacked import decompressed
 from tests.packaged import package
 
 with warnings.catch_warnings():
@@ -226,7 +227,7 @@ def test_a_cut_holds_for_edited_lists(cases, name, sampling):
 def test_lists_of_a_compressed_graph_are_edited(cases, name):
     packed = cases[name].graph.compressed()
     case = dataclasses.replace(cases[name], graph=packed)
-    assert compare(case, 4, plain=packed.decompressed())
+    assert compare(case, 4, plain=decompressed(packed))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])

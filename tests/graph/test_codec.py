@@ -12,6 +12,7 @@ from hopline.graph import Graph, codec
 from hopline.graph.codec import PackedBounds, PackedIds, PackedWeights
 from hopline.graph.extent import NO_RECORDS, degrees
 from hopline.jobs.batch.changes import changed_lists, match
+from tests.graph.unpacked import decompress, decompressed
 from tests.graphs import hetero_graph, power_law_graph
 
 _LARGEST = 2**31 - 1
@@ -126,7 +127,7 @@ def test_a_compressed_graph_is_the_same_after_saving_and_in_plain_arrays(graph, 
     assert saved.is_compressed
     assert not graph.is_compressed
     assert Graph.open(tmp_path / "g", verify=True).version == packed.version != graph.version
-    plain = saved.decompressed()
+    plain = decompressed(saved)
     for key, edges in graph.edges.items():
         np.testing.assert_array_equal(plain.edges[key].indices, edges.indices)
         np.testing.assert_array_equal(plain.edges[key].indptr, edges.indptr)
@@ -219,7 +220,7 @@ def test_edges_packed_in_the_way_of_an_older_format_are_refused(folder):
 def test_compressing_twice_changes_nothing():
     packed = power_law_graph(100, 2000, 4).compressed()
     assert packed.compressed().edge().indices is packed.edge().indices
-    assert codec.decompress(packed.decompressed().edge()).indices.dtype == np.int32
+    assert decompress(decompressed(packed).edge()).indices.dtype == np.int32
 
 
 def test_a_snapshot_compared_with_its_compressed_form_has_no_changed_lists():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hopline.errors import GraphError
 from hopline.graph import Graph, GraphSchema, digest, integrity, storage
+from tests.graph.unpacked import decompressed
 from tests.graphs import power_law_graph
 
 EDGES, IDS = "edges/node__to__node", "nodes/node/ids"
@@ -138,7 +139,7 @@ def test_what_graph_json_says_of_edges_is_compared_with_them(folder, change, mat
 
 def is_sound(graph):
     """The rules of `Adjacency`, read from plain arrays by NumPy."""
-    part, nodes = graph.decompressed().edge(), graph.num_nodes
+    part, nodes = decompressed(graph).edge(), graph.num_nodes
     starts, rows = part.indptr, part.indices
     lists = np.diff(starts)
     owner = np.repeat(np.arange(nodes), lists)

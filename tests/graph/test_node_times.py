@@ -6,9 +6,11 @@ import torch
 from torch_geometric.data import HeteroData
 
 from hopline.errors import GraphError
-from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.graph import EdgeTable, Graph, NodeFile, NodeTable
+from hopline.graph.files import read_nodes
 from hopline.graph.live.home import LiveHome
 from hopline.graph.node_times import times_of
+from tests.commands.typed import typed
 
 PAID, PAYS = ("payment", "by", "account"), ("account", "pays", "payment")
 LONG = np.array([-(2**62), -1, 0, 1, 1_500_000_000_123_456_789, 2**62 - 1])
@@ -97,3 +99,30 @@ def test_a_live_graph_of_nodes_with_times_is_refused(tmp_path):
     base = Graph.from_tables(*tables()).save(tmp_path / "graph")
     with pytest.raises(GraphError, match="no event sets them"):
         LiveHome.open(tmp_path / "live", base)
+
+
+def test_files_and_the_command_line_have_times_of_nodes(tmp_path):
+    """A time is no feature, and edges from a node have it; one of edges is named beside it."""
+    (tmp_path / "orders.csv").write_text("id,placed,amount\n1,2024-01-01,5\n2,2024-01-03,7\n")
+    (tmp_path / "of.csv").write_text("src,dst\n2,a\n1,a\n")
+    (tmp_path / "likes.csv").write_text("src,dst,at\na,1,2024-02-01\n")
+    words = [
+        "graph",
+        "build",
+        f"order:of:user={tmp_path / 'of.csv'}",
+        f"user:likes:order={tmp_path / 'likes.csv'}",
+    ]
+    words += ["--features", f"order={tmp_path / 'orders.csv'}", "--id", "order=id"]
+    words += ["--time", "order=placed", "--time", "user:likes:order=at"]
+    found = typed(*words, "--out", str(tmp_path / "graph"))
+    assert found.exit_code == 0, found.output
+    graph = Graph.open(tmp_path / "graph")
+    schema, day = graph.schema.node_types["order"], 86_400
+    first = 1_704_067_200  # 2024-01-01
+    assert schema.has_time
+    assert schema.feature_names[:1] == ("amount",)
+    assert times_of(schema, graph.nodes["order"].features).tolist() == [first, first + 2 * day]
+    assert graph.edges["order__of__user"].time.tolist() == [first, first + 2 * day]
+    assert graph.edges["user__likes__order"].time.tolist() == [first + 31 * day]
+    file = NodeFile(tmp_path / "orders.csv", "id", time="placed")
+    assert read_nodes(file)[1] == ["amount"]

@@ -13,6 +13,7 @@ from hopline.graph import EdgeFile, EdgeTable, EdgeTypeSchema, Graph, GraphSchem
 from hopline.graph.codec import PackedWeights
 from hopline.graph.live.changes import Changes, EdgeChanges
 from tests.graph.live.test_writer import live
+from tests.graph.unpacked import decompressed
 from tests.graphs import drawn
 
 EDGE = "node__to__node"
@@ -124,7 +125,7 @@ def test_a_compressed_graph_is_the_same_after_saving_and_in_plain_arrays(tmp_pat
     graph = ratings(whole=whole)
     saved = graph.compressed().save(tmp_path / "g")
     assert saved.edge().signed_weight
-    plain = saved.decompressed().edge()
+    plain = decompressed(saved).edge()
     assert plain.signed_weight
     np.testing.assert_array_equal(np.asarray(saved.edge().weight), plain.weight)
     np.testing.assert_array_equal(np.asarray(saved.edge().cumweight), sums_of_lists(plain))

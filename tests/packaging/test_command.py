@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hopline import cli
 from hopline.artifact import read_spec
 from hopline.commands.model_reference import load_module, parse_init
-from hopline.commands.package import parse_fanouts
+from hopline.commands.package import parse_fanouts, parse_windows
 from hopline.errors import PackagingError
 from tests.packaging.graphs import homogeneous
 
@@ -226,3 +226,10 @@ def test_a_choice_that_is_none_lists_what_there_is(files, option, choices):
     )
     assert isinstance(done.exception, PackagingError)
     assert f"{option}: 'classification' is not one of {choices}" in str(done.exception)
+
+
+def test_windows_are_read():
+    assert parse_windows(["a__r__b=30d", "b__r__a=7,none"]) == {"a__r__b": "30d", "b__r__a": [7, None]}
+    assert parse_windows(["a__r__b=30"]) == {"a__r__b": 30}
+    with pytest.raises(PackagingError, match="--window 30d: write NAME=VALUE, such as account__pays"):
+        parse_windows(["30d"])

@@ -14,6 +14,7 @@ from hopline.artifact import read_spec
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.packaging.signature import bind
+from tests.graph.unpacked import decompressed
 from tests.packaging import full_graph
 from tests.packaging.graphs import hetero, homogeneous, relational
 
@@ -242,7 +243,7 @@ def test_columns_that_the_graph_leaves_out_are_known_to_it_and_its_copies(tmp_pa
     assert {record.args[1] for record in caplog.records} == warned | {"y", "train_mask", *want[""]}
     saved = graph.save(tmp_path / "graph")
     for copy in (
-        saved, Graph.open(tmp_path / "graph"), saved.compressed(), saved.compressed().decompressed(),
+        saved, Graph.open(tmp_path / "graph"), saved.compressed(), decompressed(saved.compressed()),
         saved.subgraph([0, 1, 2]), saved.with_features_as("float16"),
     ):  # fmt: skip
         assert copy.left_out == want

@@ -129,7 +129,10 @@ def build(
     attr: Annotated[list[str] | None, typer.Option(help="Edge attribute column (repeatable).")] = None,
     time: Annotated[
         list[str] | None,
-        typer.Option(help="Column of the edge times: integers, or ISO 8601 dates and times."),
+        typer.Option(
+            help="Column of the edge times: integers, or ISO 8601 dates and times. NODE_TYPE=COLUMN: the "
+            "nodes of a file exist from these times on."
+        ),
     ] = None,
     time_unit: Annotated[
         list[str] | None,
@@ -222,7 +225,14 @@ def build(
             database=database,
         )
         node_files = options.node_files(
-            features or (), id or (), feature or (), exclude or (), column or (), ids_are_rows, edges
+            features or (),
+            id or (),
+            feature or (),
+            exclude or (),
+            column or (),
+            ids_are_rows,
+            edges,
+            (time or (), time_unit or ()),
         )
         edge_files = options.edge_files(
             edges,

@@ -45,11 +45,13 @@ class FileOptions:
         columns: Sequence[str],
         ids_are_rows: bool,
         edges: Sequence[str],
+        times: tuple[Sequence[str], Sequence[str]],
     ) -> dict[str, NodeFile]:
         """Node type -> file.
 
         Args:
             edges: edge files, whose types `exclude` and `columns` may name.
+            times: columns of times, and their units; texts that name the type count.
         Raises: GraphError: no option names the id column of a file.
         """
         paths = self._by_type(files, NODE_TYPE)
@@ -72,6 +74,8 @@ class FileOptions:
                 self.text,
                 self.missing,
                 tuple(_for(columns, name, types, add=True)),
+                _only(_named(times[0], name), "--time", name),
+                _only(_named(times[1], name), "--time-unit", name) or "",
             )
         return found
 
@@ -97,12 +101,13 @@ class FileOptions:
         """
         paths = self._by_type(files, ":".join(EDGE_TYPE))
         found: dict[EdgeType, EdgeFile] = {}
+        types = {*paths, *(part for name in paths for part in name.split(":")[::2])}
         for name, path in paths.items():
             parts = name.split(":")
             if len(parts) != 3:
                 raise GraphError(f"an edge type is SRC:RELATION:DST; got {name!r}")
             options = {
-                option: _only(_for(values or (), name, paths), f"--{option.replace('_', '-')}", name)
+                option: _only(_for(values or (), name, types), f"--{option.replace('_', '-')}", name)
                 for option, values in columns.items()
             }
             found[parts[0], parts[1], parts[2]] = EdgeFile(

@@ -101,6 +101,13 @@ def package(
         str, typer.Option(help="Neighbour sampling: uniform, recent or weighted.")
     ] = "uniform",
     max_degree: Annotated[int | None, typer.Option(help="Most neighbours of a node.")] = None,
+    window: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only edges of the last time before the question: SRC__RELATION__DST=30d, or for each "
+            "layer 30d,none (repeatable)."
+        ),
+    ] = None,
     salt: Annotated[int, typer.Option(help="Salt of the sampler's hash.")] = 0,
     classes: Annotated[
         list[str] | None, typer.Option(help="Names of the output columns: a,b,c; or OUTPUT=a,b,c.")
@@ -194,8 +201,8 @@ def package(
             embeddings=_pairs(embedding or (), "--embedding", "user_emb=user"),
             later_nodes=cast(Any, later_nodes), relations=relation, output=cast(Any, output),
             preprocess=NAMES.require("package.preprocess")(fitted, opened) if fitted else None,
-            freeze=freeze, device=cast(Any, device), check_nodes=check_nodes, overwrite=overwrite,
-            progress=progress,
+            windows=parse_windows(window or ()), freeze=freeze, device=cast(Any, device),
+            check_nodes=check_nodes, overwrite=overwrite, progress=progress,
         )  # fmt: skip
         report = report.explain(opened) if explain else report
     for note in notes:
@@ -225,6 +232,15 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """
     pairs = _pairs(texts, "--argument", "edge_weight=edge_attr")
     return {name: None if role == "none" else role for name, role in pairs.items()}
+
+
+def parse_windows(texts: Sequence[str]) -> dict[str, Any]:
+    """Edge type key -> window, or one for each layer: text such as 30d, a number, or None for any time."""
+    found: dict[str, Any] = {}
+    for key, text in _pairs(texts, "--window", "account__pays__merchant=30d").items():
+        each = [int(one) if one.isdecimal() else None if one == "none" else one for one in text.split(",")]
+        found[key] = each if len(each) > 1 else each[0]
+    return found
 
 
 def _pairs(texts: Sequence[str], option: str, example: str) -> dict[str, str]:

@@ -358,24 +358,6 @@ def compress(adjacency: Adjacency, num_sources: int, progress: Progress = silent
     return dataclasses.replace(adjacency, **packed)
 
 
-def decompress(adjacency: Adjacency) -> Adjacency:
-    """Unpack edges into plain arrays; weights stay rounded."""
-    if not is_compressed(adjacency):
-        return adjacency
-    indptr = read_only(np.asarray(adjacency.indptr, np.int64))
-    weight = sums = None
-    if adjacency.weight is not None:
-        weight = read_only(np.asarray(adjacency.weight))
-        sums = read_only(csc.running_weights(indptr, weight))
-    return dataclasses.replace(
-        adjacency,
-        indptr=indptr,
-        indices=read_only(np.asarray(adjacency.indices)),
-        weight=weight,
-        cumweight=sums,
-    )
-
-
 def stored(adjacency: Adjacency) -> dict[str, AnyArray]:
     """The stored arrays of an adjacency, packed or not, by name."""
     arrays = adjacency.arrays()

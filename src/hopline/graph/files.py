@@ -58,6 +58,8 @@ class NodeFile:
     text: TextFormat = field(default_factory=TextFormat)
     missing: Missing = field(default_factory=Missing)
     columns: Sequence[str] = ()
+    time: str | None = None
+    time_unit: str = ""
 
     def __post_init__(self) -> None:
         _one_name_is_a_list(self, "features", "exclude", "rounded", "columns")
@@ -181,12 +183,14 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
 
     Raises: GraphError: it cannot be read, or a column is missing.
     """
-    id_of = [file.id] if file.id else []
-    table = open_table(file.path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
-    id_of = _found(table, *id_of)
+    id_of, time = [file.id] if file.id else [], [file.time] if file.time else []
+    table = open_table(
+        file.path, file.text, [*id_of, *time, *(file.features or ()), *file.exclude], progress
+    )
+    id_of, time = _found(table, *id_of), _found(table, *time)
     excluded = _found(table, *file.exclude)
     left_out = []
-    rest = [name for name in table.names if name not in (*id_of, *excluded)]
+    rest = [name for name in table.names if name not in (*id_of, *time, *excluded)]
     usual = [name for name in rest if not _INDEX(name)]
     kept = _kept_columns(table, file.columns, usual)
     if file.features is not None:
@@ -198,7 +202,8 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
         numbers = [name for name in rest if _INDEX(name)]
         left_out = [f"{name.strip() or 'a column without a name'} (a row number)" for name in numbers]
         names = usual
-    table.load([*names, *id_of, *kept])
+    table.load([*names, *id_of, *time, *kept])
+    times = cells.times(table, time[0], file.missing) if time else None
     ids = cells.ids(table, id_of[0], file.missing) if id_of else None
     values: dict[str, AnyArray] = {}
     for name in names:
@@ -214,10 +219,11 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
         ((name, value),) = values.items()
         every = range(value.shape[1]) if name in file.rounded else ()
-        return NodeTable(value, ids=ids, rounded=every), [name]
+        return NodeTable(value, ids=ids, rounded=every, time=times, time_unit=file.time_unit), [name]
     features, rounded = _side_by_side(values, table, file.rounded)
-    rows = len(table.column([*id_of, *names, *kept][0])) if features is None else None
-    nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded)
+    rows = len(table.column([*id_of, *names, *time, *kept][0])) if features is None else None
+    own: Any = {"time": times, "time_unit": file.time_unit}
+    nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded, **own)
     if kept:
         nodes = replace(nodes, **_read_columns(table, kept, file.missing))
     return nodes, list(values)

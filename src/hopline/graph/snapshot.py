@@ -264,11 +264,6 @@ class Graph:
             left_out=self.left_out,
         )
 
-    def decompressed(self) -> Graph:
-        """The same graph in plain arrays, in memory; weights stay as `compressed` rounded them."""
-        edges = {key: codec.decompress(part) for key, part in self.edges.items()}
-        return Graph(self.schema, self.nodes, edges, left_out=self.left_out)
-
     @property
     def is_compressed(self) -> bool:
         """True if edges are packed."""
