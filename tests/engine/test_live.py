@@ -11,16 +11,20 @@ import pytest
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, StateCachePlan
+from hopline.errors import NodeNotFound
+from hopline.events.parts import merge
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
-from hopline.graph.live.view import LiveView
+from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.graph.live.writer import LiveWriter
+from hopline.jobs.batch.rows import with_all_neighbors
 from hopline.memory.arena import Arena
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import ScoreRequest
 from tests.shared_memory import create_shared
 
+ONE = np.array([True])
 NAMES = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "link"]
 
 
@@ -41,24 +45,31 @@ class Live:
         self.writer = LiveWriter(memory, graph.schema, self.ids, lambda: 0)
         self.writer.fill(graph)
         self.view = LiveView(memory, graph.schema, self.ids)
+        #: Pins the newest version, whatever `view` has pinned.
+        self.newest = self.view.another()
         self.added = 0
 
-    def model(self, caches: bool = True, view: LiveView | None = None) -> Model:
+    def model(self, caches: bool = True, view: LiveView | None = None, exact: bool = False) -> Model:
         spec = read_spec(self.case.folder)
+        spec = with_all_neighbors(spec) if exact else spec
         # a model with learned rows puts them into its view, and events have rows without them
         view = view or (self.view.another() if spec.embeddings else self.view)
         plan = StateCachePlan(spec, view, 2**26 if caches else 0, final=True)
         return Model(self.case.folder, spec, view, plan.build(Arena(plan.num_bytes)))
 
-    def change(self, size: int) -> None:
+    def some(self, name: str, count: int) -> np.ndarray:
+        """Rows of nodes that exist, drawn with repetitions."""
+        with self.newest:
+            index = self.newest.nodes[name].ids
+            return index.nth(self.rng.integers(0, index.num_nodes, count))
+
+    def change(self, size: int, removes: bool = True) -> None:
         """Apply random events of all kinds."""
         rng, graph = self.rng, self.case.graph
         edges, nodes, order = {}, {}, 0
-        for name, part in self.view.nodes.items():
-            with self.view:
-                count = part.num_nodes
+        for name, part in self.newest.nodes.items():
             dim = part.features.shape[1]
-            rows = rng.integers(0, count, size // 4)
+            rows = self.some(name, size // 4)
             known = part.ids.external(rows)
             features = rng.standard_normal((len(rows) + 1, dim)).astype(np.float32)
             new = f"added{self.added}" if part.ids.kind == "string" else 100_000 + self.added
@@ -72,16 +83,13 @@ class Live:
             remove = rng.random(size) < 0.3
             ends = []
             for end in (schema.src, schema.dst):
-                part = self.view.nodes[end]
-                with self.view:
-                    picked = rng.integers(0, part.num_nodes, size)
-                ends.append(part.ids.external(picked))
-            snapshot = self.view.snapshot().edges[key]
+                ends.append(self.newest.nodes[end].ids.external(self.some(end, size)))
+            snapshot = self.newest.snapshot().edges[key]
             if snapshot.num_edges:
                 at = rng.integers(0, snapshot.num_edges, size)
                 dst = np.searchsorted(snapshot.indptr, at, side="right") - 1
                 for end, rows in ((0, snapshot.indices[at].astype(np.int64)), (1, dst)):
-                    part = self.view.nodes[(schema.src, schema.dst)[end]]
+                    part = self.newest.nodes[(schema.src, schema.dst)[end]]
                     known = part.ids.external(rows)
                     ends[end] = [
                         b if gone else a for a, b, gone in zip(ends[end], known, remove, strict=True)
@@ -100,12 +108,28 @@ class Live:
                 else None,
             )
             order += size
+        for name, changes in nodes.items() if removes else ():
+            gone = np.unique(self.some(name, 1 + size // 8))
+            nodes[name] = merge([changes, removal(self.newest.nodes[name], gone, order)])
+            order += len(gone)
         applied = self.writer.apply(Changes(edges, nodes, order))
         assert not [one for one in applied.rejected if one.code != "no_edge"]
 
     def fresh(self) -> Model:
         """The model without state caches on a snapshot of what there is now."""
         return dataclasses.replace(self.case, graph=self.view.snapshot()).model(caches=False)
+
+
+def removal(nodes: LiveNodes, rows: np.ndarray, order: int) -> NodeChanges:
+    """Removes nodes, in events from `order` on."""
+    count, dim = len(rows), nodes.features.shape[1]
+    return NodeChanges(
+        nodes.ids.external(rows),
+        np.zeros(count, bool),
+        np.zeros((count, dim), np.float32),
+        np.arange(order, order + count),
+        remove=np.ones(count, bool),
+    )
 
 
 def scores(model: Model, ids: np.ndarray, as_of: int = NO_CUT) -> np.ndarray:
@@ -116,7 +140,8 @@ def scores(model: Model, ids: np.ndarray, as_of: int = NO_CUT) -> np.ndarray:
 
 def everyone(live: Live) -> np.ndarray:
     with live.view:
-        return np.arange(live.view.nodes[live.model(False).spec.head.node_type].num_nodes)
+        index = live.view.nodes[live.model(False).spec.head.node_type].ids
+        return index.nth(np.arange(index.num_nodes))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "learned"])
@@ -133,6 +158,55 @@ def test_after_any_changes_answers_are_those_of_a_fresh_build(cases, name, cache
         one = some[:1]
         np.testing.assert_array_equal(scores(model, one), scores(fresh, one))
         live.change(1 + 4 * round_)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "learned"])
+def test_after_removals_answers_are_those_of_a_graph_that_never_had_the_nodes(cases, name):
+    """Of all neighbours: a sample is keyed by rows, which are others in the graph that is built anew."""
+    live = Live(cases[name], seed=19)
+    model = live.model(exact=True)
+    for round_ in range(5):
+        live.change(4 * round_)
+        ids = everyone(live)
+        with live.view as view:
+            known = {key: np.delete(np.arange(n.num_nodes), n.ids.removed) for key, n in view.nodes.items()}
+            assert any(len(n.ids.removed) for n in view.nodes.values())
+            names = view.nodes[model.spec.head.node_type].ids.external(ids)
+            never = dataclasses.replace(live.case, graph=view.snapshot().subgraph(known))
+        anew = never.graph.nodes[model.spec.head.node_type].ids
+        assert list(anew.external(np.arange(len(anew)))) == list(names)
+        spec = with_all_neighbors(read_spec(live.case.folder))
+        other = Model(never.folder, spec, never.graph)
+        np.testing.assert_array_equal(scores(model, ids), scores(other, anew.lookup(names)))
+
+
+def test_a_removed_node_is_unknown_and_comes_back_as_another_one(cases):
+    live = Live(cases["sage"], seed=20)
+    answerer = Answerer(live.model(), ("logits",), 1000)
+    nodes = live.view.nodes["node"]
+    with live.view:
+        row = int(np.argmax(live.view.edges["node__to__node"].degree(np.arange(nodes.num_nodes))))
+    name = nodes.ids.external(np.array([row]))
+
+    def ask() -> object:
+        return answerer.answer([ScoreRequest("sage", nodes=name)])[0]
+
+    before = ask()
+    with live.view:  # pins the version that has it
+        gone = removal(nodes, np.array([row]), 0)
+        assert live.writer.apply(Changes({}, {"node": gone}, 1)).num_applied == 1
+        assert nodes.ids.lookup(name)[0] == row
+    assert isinstance(ask(), NodeNotFound)
+    again = live.writer.apply(Changes({}, {"node": gone}, 1))
+    assert [each.code for each in again.rejected] == ["unknown_node"]
+    features = live.case.graph.nodes["node"].features[row : row + 1]
+    live.writer.apply(Changes({}, {"node": NodeChanges(name, ONE, features, np.array([0]))}, 1))
+    with live.view:
+        assert nodes.ids.lookup(name)[0] == nodes.num_nodes - 1 != row
+    after, fresh = ask(), live.fresh()
+    assert (after.outputs["logits"] != before.outputs["logits"]).any()
+    states = scores(fresh, np.array([nodes.num_nodes - 1]))
+    np.testing.assert_array_equal(after.outputs["logits"], fresh.logits(states))
 
 
 @pytest.mark.parametrize("name", ["sage", "gat"])
@@ -255,4 +329,4 @@ def test_whoever_answers_pins_a_version(cases):
         np.testing.assert_array_equal(
             answer.outputs["logits"], live.fresh().logits(scores(live.fresh(), np.arange(5)))
         )
-        live.change(5)
+        live.change(5, removes=False)

@@ -59,6 +59,9 @@ def events_of(changes, schema=SHOP):
         for row in range(len(part)):
             op = "add_node" if part.add[row] else "set_features"
             event = {"op": op, "node_type": name, "node": plain(part.ids[row])}
+            if part.remove is not None and part.remove[row]:
+                found[int(part.order[row])] = {**event, "op": "remove_node"}
+                continue
             found[int(part.order[row])] = {**event, "features": part.features[row].tolist()}
     assert sorted(found) == list(range(changes.num_events))
     for part in (*changes.edges.values(), *changes.nodes.values()):

@@ -95,8 +95,11 @@ items = st.fixed_dictionaries(
         "features": vector(2),
     }
 )
+removals = st.fixed_dictionaries(
+    {"op": st.just("remove_node"), "node_type": st.just("user"), "node": strings}
+) | st.fixed_dictionaries({"op": st.just("remove_node"), "node_type": st.just("item"), "node": ints})
 #: None stands for an event that is none.
-any_events = st.lists(buys | unbuys | knows | users | items | st.none(), max_size=12)
+any_events = st.lists(buys | unbuys | knows | users | items | removals | st.none(), max_size=12)
 
 
 def wanted(event):
@@ -275,7 +278,7 @@ BAD_JSON = [
     ("empty", b"", "malformed", "not an event: empty"),
     ("not UTF-8", b'{"op": "\xff"}', "malformed", "utf-8"),
     ("nested without end", b"[" * 100_000, "malformed", ""),
-    ("no op", {"src": 1}, "malformed", "add_edge, remove_edge, add_node, set_features"),
+    ("no op", {"src": 1}, "malformed", "add_edge, remove_edge, add_node, set_features, remove_node"),
     ("unknown op", {**KNOW, "op": "link"}, "malformed", "'link'"),
     ("field misspelt", {**BUY, "wieght": 1}, "malformed", "wieght"),
     ("a field of another operation", {**KNOW, "node": 1}, "malformed", "node"),
@@ -411,6 +414,7 @@ TAKEN = {
     "remove_edge": {"src", "dst", "edge_type", "time"},
     "add_node": {"node", "node_type", "features"},
     "set_features": {"node", "node_type", "features"},
+    "remove_node": {"node", "node_type"},
 }
 VALUES = {
     "src": "ann",

@@ -45,6 +45,9 @@ class World:
             self._copy(name)
         package(link, self.graph, self.repository, name="link", version="1", fanouts=[4, 3],
                 task="binary", head="dot", check_nodes=20)  # fmt: skip
+        #: Names of rows; "" of removed nodes, which nothing but their row is left of.
+        self.rows = [f"n{i}" for i in range(self.graph.num_nodes)]
+        self.gone: list[str] = []
         edges, part = self.graph.edges[zoo.EDGE], self.graph.nodes["node"]
         self.nodes = {f"n{i}": np.array(part.features[i]) for i in range(part.num_nodes)}
         dst = np.repeat(np.arange(part.num_nodes), np.diff(edges.indptr))
@@ -89,7 +92,7 @@ class World:
 
     def _event(self) -> dict[str, Any]:
         rng, names = self.rng, list(self.nodes)
-        kind, (src, dst) = rng.integers(8), (str(name) for name in rng.choice(names, 2))
+        kind, (src, dst) = rng.integers(9), (str(name) for name in rng.choice(names, 2))
         if kind < 4:
             time_, weight, attr = int(rng.integers(120)), 0.5 + int(rng.integers(8)) / 4, row(rng, 2)
             self.edges.append((src, dst, time_, weight, attr))
@@ -99,16 +102,26 @@ class World:
             src, dst = self.edges[rng.integers(len(self.edges))][:2]
             self.edges = [each for each in self.edges if each[:2] != (src, dst)]
             return {"op": "remove_edge", "src": src, "dst": dst}
+        if kind == 6 and src not in self.rows[:30]:  # which tests ask for
+            del self.nodes[src]
+            self.edges = [each for each in self.edges if src not in each[:2]]
+            self.rows[self.rows.index(src)] = ""
+            self.gone.append(src)
+            return {"op": "remove_node", "node": src}
         features = row(rng, 6)
-        name, op = (f"new{self.num_events}", "add_node") if kind == 6 else (src, "set_features")
+        name, op = (f"new{self.num_events}", "add_node") if kind == 7 else (src, "set_features")
+        if kind == 7:
+            name = self.gone.pop() if self.gone and rng.integers(2) else name
+            self.rows.append(name)
         self.nodes[name] = features
         return {"op": op, "node": name, "features": features.tolist()}
 
     def fresh(self) -> Graph:
-        """A graph of what there is now, built from nothing."""
+        """A graph of what there is now, built from nothing; removed nodes are rows that nobody names."""
         src, dst, times, weights, attrs = zip(*self.edges, strict=True)
+        features = [self.nodes.get(name, np.zeros(6, np.float32)) for name in self.rows]
         return Graph.from_edges(
-            [src, dst], np.stack(list(self.nodes.values())), ids=list(self.nodes),
+            [src, dst], np.stack(features), ids=[name or f"row {at}" for at, name in enumerate(self.rows)],
             edge_time=np.array(times), edge_weight=np.array(weights, np.float32),
             edge_attr=np.array(attrs, np.float32),
         )  # fmt: skip

@@ -57,6 +57,7 @@ def described(world: World, name: str, neighbors: list[str]) -> dict[str, Any]:
 def happen(world: World, *nodes: dict[str, Any]) -> None:
     """Let nodes be in the world, as events would bring them."""
     for node in nodes:
+        world.rows.append(node["id"])
         world.nodes[node["id"]] = np.array(node["features"], np.float32)
     for node in nodes:
         rows = zip(node["neighbors"], node["edge_weight"], node["edge_attr"], strict=True)

@@ -57,6 +57,7 @@ def test_edges_are_in_the_graph_and_features_in_the_store(tmp_path: Path, store:
             (e["src"], e["dst"], e["time"], e["weight"], np.array(e["attr"], np.float32)) for e in events
         ]
         world.nodes["new"] = row(world.rng, 6)
+        world.rows.append("new")
         write(store, {"new": world.nodes["new"]})
         events += [{"op": "add_node", "node": "new"}, {**events[0], "src": "new"}]
         world.edges.append(("new", *world.edges[-3][1:]))

@@ -129,7 +129,7 @@ class GraphComputer(Computer):
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
         for name, model in reversed(self.model.by_type.items()):
-            num_nodes = model.graph.nodes[name].num_nodes
+            num_nodes = model.graph.nodes[name].ids.num_nodes
             for count in (1, min(33, num_nodes)):
                 self._preflight(np.arange(count), model)
             encoder = model.encoder
@@ -160,7 +160,7 @@ class GraphComputer(Computer):
         Raises: HoplineError: edges cannot be read; this version must not take traffic.
         """
         assert self.fetcher is not None
-        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].ids.num_nodes
         for count in (1, min(33, num_nodes)):
             request = self._request(np.arange(count), self.model, self.output_names)
             fetched_edges: dict[str, list[FetchedEdges]] = {}
@@ -185,13 +185,15 @@ class GraphComputer(Computer):
         models, found = [*self.model.by_type.values()], []
         for at, share in enumerate(np.linspace(0.0, 1.0, count)):
             model = models[at % len(models)]
-            num_nodes = model.graph.nodes[model.spec.head.node_type].num_nodes
+            num_nodes = model.graph.nodes[model.spec.head.node_type].ids.num_nodes
             found.append(self._request(np.array([int(share * (num_nodes - 1))]), model))
         return found
 
-    def _request(self, local_ids: IdArray, model: Model, outputs: tuple[str, ...] = ()) -> ScoreRequest:
+    def _request(self, places: IdArray, model: Model, outputs: tuple[str, ...] = ()) -> ScoreRequest:
+        """A request about nodes by their places among those that exist."""
         head = model.spec.head
-        ids = self.model.graph.nodes[head.node_type].ids.external(local_ids)
+        index = self.model.graph.nodes[head.node_type].ids
+        ids = index.external(index.nth(np.minimum(places, index.num_nodes - 1)))
         if head.kind != "link":
             node_type = head.node_type if self._types else ""
             return ScoreRequest(
@@ -199,20 +201,21 @@ class GraphComputer(Computer):
             )
         other = self.model.graph.nodes[head.dst_node_type or head.node_type]
         # the two sides may differ in size
-        targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
+        targets = other.ids.external(other.ids.nth(np.zeros(places.shape[0], np.int64)))
         if head.edge_type:
             made_up = edges_between(model, ids, targets)
             return ScoreRequest(self.name, edges=made_up, outputs=outputs, version=self.version)
         return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
 
-    def _preflight(self, local_ids: IdArray, model: Model, **fields: Any) -> None:
-        request = msgspec.structs.replace(self._request(local_ids, model, tuple(model.offers)), **fields)
-        if fields:
-            self._check(request)
-        # with what there is: the store's rows come with the first requests
-        for outcome in self.answerer.answer_supplied([request], [FetchedInputs(is_last=True)]):
-            if isinstance(outcome, HoplineError):
-                raise outcome
+    def _preflight(self, places: IdArray, model: Model, **fields: Any) -> None:
+        with self._live or contextlib.nullcontext():  # the nodes of the request exist when it is answered
+            request = msgspec.structs.replace(self._request(places, model, tuple(model.offers)), **fields)
+            if fields:
+                self._check(request)
+            # with what there is: the store's rows come with the first requests
+            for outcome in self.answerer.answer_supplied([request], [FetchedInputs(is_last=True)]):
+                if isinstance(outcome, HoplineError):
+                    raise outcome
 
     def num_seeds(self, request: ScoreRequest) -> int:
         """As `Computer.num_seeds`."""

@@ -135,6 +135,7 @@ def most_read(model: Model, count: int) -> IdArray:
     top: IdArray = (
         np.argpartition(-degrees, count - 1)[:count] if count < num_nodes else np.arange(num_nodes)
     )
+    top = np.setdiff1d(top, model.graph.nodes[node_type].ids.removed)
     return top[np.argsort(-degrees[top], kind="stable")]
 
 

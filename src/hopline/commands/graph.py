@@ -292,7 +292,7 @@ def _described(graph: Graph) -> dict[str, Any]:
     for name, schema in graph.schema.node_types.items():
         part = graph.nodes[name]
         nodes[name] = msgspec.to_builtins(schema) | {
-            "num_nodes": part.num_nodes,
+            "num_nodes": part.ids.num_nodes,
             "feature_bytes": part.features.nbytes,
             "columns": _columns(part, schema.feature_names),
         }

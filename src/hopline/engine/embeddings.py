@@ -213,7 +213,7 @@ def _finder(
         rows = np.full(len(nodes), -1, np.int64)
         if (learned.id_kind == "string") == (ids.kind == "string"):
             rows = known.lookup(ids.external(nodes))
-        without = nodes[rows < 0]
+        without = np.setdiff1d(nodes[rows < 0], ids.removed)
         if len(without) and learned.later == "refuse":
             shown = ", ".join(map(repr, np.asarray(ids.external(without[:_SHOWN]), object)))
             shown += ", …" if len(without) > _SHOWN else ""

@@ -294,7 +294,7 @@ class EncodedNodes(LiveNodes):
 
     def encode_all(self) -> None:
         """As `_EncodedRows.encode_all`."""
-        ids = np.arange(self.num_nodes)
+        ids = np.delete(np.arange(self.num_nodes), self.ids.removed)
         slots = super().slots(ids)
         self._encoded.encode_all(_parts(slots), lambda slot: self._shown(slot, ids, slots))
 
@@ -350,10 +350,19 @@ def encode_rows(encoder: RowEncoder, graph: Graph, name: str) -> Iterator[FloatA
     columns = _part(graph, name).columns
     assert columns is not None
     count = len(columns.table)
+    removed = graph.nodes[name].ids.removed if name in graph.nodes else np.empty(0, np.int64)
     for begin in range(0, count, _CHUNK):
         end = min(begin + _CHUNK, count)
         try:
-            yield encoder.encode(columns.values(slice(begin, end)), end - begin)
+            gone = removed[np.searchsorted(removed, begin) : np.searchsorted(removed, end)]
+            if not len(gone):
+                yield encoder.encode(columns.values(slice(begin, end)), end - begin)
+                continue
+            kept = np.delete(np.arange(begin, end), gone - begin)
+            found = encoder.encode(columns.values(kept), len(kept))
+            rows = np.zeros((end - begin, found.shape[1]), np.float32)
+            rows[kept - begin] = found
+            yield rows
         except BadRequest as error:
             where = f"{'edges' if name in graph.edges else 'nodes'} of type {name!r}"
             where += f", counted from row {begin}" if begin else ""

@@ -283,8 +283,8 @@ class Table:
         weight = self._column("weight", rows)
         return EdgeRows(
             numbers,
-            self._ids("src", rows),
-            self._ids("dst", rows),
+            self.ids("src", rows),
+            self.ids("dst", rows),
             self.ops[rows] == OPS.index("remove_edge"),
             None if time is None else _times(time, numbers, refusals),
             None if weight is None else _floats(weight),
@@ -306,7 +306,7 @@ class Table:
             rows, features = rows[:0], None
         cells, texts = self._read(rows, first, what, schema.columns, refusals)
         add = self.ops[rows] == OPS.index("add_node")
-        return NodeRows(rows + first, self._ids("node", rows), add, features, cells, texts)
+        return NodeRows(rows + first, self.ids("node", rows), add, features, cells, texts)
 
     def _refuse_without(
         self, rows: IdArray, first: int, what: str, columns: Sequence[ColumnSchema], refusals: Refusals
@@ -358,7 +358,8 @@ class Table:
             return array
         return array.take(pa.array(rows))
 
-    def _ids(self, name: str, rows: IdArray) -> IdArray | list[Any]:
+    def ids(self, name: str, rows: IdArray) -> IdArray | list[Any]:
+        """Ids of rows: int64 [n], or n values."""
         column = self._column(name, rows)
         if column is None:
             return [None] * len(rows)

@@ -189,20 +189,28 @@ class Decoder:
         self, events: list[Any], numbers: IdArray, refusals: Refusals
     ) -> tuple[dict[str, EdgeChanges], dict[str, NodeChanges]]:
         schema, edges, nodes = self.schema, dict[str, EdgeChanges](), dict[str, NodeChanges]()
-        groups: dict[tuple[bool, str | None], list[int]] = {}
+        groups: dict[tuple[type, str | None], list[int]] = {}
         for row, event in enumerate(events):
-            is_edge = isinstance(event, wire.Edge)
-            groups.setdefault((is_edge, event.edge_type if is_edge else event.node_type), []).append(row)
-        for (is_edge, name), rows in groups.items():
+            is_edge, is_removal = isinstance(event, wire.Edge), type(event) is wire.RemoveNode
+            kind_of: type = wire.Edge if is_edge else wire.RemoveNode if is_removal else wire.AddNode
+            group_of = kind_of, event.edge_type if is_edge else event.node_type
+            groups.setdefault(group_of, []).append(row)
+        for (base, name), rows in groups.items():
             group, places = [events[row] for row in rows], numbers[rows]
-            if is_edge and (key := _type_of(name, self._edge_types, "edge type", places, refusals)):
-                kind = schema.edge_types[key]
-                of_edges = json_rows.edge_rows(group, places, kind, refusals)
-                edges = _merged([edges, {key: checks.edge_changes(of_edges, kind, schema, refusals)}])
-            elif not is_edge and (key := _type_of(name, self._node_types, "node type", places, refusals)):
+            if base is wire.Edge:
+                if key := _type_of(name, self._edge_types, "edge type", places, refusals):
+                    kind = schema.edge_types[key]
+                    of_edges = json_rows.edge_rows(group, places, kind, refusals)
+                    edges = _merged([edges, {key: checks.edge_changes(of_edges, kind, schema, refusals)}])
+            elif key := _type_of(name, self._node_types, "node type", places, refusals):
                 node = schema.node_types[key]
-                of_nodes = json_rows.node_rows(group, places, key, node, refusals)
-                nodes = _merged([nodes, {key: checks.node_changes(of_nodes, key, node, refusals)}])
+                if base is wire.RemoveNode:
+                    ids = [event.node for event in group]
+                    changes = checks.node_removals(ids, places, key, node, refusals)
+                else:
+                    of_nodes = json_rows.node_rows(group, places, key, node, refusals)
+                    changes = checks.node_changes(of_nodes, key, node, refusals)
+                nodes = _merged([nodes, {key: changes}])
         return edges, nodes
 
     def _arrow(
@@ -252,9 +260,16 @@ class Decoder:
             part = table.edge_rows(rows, first, kind, refusals)
             edges[key] = checks.edge_changes(part, kind, schema, refusals)
         for rows, key in _typed(table, table.ops >= 2, "node_type", self._node_types, numbers, refusals):
-            node = schema.node_types[key]
-            row = table.node_rows(rows, first, key, node, refusals)
-            nodes[key] = checks.node_changes(row, key, node, refusals)
+            node, is_removal = schema.node_types[key], table.ops[rows] == wire.OPS.index("remove_node")
+            found = list[NodeChanges]()
+            if not is_removal.all():
+                row = table.node_rows(rows[~is_removal], first, key, node, refusals)
+                found.append(checks.node_changes(row, key, node, refusals))
+            if is_removal.any():
+                gone = rows[is_removal]
+                ids_of = table.ids("node", gone), gone + first
+                found.append(checks.node_removals(*ids_of, key, node, refusals))
+            nodes[key] = parts.merge(found)
         times = np.full(len(table), -1, np.int64)
         given = table.times_ms()
         if given is not None:

@@ -75,11 +75,11 @@ def merge(parts: Sequence[PartT]) -> PartT:
 
     def joined(name: str) -> Any:
         columns = [getattr(part, name) for part in parts]
-        if name == "has_time":
+        if name in ("has_time", "remove"):
             if all(column is None for column in columns):
                 return None
             columns = [
-                np.ones(len(part), np.bool_) if column is None else column
+                np.full(len(part), name == "has_time") if column is None else column
                 for part, column in zip(parts, columns, strict=True)
             ]
         if columns[0] is None:

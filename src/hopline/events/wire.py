@@ -112,8 +112,32 @@ class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_un
     __doc__ = (AddNode.__doc__ or "").replace("Adds a new node, without edges", __doc__.partition(".")[0])
 
 
-Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures
-_KINDS = (AddEdge, RemoveEdge, AddNode, SetFeatures)
+class RemoveNode(
+    _Event, kw_only=True, tag_field="op", tag="remove_node", gc=False, forbid_unknown_fields=True
+):
+    """Removes a node with all its edges, in both directions and of all types.
+
+    Attributes:
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        node: id of the node. A later `add_node` with it adds a new node.
+        node_type: may be left out if the graph has one.
+    """
+
+    node: int | str
+    node_type: str | None = None
+    src: None = None
+    dst: None = None
+    edge_type: None = None
+    time: None = None
+    weight: None = None
+    attr: None = None
+    features: None = None
+    columns: None = None
+
+
+Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures | RemoveNode
+_KINDS = (AddEdge, RemoveEdge, AddNode, SetFeatures, RemoveNode)
 #: Kinds of JSON bodies. Any list is one, because a bad event of a list is refused alone.
 BODY = (
     *_KINDS,

@@ -27,9 +27,22 @@ class IdIndex(ABC):
 
     Attributes:
         kind: "range", "int" or "string".
+        removed: int64 [r], ascending rows of removed nodes. They have no id: `external` makes one up for
+            them, which `lookup` does not know.
     """
 
     kind: IdKind
+    removed: IdArray = read_only(np.empty(0, np.int64))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that exist: rows without those of removed ones."""
+        return len(self) - len(self.removed)
+
+    def nth(self, places: IdArray) -> IdArray:
+        """Rows of nodes by their places among those that exist, int64 [n]."""
+        removed = self.removed
+        return places + np.searchsorted(removed - np.arange(len(removed)), places, side="right")
 
     @functools.cached_property
     def find(self) -> Any:
@@ -102,6 +115,9 @@ class IdIndex(ABC):
     @staticmethod
     def from_arrays(kind: IdKind, num_nodes: int, arrays: Mapping[str, AnyArray]) -> IdIndex:
         """Create an index from the result of `arrays()`; nothing is read or checked."""
+        if "removed" in arrays:
+            own = {name: array for name, array in arrays.items() if name != "removed"}
+            return RemainingIds(IdIndex.from_arrays(kind, num_nodes, own), arrays["removed"])
         if kind == "range":
             return RangeIds(num_nodes)
         if kind == "int":
@@ -225,6 +241,55 @@ class StringIds(IdIndex):
     def arrays(self) -> dict[str, AnyArray]:
         """`blob`, `offsets` and `slots`."""
         return {"blob": self._blob, "offsets": self._offsets, "slots": self._slots}
+
+
+class RemainingIds(IdIndex):
+    """The ids of nodes of which some were removed; the others keep their rows.
+
+    Args:
+        known: the ids of the others, in the order of their rows; row numbers of a range.
+        removed: as `IdIndex.removed`.
+    """
+
+    def __init__(self, known: IdIndex, removed: IdArray) -> None:
+        self.kind, self._known, self.removed = known.kind, known, removed
+
+    def __len__(self) -> int:
+        return len(self._known) + (0 if self.kind == "range" else len(self.removed))
+
+    def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
+        """As those of the others."""
+        self._known.find = self.find
+        found = self._known.lookup(external_ids)
+        if self.kind == "range":
+            return np.where(np.isin(found, self.removed), -1, found)
+        return np.where(found < 0, -1, self.nth(found))
+
+    def external(self, global_ids: IdArray) -> list[str] | IdArray:
+        """As those of the others; made-up texts or numbers for removed nodes."""
+        rows = np.asarray(global_ids, np.int64)
+        place = np.searchsorted(self.removed, rows)
+        gone = np.isin(rows, self.removed)
+        if self.kind == "range":
+            return np.where(gone, no_id(rows), rows)
+        known = self._known.external((rows - place)[~gone])
+        if self.kind == "int":
+            values = no_id(rows)
+            values[~gone] = known
+            return values
+        names = [f"\0removed {row}" for row in rows.tolist()]
+        for at, name in zip(np.flatnonzero(~gone).tolist(), known, strict=True):
+            names[at] = str(name)
+        return names
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Also `removed`."""
+        return {**self._known.arrays(), "removed": self.removed}
+
+
+def no_id(rows: IdArray) -> IdArray:
+    """Numbers in place of ids of removed nodes, int64 [n]."""
+    return np.iinfo(np.int64).min + rows
 
 
 def _check_unicode(values: Sequence[str], what: str) -> None:

@@ -100,7 +100,12 @@ def wrong_edges(adjacency: Adjacency, num_destinations: int, num_sources: int) -
 
 def wrong_ids(arrays: Mapping[str, AnyArray], num_nodes: int) -> str:
     """The error in the arrays of `IdIndex.arrays`; "" for none. Empty for row numbers."""
-    if not arrays:
+    removed = arrays.get("removed", _NO_TIMES)
+    if len(removed):
+        if removed[0] < 0 or removed[-1] >= num_nodes or (np.diff(removed) <= 0).any():
+            return f"removed does not name rows of {num_nodes} in ascending order"
+        num_nodes -= len(removed)
+    if "slots" not in arrays:
         return ""
     slots = arrays["slots"]
     if len(slots) & (len(slots) - 1) or len(slots) <= num_nodes:

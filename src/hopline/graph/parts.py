@@ -38,7 +38,7 @@ class Nodes:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """N, rows; some may be of removed nodes, see `ids.removed`."""
         return len(self.features)
 
     @property

@@ -300,7 +300,7 @@ class Graph:
     @property
     def num_nodes(self) -> int:
         """Nodes of all types."""
-        return sum(part.num_nodes for part in self.nodes.values())
+        return sum(part.ids.num_nodes for part in self.nodes.values())
 
     @property
     def num_edges(self) -> int:

@@ -7,6 +7,7 @@
     nodes/<type>/labels.arrow         the same for training only: graph.json does not list it
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
+    nodes/<type>/ids/removed.npy      int64, rows of removed nodes; the other files have none of them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
     edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
     edges/<key>/columns.npy           as of nodes, in the order of the lists
@@ -42,8 +43,8 @@ from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative. 6: columns whose integers may be rounded are listed. 7: types may be derived.
-#: 8: nodes may have columns. 9: edges may. 10: edges may have ids.
-FORMAT_VERSION = 10
+#: 8: nodes may have columns. 9: edges may. 10: edges may have ids. 11: rows may be of removed nodes.
+FORMAT_VERSION = 11
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST, _LABELS = "graph.json", "nodes/{}/labels.arrow"
@@ -61,6 +62,7 @@ _KINDS = {
     "id_slots": ("int32", 1),
     "blob": ("uint8", 1),
     "offsets": ("int64", 1),
+    "removed": ("int64", 1),
     "columns": ("uint8", 1),
 }
 #: Files whose numbers are only computed with.
@@ -169,7 +171,7 @@ def save(
                 for key, part in edges.items()
             },
             arrays=stored,
-            format=_format_of(schema, edges),
+            format=_format_of(schema, nodes, edges),
             producer={"numpy": np.__version__},
             left_out=dict(left_out or {}),
         )
@@ -181,9 +183,11 @@ def save(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
+def _format_of(schema: GraphSchema, nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    if any(len(part.ids.removed) for part in nodes.values()):
+        return 11
     if any(edge.id_column for edge in schema.edge_types.values()):
         return 10
     if any(edge.columns for edge in schema.edge_types.values()):

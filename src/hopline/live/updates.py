@@ -381,7 +381,7 @@ class LiveUpdates:
                 "graph_version": graph.version,
                 "sequence": graph.clock.version,
                 "age_ms": self._age_ms(),
-                "nodes": {name: part.num_nodes for name, part in graph.nodes.items()},
+                "nodes": {name: part.ids.num_nodes for name, part in graph.nodes.items()},
                 "edges": {key: part.num_edges for key, part in graph.edges.items()},
                 "writer": "up" if self._link.is_up else "away",
             }

@@ -24,6 +24,8 @@ class Oracle:
         self.users: dict[str, np.ndarray] = {f"u{i}": _row(rng, 3) for i in range(num_users)}
         self.items: dict[int, np.ndarray] = {1000 + i: _row(rng, 2) for i in range(num_items)}
         users, items = list(self.users), list(self.items)
+        #: Removed users, whose names come again.
+        self.gone: list[str] = []
         #: (src, dst, time, weight) and (src, dst, attr)
         self.buys: list[tuple[Any, ...]] = [
             (users[rng.integers(num_users)], items[rng.integers(num_items)], int(rng.integers(50)), _f(rng))
@@ -63,7 +65,7 @@ class Oracle:
         users: list[tuple[Any, ...]] = []
         items: list[tuple[Any, ...]] = []
         for order in range(size):
-            kind = rng.integers(10)
+            kind = rng.integers(12)
             some_users, some_items = list(self.users), list(self.items)
             user = some_users[rng.integers(len(some_users))]
             other = some_users[rng.integers(len(some_users))]
@@ -90,13 +92,23 @@ class Oracle:
                 self.knows = [e for e in self.knows if not (e[0] == src and e[1] == dst)]
                 knows.append((src, dst, True, order, np.zeros(2, np.float32)))
             elif kind == 7:
-                name, row = f"new{len(self.users)}", _row(rng, 3)
+                name, row = f"new{rng.integers(2**60)}", _row(rng, 3)
                 self.users[name] = row
-                users.append((name, True, row, order))
+                users.append((name, True, row, order, False))
             elif kind == 8:
                 row = _row(rng, 3)
                 self.users[user] = row
-                users.append((user, False, row, order))
+                users.append((user, False, row, order, False))
+            elif kind == 10 and len(self.users) > 2:
+                del self.users[user]
+                self.buys = [each for each in self.buys if each[0] != user]
+                self.knows = [each for each in self.knows if user not in each[:2]]
+                self.gone.append(user)
+                users.append((user, False, _row(rng, 3), order, True))
+            elif kind == 11 and self.gone:
+                name, row = self.gone.pop(rng.integers(len(self.gone))), _row(rng, 3)
+                self.users[name] = row
+                users.append((name, True, row, order, False))
             else:
                 key, row = 5000 + len(self.items), _row(rng, 2)
                 if rng.integers(2):
@@ -130,6 +142,7 @@ class Oracle:
                 add=np.array([e[1] for e in users]),
                 features=np.array([e[2] for e in users], np.float32),
                 order=np.array([e[3] for e in users], np.int64),
+                remove=np.array([e[4] for e in users]),
             )
         if items:
             nodes[ITEM] = NodeChanges(

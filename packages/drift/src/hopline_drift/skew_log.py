@@ -126,10 +126,10 @@ class Known:
     def of_graph(cls, graph: Graph, name: str, types: Mapping[str, ColumnType]) -> Known:
         """The rows of a type: columns of nodes or edges, or features of nodes by name."""
         own: Any = graph.edges[name] if name in graph.edges else graph.nodes[name]
-        rows = np.arange(0 if name in graph.edges else own.num_nodes)
+        rows = np.empty(0, np.int64) if name in graph.edges else own.ids.nth(np.arange(own.ids.num_nodes))
         ids = own.ids.external(rows) if len(rows) else ()
         if own.columns is not None and (name in graph.edges or not own.features.shape[1]):
-            values = own.columns.values(slice(0, len(own.columns.table)))
+            values = own.columns.values(rows if len(rows) else slice(0, len(own.columns.table)))
         elif name in graph.edges:
             raise BadRequest(f"--graph: its {name} has no columns, which the model reads")
         else:

@@ -73,8 +73,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         time_unit: unit of integers in the column of times.
         na, fill: as in `Missing`. round: as `NodeFile.rounded`.
         header, delimiter, encoding, comment: as in `TextFormat`.
-        deletes: what a change feed does with a deleted row that is a node: it is refused, or stays
-            without edges ("keep").
+        deletes: what a change feed does with a deleted row that is a node: the node is removed, or stays
+            without the row's edges ("keep").
     """
 
     file: str = ""
@@ -93,7 +93,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delimiter: str | None = None
     encoding: str = "utf-8"
     comment: str | None = None
-    deletes: Literal["refuse", "keep"] = "refuse"
+    deletes: Literal["remove", "keep"] = "remove"
 
     def named(self, *roles: Role) -> list[str]:
         """The columns that have one of the roles."""

@@ -144,13 +144,10 @@ class _Rows:
 
     def removed(self) -> list[dict[str, Any]]:
         """The events of a deleted row."""
-        old = self._old()
-        if self._table.key and self._table.deletes == "refuse":
-            raise GraphError(
-                f"{self._name}: row {self._id(old, self._table.key)!r} was deleted, and live graphs remove "
-                'no nodes; deletes = "keep" of the table removes its edges and keeps the node'
-            )
-        return [_removal(each) for each in self._edges(old)]
+        if self._table.key and self._table.deletes == "remove":
+            row = self._given(self._before, "before")
+            return [{"op": "remove_node", "node_type": self._name, "node": self._id(row, self._table.key)}]
+        return [_removal(each) for each in self._edges(self._old())]
 
     def check_unique(self, key: str) -> None:
         """Refuse a change of an edge that may be one of several between its ends."""

@@ -108,12 +108,12 @@ def _of_graph(graph: Graph, name: str, batch: int) -> _Source:
     table = None if nodes.columns is None else nodes.columns.table
 
     def batches() -> Iterator[tuple[ExternalIds, Any]]:
-        for first in range(0, nodes.num_nodes, batch):
-            rows = np.arange(first, min(first + batch, nodes.num_nodes))
-            of_table = None if table is None else table.slice(first, batch).to_pydict()
-            yield nodes.ids.external(rows), of_table or nodes.features[first : first + batch]
+        for first in range(0, nodes.ids.num_nodes, batch):
+            rows = nodes.ids.nth(np.arange(first, min(first + batch, nodes.ids.num_nodes)))
+            of_table = None if table is None else table.take(rows).to_pydict()
+            yield nodes.ids.external(rows), of_table or nodes.features[rows]
 
-    return _Source(_group_of(graph, name), nodes.num_nodes, batches())
+    return _Source(_group_of(graph, name), nodes.ids.num_nodes, batches())
 
 
 def _of_file(path: Path, id_column: str, name: str | None, batch: int, columns: bool) -> _Source:
@@ -175,10 +175,12 @@ async def _compare(
         return
     for line in (column_differences if expected.types else differences)(expected, stored):
         yield f"schema: {line}"
-    if (stored.dim != expected.dim and not expected.types) or not nodes.num_nodes:
+    if (stored.dim != expected.dim and not expected.types) or not nodes.ids.num_nodes:
         return
-    num = min(sample, nodes.num_nodes)
-    rows = np.sort(np.random.default_rng(seed).choice(nodes.num_nodes, num, replace=False))
+    num = min(sample, nodes.ids.num_nodes)
+    rows = nodes.ids.nth(
+        np.sort(np.random.default_rng(seed).choice(nodes.ids.num_nodes, num, replace=False))
+    )
     ids = nodes.ids.external(rows)
     if nodes.columns is not None:
         fetched = await store.fetch_columns(expected, ids)

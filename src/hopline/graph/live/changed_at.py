@@ -85,6 +85,26 @@ def _mark_out(sources, indptr, out, first, targets, following, changed_at, versi
     return count
 
 
+@njit(nogil=True, cache=True)
+def _list_out(sources, indptr, out, first, targets, following, src, dst):  # type: ignore[no-untyped-def]
+    """Fill src and dst, as far as they go, with the edges from sources; returns their number."""
+    base, count, room = indptr.shape[0] - 1, 0, src.shape[0]
+    for i in range(sources.shape[0]):
+        u = sources[i]
+        p, end = (indptr[u], indptr[u + 1]) if u < base else (np.int64(0), np.int64(0))
+        link = np.int64(first[u])
+        while p < end or link >= 0:
+            v = np.int64(out[p]) if p < end else np.int64(targets[link])
+            if p < end:
+                p += 1
+            else:
+                link = np.int64(following[link])
+            if count < room:
+                src[count], dst[count] = u, v
+            count += 1
+    return count
+
+
 class OutNeighbors:
     """For each source node, the destinations whose lists contain it, for one edge type."""
 
@@ -119,6 +139,15 @@ class OutNeighbors:
             self._targets = _grown(self._targets, size)
             self._following = _grown(self._following, size)
         self._used = int(_add(self._first, self._targets, self._following, self._used, src, dst))
+
+    def edges_of(self, sources: IdArray) -> tuple[IdArray, IdArray]:
+        """The edges from sources, int64 [n], and perhaps removed ones: their ends, int64 each."""
+        found = (self._indptr, self._out, self._first, self._targets, self._following)
+        src = dst = np.empty(0, np.int64)
+        if count := _list_out(sources, *found, src, dst):
+            src, dst = np.empty(count, np.int64), np.empty(count, np.int64)
+            _list_out(sources, *found, src, dst)
+        return src, dst
 
     def mark(
         self, sources: IdArray, changed_at: IdArray, version: int, frontier: IdArray, count: int

@@ -1,4 +1,4 @@
-"""Changes of a graph: edges are added and removed, nodes are added, feature rows are set.
+"""Changes of a graph: edges and nodes are added and removed, feature rows are set.
 
 A batch of events is stored as columns, one group for each edge type and node type. `order` restores the
 order in which the events arrived over all groups: a row may refer to nodes that the graph has, or that an
@@ -52,15 +52,17 @@ class EdgeChanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeChanges:
-    """Nodes of one type that were added, or whose features were set, n rows.
+    """Nodes of one type that were added or removed, or whose features were set, n rows.
 
     Attributes:
         ids: the caller's ids.
-        add: bool [n]; False sets the features of an existing node.
+        add: bool [n]; False sets the features of an existing node, or removes it.
         features: float32 [n, d].
         order: int64 [n], ascending positions in the batch.
         cells, texts: float64 [n, columns] and objects [n, columns of texts] as `values_of` takes them; None
             where the type has no columns.
+        remove: bool [n], which nodes are removed with all their edges; None for none. Their rows are not
+            read.
     """
 
     ids: Ids
@@ -69,6 +71,7 @@ class NodeChanges:
     order: IdArray
     cells: NDArray[np.float64] | None = None
     texts: AnyArray | None = None
+    remove: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.add)

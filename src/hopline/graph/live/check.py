@@ -1,14 +1,15 @@
 """Decides which events of a batch can be applied, and to which rows they refer. Changes nothing.
 
 Events are checked in the order of arrival: an edge may refer to a node that an earlier event of the same
-batch adds, but not to one that a later event adds.
+batch adds, but not to one that a later event adds, or that an earlier one removes. The removal of a node
+removes the edges that it has in the graph, and those that earlier events of the batch add.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,10 @@ NOT_SIGNED = (
 )
 
 Reject = Callable[[NDArray[np.bool_], AnyArray, str, Callable[[int], str]], None]
+#: Ids that a batch adds or removes -> (place of the event, row from then on, -1 for none), in order.
+Steps = dict[ExternalId, list[tuple[int, int]]]
+#: The ends of the edges of own types that rows of a node type have now, and perhaps of more.
+EdgesOf = Callable[[str, IdArray], Mapping[str, tuple[IdArray, IdArray]]]
 
 
 @dataclass(slots=True)
@@ -43,6 +48,8 @@ class NodeRows:
         added: the caller's ids of new nodes, in order; they become `first`, `first` + 1, ….
         ids: int64 [n] global ids whose rows are set, in order; values: float32 [n, dim].
         cells, texts: as in `NodeChanges`.
+        removed: int64 [r] global ids of nodes that are removed; their rows are set to nothing.
+        removed_by: int64 [r], ascending places of those events.
     """
 
     first: int
@@ -51,6 +58,8 @@ class NodeRows:
     values: FloatArray
     cells: AnyArray
     texts: AnyArray
+    removed: IdArray
+    removed_by: IdArray
 
 
 class Edge(NamedTuple):
@@ -86,6 +95,24 @@ class EdgeRows:
     cells: AnyArray
     texts: AnyArray
     slots: NDArray[np.int32]
+
+    def without(self, src: IdArray, dst: IdArray, order: IdArray) -> EdgeRows:
+        """These changes, and removals of the edges between more ends, int64 [n] each, of events `order`."""
+        src, dst, order = (
+            np.concatenate(pair)
+            for pair in ((self.del_src, src), (self.del_dst, dst), (self.del_order, order))
+        )
+        by, more = np.lexsort((order, src, dst)), len(order) - len(self.del_time)
+        time = np.concatenate([self.del_time, np.zeros(more, np.int64)])[by]
+        has_time = np.concatenate([self.del_has_time, np.zeros(more, np.bool_)])[by]
+        return replace(
+            self,
+            del_dst=dst[by],
+            del_src=src[by],
+            del_time=time,
+            del_has_time=has_time,
+            del_order=order[by],
+        )
 
     def reverse(self) -> EdgeRows:
         """The same changes of the edges against their direction."""
@@ -123,6 +150,7 @@ def check(
     ids: Mapping[str, IdIndex],
     counts: Mapping[str, int],
     room: Mapping[str, int],
+    edges_of: EdgesOf,
     with_ids: Mapping[str, Callable[[Sequence[str]], dict[str, Edge]]],
 ) -> Checked:
     """Check a batch.
@@ -130,7 +158,7 @@ def check(
     Args:
         skip: bool [num_events], events that were seen before.
         with_ids: edge type -> finds edges by their ids.
-        ids: node type -> index. counts: existing nodes. room: nodes that can still be added.
+        ids: node type -> index. counts: rows. room: nodes that can still be added.
     """
     checked = Checked(~skip)
 
@@ -145,7 +173,7 @@ def check(
         why = f"{what} type {name!r} is unknown; the graph has {', '.join(map(repr, there))}"
         reject(np.ones(len(order), bool), order, "unknown_type", lambda _: why)
 
-    new: dict[str, dict[ExternalId, tuple[int, int]]] = {}
+    steps: dict[str, Steps] = {}
     for node_type, nodes in changes.nodes.items():
         known = schema.node_types.get(node_type)
         if known is None:
@@ -153,19 +181,20 @@ def check(
             continue
         index = ids[node_type]
         found = _found(index, nodes.ids, nodes.order, reject, f"nodes of {node_type!r}")
-        rows, added = _check_nodes(
+        checked.nodes[node_type], steps[node_type] = _check_nodes(
             node_type, known, nodes, found, checked, reject, counts[node_type], room[node_type]
         )
-        checked.nodes[node_type] = rows
-        new[node_type] = added
     for key, edges in changes.edges.items():
         edge = schema.own_edge_types.get(key)
         if edge is None:
             unknown("edge", key, schema.own_edge_types, edges.order)
             continue
-        checked.edges[key] = _check_edges(key, edge, edges, ids, new, checked, reject, with_ids[key])
-        if schema.both_directions:
-            checked.edges[reverse_key(key)] = checked.edges[key].reverse()
+        checked.edges[key] = _check_edges(key, edge, edges, ids, steps, checked, reject, with_ids[key])
+    for node_type in steps:
+        if len(checked.nodes[node_type].removed):
+            _remove_edges(node_type, edges_of, schema, checked)
+    if schema.both_directions:
+        checked.edges |= {reverse_key(key): edges.reverse() for key, edges in checked.edges.items()}
     checked.rejected.sort(key=lambda rejected: rejected.order)
     return checked
 
@@ -197,9 +226,10 @@ def _check_nodes(
     reject: Reject,
     count: int,
     room: int,
-) -> tuple[NodeRows, dict[ExternalId, tuple[int, int]]]:
+) -> tuple[NodeRows, Steps]:
     order, values, dim = nodes.order, nodes.features, schema.feature_dim
     everyone = np.ones(len(nodes), bool)
+    remove = ~everyone if nodes.remove is None else nodes.remove
     if values.ndim != 2 or values.shape[1] != dim:
         shape = list(values.shape[1:])
         reject(
@@ -208,7 +238,8 @@ def _check_nodes(
         )  # fmt: skip
     cells, texts = _cells(nodes, schema, everyone, reject, f"node type {node_type!r}")
     if cells is None or not checked.accepted[order].any():
-        return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32), texts[:0], texts[:0]), {}
+        none = np.empty((0, dim), np.float32), texts[:0], texts[:0]
+        return NodeRows(count, [], _NO_INTS, *none, _NO_INTS, _NO_INTS), {}
     rounded = narrow.rounded(values, schema.feature_dtype)
     finite = np.asarray((np.isfinite(values) & np.isfinite(rounded)).all(axis=1))
     reject(
@@ -218,32 +249,77 @@ def _check_nodes(
     def exists(name: Any) -> str:
         return f"node {_shown(name)} of type {node_type!r} exists; set its features instead"
 
-    reject(nodes.add & (found >= 0), order, "node_exists", lambda at: exists(nodes.ids[at]))
+    one_by_one = found < 0
+    if remove.any():  # rows that are removed may be named by other events of the batch
+        one_by_one |= np.isin(found, found[remove])
+        rounded, cells, texts = np.array(rounded), np.array(cells), np.array(texts)
+        rounded[remove], cells[remove], texts[remove] = 0.0, np.nan, None
+    reject(nodes.add & ~one_by_one, order, "node_exists", lambda at: exists(nodes.ids[at]))
     targets = found.copy()
-    added: dict[ExternalId, tuple[int, int]] = {}
+    steps: Steps = {}
     names: list[ExternalId] = []
-    for at in np.flatnonzero(found < 0).tolist():
+    for at in np.flatnonzero(one_by_one).tolist():
         place = int(order[at])
         if not checked.accepted[place]:
             continue
         name: ExternalId = nodes.ids[at] if isinstance(nodes.ids[at], str) else int(nodes.ids[at])
-        earlier = added.get(name)
-        if earlier is not None and earlier[1] < place and not nodes.add[at]:
-            targets[at] = earlier[0]
-        elif not nodes.add[at]:
+        targets[at] = _row_at(steps, name, place, int(found[at]))
+        if targets[at] < 0 and not nodes.add[at]:
             why = f"node {_shown(name)} of type {node_type!r} is unknown"
             _one(reject, at, order, "unknown_node", why)
-        elif earlier is not None:
+        elif remove[at]:
+            steps.setdefault(name, []).append((place, -1))
+        elif not nodes.add[at]:
+            continue
+        elif targets[at] >= 0:
             _one(reject, at, order, "node_exists", exists(name))
         elif len(names) >= room:
             why = f"no room for more nodes of type {node_type!r}: live.spare_nodes are used up"
             _one(reject, at, order, "full", f"{why}; restart the server with more")
         else:
             targets[at] = count + len(names)
-            added[name] = (targets[at], place)
+            steps.setdefault(name, []).append((place, int(targets[at])))
             names.append(name)
     keep = checked.accepted[order] & (targets >= 0)
-    return NodeRows(count, names, targets[keep], rounded[keep], cells[keep], texts[keep]), added
+    own, gone = (targets[keep], rounded[keep], cells[keep], texts[keep]), keep & remove
+    return NodeRows(count, names, *own, targets[gone], order[gone]), steps
+
+
+def _row_at(steps: Steps, name: ExternalId, place: int, before: int) -> int:
+    """The row of an id at a place of the batch, -1 for none; `before` is that before the batch."""
+    for at, row in steps.get(name, ()):
+        if at < place:
+            before = row
+    return before
+
+
+def _remove_edges(node_type: str, edges_of: EdgesOf, schema: GraphSchema, checked: Checked) -> None:
+    """Add removals of all edges that removed nodes have, in the graph and from earlier in the batch."""
+    nodes = checked.nodes[node_type]
+    removed, place = nodes.removed, np.argsort(nodes.removed)
+    for key, (src, dst) in edges_of(node_type, removed[removed < nodes.first]).items():
+        kind = schema.edge_types[key]
+        rows = checked.edges.get(key) or _no_edges(kind)
+        for end, name in ((0, kind.src), (1, kind.dst)):
+            if name != node_type:
+                continue
+            sides = np.concatenate([src, rows.add_src]), np.concatenate([dst, rows.add_dst])
+            gone = np.isin(sides[end], removed)
+            by = nodes.removed_by[place[np.searchsorted(removed, sides[end][gone], sorter=place)]]
+            rows = rows.without(sides[0][gone], sides[1][gone], by)
+        checked.edges[key] = rows
+
+
+def _no_edges(schema: EdgeTypeSchema) -> EdgeRows:
+    attr = np.empty(
+        (0, 1 if schema.columns else schema.attr_dim), np.int32 if schema.columns else np.float32
+    )
+    num_texts = sum(column.type == "text" for column in schema.columns)
+    return EdgeRows(
+        _NO_INTS, _NO_INTS, _NO_INTS, _NO_FLOATS, attr, _NO_INTS,
+        _NO_INTS, _NO_INTS, _NO_INTS, np.empty(0, np.bool_), _NO_INTS,
+        np.empty((0, len(schema.columns))), np.empty((0, num_texts), object), np.empty(0, np.int32),
+    )  # fmt: skip
 
 
 def _cells(
@@ -271,7 +347,7 @@ def _check_edges(
     schema: EdgeTypeSchema,
     edges: EdgeChanges,
     ids: Mapping[str, IdIndex],
-    new: Mapping[str, Mapping[ExternalId, tuple[int, int]]],
+    steps: Mapping[str, Steps],
     checked: Checked,
     reject: Reject,
     with_ids: Callable[[Sequence[str]], dict[str, Edge]],
@@ -283,15 +359,13 @@ def _check_edges(
         (schema.dst, edges.dst, "destination"),
     ):
         found = _found(ids[node_type], external, order, reject, f"{what} of {key!r}")
-        missing = found < 0
-        if missing.any():
-            found = found.copy()
-            just_added = new.get(node_type, {})
-            for at in np.flatnonzero(missing).tolist():
+        removed = checked.nodes[node_type].removed if node_type in steps else _NO_INTS
+        moved = (found < 0) | np.isin(found, removed) if len(removed) else found < 0
+        if moved.any():
+            found, own = found.copy(), steps.get(node_type, {})
+            for at in np.flatnonzero(moved).tolist():
                 name = external[at] if isinstance(external[at], str) else int(external[at])
-                place = just_added.get(name)
-                if place is not None and place[1] < order[at]:
-                    found[at] = place[0]
+                found[at] = _row_at(own, name, int(order[at]), int(found[at]))
             reject(
                 found < 0, order, "unknown_node",
                 lambda at, e=external, w=what, t=node_type: (  # type: ignore[misc]

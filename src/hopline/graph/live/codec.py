@@ -115,6 +115,7 @@ class _Nodes(msgspec.Struct, array_like=True):
     columns: int = -1
     num_texts: int = 0
     text_bytes: int = 0
+    remove: bool = False
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -281,7 +282,10 @@ def _put_nodes(columns: _Columns, name: str, group: NodeChanges) -> _Nodes:
     first = columns.order(group.order, n)
     dim = int(np.shape(group.features)[-1])
     columns.put(f"features of {name}", group.features, _FLOAT, (n, dim))
-    return _Nodes(name, n, id_bytes, first, dim, *_put_cells(columns, name, group))
+    cells, remove = _put_cells(columns, name, group), group.remove is not None
+    if remove:
+        columns.put(f"remove of {name}", group.remove, _BOOL, (n,))
+    return _Nodes(name, n, id_bytes, first, dim, *cells, remove)
 
 
 def _put_cells(columns: _Columns, name: str, group: EdgeChanges | NodeChanges) -> tuple[int, int, int]:
@@ -396,7 +400,10 @@ def _take_nodes(cursor: _Cursor, head: _Nodes, num_events: int) -> NodeChanges:
     add = cursor.take(_BOOL, n)
     order = cursor.order(n, head.first, num_events)
     features = cursor.rows(n, head.dim)
-    return NodeChanges(ids, add, features, order, *_take_cells(cursor, head))
+    cells, texts = _take_cells(cursor, head)
+    return NodeChanges(
+        ids, add, features, order, cells, texts, cursor.take(_BOOL, n) if head.remove else None
+    )
 
 
 def _take_cells(cursor: _Cursor, head: _Edges | _Nodes) -> tuple[AnyArray | None, AnyArray | None]:

@@ -210,6 +210,14 @@ class EdgeWriter(ColumnWriter):
                 retired, memory.records, memory.indices, self._pool, self._free_records, self._counters
             )
 
+    def edges_of(self, rows: IdArray) -> tuple[IdArray, IdArray]:
+        """The edges into destinations, int64 [n]: sources and destinations, int64 each."""
+        memory, heads = self.memory, self.memory.heads[rows]
+        listed = memory.records[heads[heads >= 0]]
+        counts = listed[:, DEGREE]
+        places = np.repeat(listed[:, START] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return memory.indices[places].astype(np.int64), np.repeat(rows[heads >= 0], counts)
+
     @property
     def num_edges(self) -> int:
         """Of the newest version."""

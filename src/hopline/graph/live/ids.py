@@ -1,7 +1,9 @@
 """The ids of a live graph's nodes: the original ids, and those that were added later.
 
 Added ids lie in the shared memory, in order of arrival, with a hash table over them. A node exists for a
-reader from the version on that added it: ids beyond the node count of the reader's version are unknown.
+reader from the version on that added it: ids beyond the node count of the reader's version are unknown. It
+exists until the version that removed it. Its row stays, and one that is added again gets another row: the
+table has both.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from hopline.errors import BadRequest
 from hopline.graph import id_values
 from hopline.graph.hash_table import _bytes_equal, _bytes_hash, _mix
-from hopline.graph.ids import IdIndex, RangeIds, StringIds
+from hopline.graph.ids import IdIndex, RangeIds, RemainingIds, StringIds
 from hopline.graph.live.memory import ColumnMemory, NodeMemory
 from hopline.kernels.intrinsics import release_fence
 from hopline.kernels.jit import njit
@@ -35,10 +37,8 @@ def _find_ints(values, slots, wanted, found, first, count):  # type: ignore[no-u
         at = _mix(np.uint64(wanted[i])) & mask
         while slots[at] > 0:
             row = slots[at] - 1
-            if values[row] == wanted[i]:
-                if first + row < count:
-                    found[i] = first + row
-                break
+            if values[row] == wanted[i] and first + row < count:
+                found[i] = max(found[i], first + row)
             at = (at + _ONE) & mask
 
 
@@ -48,7 +48,7 @@ def _add_ints(values, slots, added, first):  # type: ignore[no-untyped-def]
     for i in range(added.shape[0]):
         values[first + i] = added[i]
         at = _mix(np.uint64(added[i])) & mask
-        while slots[at] > 0 and values[slots[at] - 1] != added[i]:
+        while slots[at] > 0 and slots[at] - 1 != first + i:
             at = (at + _ONE) & mask
         release_fence()
         slots[at] = first + i + 1
@@ -65,10 +65,10 @@ def _find_strings(blob, offsets, slots, wanted, lengths, found, first, count):  
         at = _bytes_hash(wanted, begin, end) & mask
         while slots[at] > 0:
             row = slots[at] - 1
-            if _bytes_equal(wanted, begin, end, blob, offsets[row], offsets[row + 1]):
-                if first + row < count:
-                    found[i] = first + row
-                break
+            if first + row < count and _bytes_equal(
+                wanted, begin, end, blob, offsets[row], offsets[row + 1]
+            ):
+                found[i] = max(found[i], first + row)
             at = (at + _ONE) & mask
 
 
@@ -83,10 +83,7 @@ def _add_strings(blob, offsets, slots, added, lengths, first):  # type: ignore[n
             blob[target + k] = added[begin + k]
         offsets[first + i + 1] = target + end - begin
         at = _bytes_hash(added, begin, end) & mask
-        while slots[at] > 0:
-            row = slots[at] - 1
-            if _bytes_equal(added, begin, end, blob, offsets[row], offsets[row + 1]):
-                break
+        while slots[at] > 0 and slots[at] - 1 != first + i:
             at = (at + _ONE) & mask
         release_fence()
         slots[at] = first + i + 1
@@ -98,12 +95,14 @@ class _Texts:
     id_offsets: IdArray
     id_blob: NDArray[np.uint8]
     id_values: IdArray
+    removed_at: IdArray
 
 
 def texts_of(memory: ColumnMemory) -> LiveIds:
     """The distinct texts in the columns of a type, by their places."""
-    own = _Texts(memory.text_slots, memory.text_offsets, memory.text_blob, memory.num_texts)
-    return LiveIds(StringIds.of([], "texts"), own, 0, lambda: int(memory.num_texts[0]))
+    none = np.zeros(1, np.int64)
+    own = _Texts(memory.text_slots, memory.text_offsets, memory.text_blob, memory.num_texts, none)
+    return LiveIds(StringIds.of([], "texts"), own, 0, lambda: int(memory.num_texts[0]), lambda: 0)
 
 
 class LiveIds(IdIndex):
@@ -113,30 +112,52 @@ class LiveIds(IdIndex):
         base: ids of a snapshot of the same lineage; it may have more nodes than the memory started with.
         memory: of the node type.
         first: nodes that the memory started with.
-        count: number of nodes at the reader's version.
+        count: rows of nodes at the reader's version.
+        version: of the reader.
     """
 
     def __init__(
-        self, base: IdIndex, memory: NodeMemory | _Texts, first: int, count: Callable[[], int]
+        self,
+        base: IdIndex,
+        memory: NodeMemory | _Texts,
+        first: int,
+        count: Callable[[], int],
+        version: Callable[[], int],
     ) -> None:
         self.kind = base.kind
         self._base = base
         self._memory = memory
         self._first = first
         self._count = count
+        self._version = version
 
     def __len__(self) -> int:
         return self._count()
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """Look ids up among those of the snapshot, then among added ones."""
-        found = self._base.lookup(external_ids)
+        found = self._existing(self._base.lookup(external_ids))
         count = self._count()
         if count > self._first and bool((found < 0).any()):
-            found = self._find_added(external_ids, np.array(found), count)
+            found = self._existing(self._find_added(external_ids, np.array(found), count))
         if len(self._base) > count:
             found = np.where(found < count, found, -1)
         return found
+
+    def _existing(self, found: IdArray) -> IdArray:
+        """Rows, int64 [n]; -1 for those of removed nodes."""
+        removed_at = self._memory.removed_at
+        if removed_at[-1] == 0:  # none was ever removed
+            return found
+        at = removed_at[found]
+        return np.where((found >= 0) & (at > 0) & (at <= self._version() + 1), -1, found)
+
+    @property
+    def removed(self) -> IdArray:  # type: ignore[override]
+        """Rows of nodes that were removed until the reader's version."""
+        removed_at = self._memory.removed_at
+        at = removed_at[: self._count()] if removed_at[-1] else removed_at[:0]
+        return np.flatnonzero((at > 0) & (at <= self._version() + 1))
 
     def external(self, global_ids: IdArray) -> list[str] | IdArray:
         """The caller's ids of rows."""
@@ -159,14 +180,16 @@ class LiveIds(IdIndex):
         return names
 
     def frozen(self, count: int) -> IdIndex:
-        """An index of the first `count` nodes that no longer changes."""
-        if count == len(self._base):
+        """An index of the first `count` rows that no longer changes."""
+        removed = self.removed
+        if count == len(self._base) and len(removed) == len(self._base.removed):
             return self._base
-        everyone = np.arange(count)
-        values = self.external(everyone)
-        if self.kind == "range" and np.array_equal(values, everyone):
-            return RangeIds(count)
-        return self.select(everyone, "ids of a live graph")
+        rows = np.delete(np.arange(count), removed)
+        if self.kind == "range" and np.array_equal(self.external(rows), rows):
+            known: IdIndex = RangeIds(count)
+        else:
+            known = self.select(rows, "ids of a live graph")
+        return RemainingIds(known, removed) if len(removed) else known
 
     def arrays(self) -> dict[str, AnyArray]:
         """Of the newest version."""

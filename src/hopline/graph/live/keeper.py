@@ -216,6 +216,7 @@ class GraphKeeper:
             found: dict[str, Ids] = {}
             for name, nodes in view.nodes.items():
                 changed = np.flatnonzero(nodes.changed_at[-1, : nodes.num_nodes] > since)
+                changed = np.setdiff1d(changed, nodes.ids.removed, assume_unique=True)
                 if len(changed):
                     found[name] = nodes.ids.external(changed)
             return view.clock.version, found

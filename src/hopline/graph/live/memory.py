@@ -64,6 +64,8 @@ class NodeMemory(ColumnMemory):
     id_values: IdArray
     id_offsets: IdArray
     id_blob: NDArray[np.uint8]
+    #: int64 [capacity + 1]: one more than the version that removed a node, 0 for none; the last: so many.
+    removed_at: IdArray
     #: int64 [num_levels, capacity]: the version at which a state may last have changed.
     changed_at: IdArray
 
@@ -317,6 +319,7 @@ def _node_shapes(room: NodeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], 
         ((0 if strings else added,), np.int64),
         ((added + 1 if strings else 0,), np.int64),
         ((room.id_bytes,), np.uint8),
+        ((room.capacity + 1,), np.int64),
         ((plan.num_levels, room.capacity), np.int64),
     ]
 

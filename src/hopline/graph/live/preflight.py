@@ -7,6 +7,7 @@ kernels of changes on a graph of the same types with two nodes of each, and disc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
 
 
 def _batches(schema: GraphSchema) -> Iterator[Changes]:
-    """Batches that add a node and change another one, add edges to both, and remove one edge."""
+    """Batches that add a node and change another one, add edges to both, and remove edges and a node."""
     set_or_add = np.array([False, True])
     nodes = {
         name: NodeChanges(
@@ -121,6 +122,8 @@ def _batches(schema: GraphSchema) -> Iterator[Changes]:
             for at, (key, edge) in enumerate(schema.own_edge_types.items())
         }
         yield Changes(edges, {}, 2 * len(edges))
+    gone = {name: replace(part, add=~set_or_add & False, remove=set_or_add) for name, part in nodes.items()}
+    yield Changes({}, gone, 2 * len(nodes))
 
 
 def _edge_changes(schema: GraphSchema, edge: EdgeTypeSchema, remove: bool, begin: int) -> EdgeChanges:

@@ -84,11 +84,11 @@ class LiveNodes(LiveColumns):
         self.capacity = room.capacity
         self.changed_at = own.changed_at
         self.features = LiveRows(self, own.rows)
-        self.ids = LiveIds(base, own, room.base, lambda: self.num_nodes)
+        self.ids = LiveIds(base, own, room.base, lambda: self.num_nodes, lambda: clock.version)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes at the reader's version."""
+        """Rows at the reader's version, also those of removed nodes."""
         return self._clock.ring_row[self._place]
 
     def slots(self, ids: IdArray) -> IdArray:
@@ -298,7 +298,7 @@ class LiveView:
     @property
     def num_nodes(self) -> int:
         """Nodes of all types."""
-        return sum(part.num_nodes for part in self.nodes.values())
+        return sum(part.ids.num_nodes for part in self.nodes.values())
 
     @property
     def num_edges(self) -> int:

@@ -26,7 +26,7 @@ from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, LiveMemory, NodeMemory
 from hopline.graph.live.version import NO_OFFSET, StreamOffset
 from hopline.graph.parts import Nodes
-from hopline.graph.schema import ColumnSchema, GraphSchema
+from hopline.graph.schema import ColumnSchema, GraphSchema, reverse_key
 from hopline.graph.snapshot import Graph
 from hopline.types import IdArray
 
@@ -51,6 +51,7 @@ class _NodeWriter(ColumnWriter):
         rows.fill(memory.heads, memory.since, memory.previous, count, version)
         memory.changed_at[:, :count] = version
         self._counters[rows.BUMP] = count
+        self._remove(nodes.ids.removed, version)
 
     def attach(self, version: int) -> None:
         """Load the rows in the memory, as of a version: later versions are dropped."""
@@ -63,6 +64,8 @@ class _NodeWriter(ColumnWriter):
         free = np.flatnonzero(used[:bump] == 0)
         self._free[: len(free)] = free
         self._counters[rows.BUMP], self._counters[rows.FREE] = bump, len(free)
+        if memory.removed_at[-1]:
+            memory.removed_at[:-1][memory.removed_at[:-1] > version + 1] = 0
 
     def apply(self, wanted: NodeRows, version: int) -> bool:
         """Write the changes of a batch as of `version`, which has no readers yet.
@@ -84,9 +87,16 @@ class _NodeWriter(ColumnWriter):
             return False
         if wanted.added:
             self.ids.add(wanted.added, wanted.first)
+        self._remove(wanted.removed, version)
         if self._counters[rows.RETIRED]:
             self._retired.append((version, retired[: self._counters[rows.RETIRED]]))
         return True
+
+    def _remove(self, removed: IdArray, version: int) -> None:
+        """Mark nodes as removed; their last edges are removed by `EdgeWriter.apply`."""
+        if len(removed):
+            self.memory.removed_at[-1] += len(removed)
+            self.memory.removed_at[removed] = version + 1
 
     def release(self, oldest: int) -> None:
         """Reuse slots that were replaced at or before the oldest version that is read."""
@@ -103,6 +113,8 @@ class _NodeWriter(ColumnWriter):
 
 #: Batches between checks for readers that have died.
 _LOOK_EVERY = 256
+#: A version that is later than all.
+_LATEST = 2**62
 #: Seconds to wait for readers of older versions before room is computed again.
 _PATIENCE_S = 10.0
 
@@ -152,7 +164,13 @@ class LiveWriter:
         self._nodes = {
             name: _NodeWriter(
                 memory.nodes[name],
-                LiveIds(base[name], memory.nodes[name], room.base, partial(self._counts.__getitem__, name)),
+                LiveIds(
+                    base[name],
+                    memory.nodes[name],
+                    room.base,
+                    partial(self._counts.__getitem__, name),
+                    lambda: _LATEST,
+                ),
                 schema.node_types[name].columns,
             )
             for name, room in plan.nodes.items()
@@ -237,7 +255,7 @@ class LiveWriter:
         room = {name: part.capacity - self._counts[name] for name, part in self.memory.plan.nodes.items()}
         ids = {name: nodes.ids for name, nodes in self._nodes.items()}
         with_ids = {key: edges.with_ids for key, edges in self._edges.items()}
-        checked = check(changes, known, self.schema, ids, self._counts, room, with_ids)
+        checked = check(changes, known, self.schema, ids, self._counts, room, self._edges_of, with_ids)
         duplicates = np.flatnonzero(known).tolist()
         version = self.sequence + 1
         checked.accepted &= not (changes.is_whole and checked.rejected)
@@ -321,6 +339,8 @@ class LiveWriter:
         accepted = checked.accepted
         if absent and any(len(orders) for orders in absent):
             orders = np.unique(np.concatenate(absent))  # of a type and of the one derived from it
+            for nodes in checked.nodes.values():  # a removed node may have no edges
+                orders = np.setdiff1d(orders, nodes.removed_by)
             accepted[orders] = False
             reason = "no such edge to remove"
             rejected = rejected + [Rejected(int(at), "no_edge", reason) for at in orders.tolist()]
@@ -377,6 +397,22 @@ class LiveWriter:
                             count = out.mark(below[room.src], changed_at, version, frontier, count)
                 marked[name] = frontier[:count]
             below = marked
+
+    def _edges_of(self, node_type: str, removed: IdArray) -> dict[str, tuple[IdArray, IdArray]]:
+        """As `check.EdgesOf`."""
+        found = {}
+        for key, kind in self.schema.own_edge_types.items():
+            parts = []
+            if kind.dst == node_type:
+                parts.append(self._edges[key].edges_of(removed))
+            if kind.src == node_type and self.schema.both_directions:
+                parts.append(self._edges[reverse_key(key)].edges_of(removed)[::-1])
+            elif kind.src == node_type:
+                parts.append(self._out_neighbors(key).edges_of(removed))
+            if parts:
+                src, dst = (np.concatenate(ends) for ends in zip(*parts, strict=True))
+                found[key] = src, dst
+        return found
 
     def _out_neighbors(self, key: str) -> OutNeighbors:
         found = self._out.get(key)

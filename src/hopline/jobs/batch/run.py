@@ -26,6 +26,7 @@ from hopline.jobs.batch import results
 from hopline.jobs.batch.goal import BatchOptions, Goal
 from hopline.jobs.batch.journal import Mark, RunManifest, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
+from hopline.jobs.batch.precomputed_sink import PrecomputedSink
 from hopline.jobs.batch.report import Advance, BatchReport, LevelReport, silent
 from hopline.jobs.batch.results import Columns, ResultWriter, columns_of, report_of, table_of
 from hopline.jobs.batch.rows import below_of
@@ -181,7 +182,8 @@ class BatchRun:
         counted = [count(done), 0]
         before = counted[0]
         self._advance(label, before, work.num_rows)
-        if level == len(self._needed) - 1 and len(self._types) == 1 and work.rows is None:
+        is_table = level == len(self._needed) - 1 and len(self._types) == 1 and work.rows is None
+        if is_table and not len(self._graph.nodes[node_type].ids.removed):
             self._writer = self._open_table(node_type)
             self._writer.feed(leading(done))
 
@@ -412,13 +414,14 @@ class BatchRun:
         return num_rows
 
     def _open_table(self, node_type: str) -> ResultWriter:
-        schema = self._schema(node_type, node_type if len(self._types) > 1 else "")
+        sink, part = self._open_sink(), node_type if len(self._types) > 1 else ""
+        schema = self._schema(node_type, part, isinstance(sink, PrecomputedSink))
         path = self._final_file(len(self._needed) - 1, node_type)
         states = (self._engine.kept or {}).get(path) or RowFile(path)
         ids = self._graph.nodes[node_type].ids
         own = self._spec.by_type.get(node_type, self._spec)
         return ResultWriter(
-            self._open_sink(),
+            sink,
             schema,
             self._folder,
             own,
@@ -431,9 +434,11 @@ class BatchRun:
             return feature_file(self._graph, node_type, self._work.folder)
         return state_path(self._work.folder, top, node_type)
 
-    def _schema(self, node_type: str, part: str) -> TableSchema:
-        rows = None if self._goal.scored is None else self._goal.scored[node_type]
+    def _schema(self, node_type: str, part: str, by_row: bool) -> TableSchema:
         nodes = self._graph.nodes[node_type]
+        rows = None if self._goal.scored is None else self._goal.scored[node_type]
+        if rows is None and len(nodes.ids.removed) and not by_row:
+            rows = np.delete(np.arange(nodes.num_nodes), nodes.ids.removed)
         own = self._spec.by_type.get(node_type, self._spec)
         columns = columns_of(own, self._outputs, self._dim(len(self._needed) - 1, node_type))
         return table_of(

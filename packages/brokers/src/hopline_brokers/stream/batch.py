@@ -55,7 +55,7 @@ class Upserts:
         for name, part in changes.nodes.items():
             wanted = rows.setdefault(name, {})
             for row, node in enumerate(_plain(part.ids)):
-                if (name, node) not in self._known:
+                if (name, node) not in self._known and (part.remove is None or not part.remove[row]):
                     wanted.setdefault(node, (part, row))
         for key, edges in changes.edges.items():
             adds = (~edges.remove).tolist()
@@ -79,6 +79,13 @@ class Upserts:
             self._known.clear()
         for name, part in added.nodes.items():
             self._known.update((name, node) for node in _plain(part.ids))
+
+    def forget(self, changes: Changes) -> None:
+        """Forget nodes that are removed."""
+        for name, part in changes.nodes.items():
+            if part.remove is not None:
+                gone = zip(_plain(part.ids), part.remove.tolist(), strict=True)
+                self._known.difference_update((name, node) for node, yes in gone if yes)
 
     def _added(
         self, name: str, wanted: dict[ExternalId, tuple[NodeChanges, int] | None], first: int
@@ -253,6 +260,12 @@ class Batch:
         return Batch(
             self.messages[first:end], changes, self.payload[inside] - first, self.index[inside], refused
         )
+
+    def until_removal(self, count: int) -> int:
+        """Number of messages, of the first `count`, up to the first that removes a node, with this one."""
+        nodes = self.changes.nodes.values()
+        removed = [self.payload[part.order[part.remove]] for part in nodes if part.remove is not None]
+        return min([count, *(int(each.min()) + 1 for each in removed if len(each))])
 
     def first_foreign(self, count: int) -> tuple[int, str] | None:
         """The first of messages 0 to `count` with events of another schema, and the reason."""

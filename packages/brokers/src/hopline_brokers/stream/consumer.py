@@ -243,6 +243,8 @@ class Consumer:
         rest, foreign = read_batch(messages, decoder), None
         while rest.messages and foreign is None:
             count = len(rest.messages) if self._naming is None else self._naming.repeats(rest)
+            if self._upserts is not None:  # later messages add the node again
+                count = rest.until_removal(count)
             if self._options.on_schema_change == "stop":
                 foreign = rest.first_foreign(count)
             batch, rest = rest.split(count if foreign is None else foreign[0])
@@ -260,6 +262,7 @@ class Consumer:
         started = time.perf_counter()
         if self._upserts is not None:
             await self._add_nodes(changes, self._upserts)
+            self._upserts.forget(changes)
             changes = as_sets(changes)
         names = {} if self._naming is None else self._naming.stored(batch)
         changes = replace(changes, positions={**self._positions(), **end_of(batch.messages), **names})
