@@ -39,7 +39,7 @@ def open_live_graph(config: Config) -> LiveView:
     memory = _filled(config.worker.live_memory)
     base = Graph.open(needed_folder(config, "graph.path"))
     plan = memory.plan
-    if base.version != plan.lineage:
+    if plan.lineage not in (base.version, base.lineage):
         raise GraphError(
             f"graph.path: {base.path} is graph {base.version}; the live graph began with {plan.lineage}"
         )

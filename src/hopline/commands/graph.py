@@ -35,7 +35,8 @@ app.command("status")(graph_live.status)
 #: Other packages add subcommands; and "build", what builds from a description: (path, context, progress).
 SUBCOMMANDS = Door(
     "hopline.graph_commands",
-    packages={"describe": "'hopline[sql]'", "build": "'hopline[sql]'", "push": "'hopline[redis]'"},
+    packages={"describe": "'hopline[sql]'", "build": "'hopline[sql]'", "push": "'hopline[redis]'"}
+    | {"forget": "'hopline[drift]'"},
 )
 
 

@@ -21,6 +21,9 @@ from hopline.graph.schema import IdKind
 from hopline.graph.tables import Encoded
 from hopline.types import AnyArray, ExternalIds, IdArray
 
+#: Added to rows in place of the ids of removed nodes.
+_NO_ID = int(np.iinfo(np.int64).min)
+
 
 class IdIndex(ABC):
     """The ids of one node type.
@@ -244,12 +247,7 @@ class StringIds(IdIndex):
 
 
 class RemainingIds(IdIndex):
-    """The ids of nodes of which some were removed; the others keep their rows.
-
-    Args:
-        known: the ids of the others, in the order of their rows; row numbers of a range.
-        removed: as `IdIndex.removed`.
-    """
+    """The ids of nodes after some were removed: `known`, by row, are those of the others, or a range."""
 
     def __init__(self, known: IdIndex, removed: IdArray) -> None:
         self.kind, self._known, self.removed = known.kind, known, removed
@@ -271,10 +269,10 @@ class RemainingIds(IdIndex):
         place = np.searchsorted(self.removed, rows)
         gone = np.isin(rows, self.removed)
         if self.kind == "range":
-            return np.where(gone, no_id(rows), rows)
+            return np.where(gone, rows + _NO_ID, rows)
         known = self._known.external((rows - place)[~gone])
         if self.kind == "int":
-            values = no_id(rows)
+            values = rows + _NO_ID
             values[~gone] = known
             return values
         names = [f"\0removed {row}" for row in rows.tolist()]
@@ -285,11 +283,6 @@ class RemainingIds(IdIndex):
     def arrays(self) -> dict[str, AnyArray]:
         """Also `removed`."""
         return {**self._known.arrays(), "removed": self.removed}
-
-
-def no_id(rows: IdArray) -> IdArray:
-    """Numbers in place of ids of removed nodes, int64 [n]."""
-    return np.iinfo(np.int64).min + rows
 
 
 def _check_unicode(values: Sequence[str], what: str) -> None:

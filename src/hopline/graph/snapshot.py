@@ -221,6 +221,7 @@ class Graph:
         manifest = storage.read(folder)
         nodes, edges = storage.load(folder, manifest, verify=verify)
         graph = cls(manifest.graph_schema, nodes, edges, path=folder, left_out=manifest.left_out)
+        graph.__dict__["lineage"] = manifest.lineage or manifest.version
         graph.__dict__["digests"] = {name: stored.blake2b for name, stored in manifest.arrays.items()}
         return graph
 
@@ -281,6 +282,11 @@ class Graph:
         In memory the first access hashes everything; a saved graph stores it.
         """
         return digest.version_of(self.schema, self.digests)
+
+    @cached_property
+    def lineage(self) -> str:
+        """The snapshot id that it had before nodes of it were forgotten: live folders keep it."""
+        return self.version
 
     @property
     def time_range(self) -> tuple[int, int] | None:

@@ -98,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True):
         arrays: file below the folder, without ".npy" -> its array.
         producer: library -> version that wrote it.
         left_out: as in `Graph`.
+        lineage: the snapshot id that it had before nodes of it were forgotten; "" for none.
     """
 
     version: str
@@ -108,6 +109,7 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
     producer: dict[str, str] = {}
     left_out: dict[str, tuple[str, ...]] = {}
+    lineage: str = ""
 
 
 def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dict[str, AnyArray]:

@@ -113,6 +113,10 @@ class WriterLink:
         """
         return await self._call("snapshot", wire.Status, timeout_s=_SNAPSHOT_S)
 
+    async def drop_history(self) -> None:
+        """Drop all that is older than the newest snapshot. Raises: WriterUnavailable. GraphError."""
+        await self._call("drop_history", wire.Status)
+
     async def step_aside(self) -> None:
         """Order the writer to stop, so that another one can write.
 

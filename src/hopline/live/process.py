@@ -211,7 +211,7 @@ async def _live(orders: WriterOrders) -> int:
         loop.add_signal_handler(number, stopping.set)
     on_parent_end(stopping.set)
     base = await _started(stopping, open_compared, Path(orders.graph))
-    shared = READERS.require("snapshots")(orders.snapshots, base.version) if orders.snapshots else None
+    shared = READERS.require("snapshots")(orders.snapshots, base.lineage) if orders.snapshots else None
     if shared is not None:
         await _started(stopping, shared.fetch, Path(orders.folder))
     try:
@@ -227,7 +227,7 @@ async def _live(orders: WriterOrders) -> int:
         keeper = await _started(stopping, _recovered, orders, home, base)
         server = WriterServer(
             keeper,
-            base.version,
+            home.lineage,
             with_likely_unit(base),
             snapshot_bytes=orders.snapshot_bytes,
             snapshot_s=orders.snapshot_s,
@@ -274,7 +274,7 @@ def _recovered(orders: WriterOrders, home: LiveHome, base: Graph) -> GraphKeeper
     start, fd = home.start, orders.memory_fd
     writer, view = make_writer(
         start,
-        base.version,
+        home.lineage,
         fd if fd >= 0 else None,
         _now_ms,
         **{

@@ -290,6 +290,10 @@ class WriterServer:
             await asyncio.shield(self._snapshot)
             if self._problem:
                 raise GraphError(self._problem)
+        if call.what == "drop_history":
+            if self._snapshot is not None:
+                await asyncio.wait({self._snapshot})
+            await self._in_thread(self._keeper.home.drop_history)
         return await self._in_thread(self._status, call.number)
 
     def _status(self, number: int) -> wire.Status:

@@ -27,7 +27,7 @@ from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
 from hopline.process.wire import PackedError, Refusal, Wire, WireError
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -65,7 +65,7 @@ class Apply(msgspec.Struct, tag="apply"):
     batches: list[bytes]
 
 
-What: TypeAlias = Literal["status", "snapshot", "affected", "step_aside", "caught_up"]
+What: TypeAlias = Literal["status", "snapshot", "affected", "step_aside", "caught_up", "drop_history"]
 
 
 class Call(msgspec.Struct, tag="call", omit_defaults=True):

@@ -237,7 +237,8 @@ def _base(folder: Path, manifest: LiveManifest) -> Path:
     places = [Path(manifest.base), folder.with_name(folder.name.removesuffix(".live"))]
     for path in places:
         with contextlib.suppress(GraphError):
-            if storage.read(path).version == manifest.lineage:
+            found = storage.read(path)
+            if manifest.lineage in (found.version, found.lineage):
                 return path
     raise GraphError(
         f"{folder} began with graph {manifest.lineage} at {manifest.base}, which is missing: put it "
@@ -265,4 +266,6 @@ def _start_of(
         named = "the newest version" if wanted is None else version_name(manifest.lineage, 0, wanted)
         problems.append(f"the log {begin}, the oldest snapshot is {oldest}")
         raise GraphError(f"{folder}: {named} cannot be reached any more: {'; '.join(problems)}")
+    if storage.read(base).version != manifest.lineage:
+        raise GraphError(f"{base} is not the original graph any more: nodes of it were forgotten")
     return Start(open_compared(base), State(manifest.lineage, 0))

@@ -98,7 +98,7 @@ class LiveHome:
             _sweep(folder)
             known = read_manifest(folder)
             manifest = known or _derived(folder, base)
-            if manifest.lineage != base.version:
+            if manifest.lineage not in (base.version, base.lineage):
                 raise GraphError(
                     f"{folder} belongs to graph {manifest.lineage} ({manifest.base}); this one is "
                     f"{base.version} ({base.path}): serve that graph, or name another live folder"
@@ -108,7 +108,7 @@ class LiveHome:
                     f"{folder / 'log'} has no log, but {folder / NAME} exists: the changes since the "
                     f"newest snapshot are lost; {ADVICE}"
                 )
-            home = cls(folder, base.version, lock, manifest)
+            home = cls(folder, manifest.lineage, lock, manifest)
             home._begin(base, verify, segment_bytes)
             if known is None:  # after the log, which a folder with this file must have
                 write_manifest(folder, manifest)
@@ -152,18 +152,36 @@ class LiveHome:
             write_state(scratch / _STATE, state)
             publish_folder(scratch, folder / name, durable=True)  # an existing one is damaged
             kept = (entry, *(known for known in self.snapshots if known.sequence < state.sequence))[:_KEPT]
-            manifest = LiveManifest(self.lineage, self._manifest.base, kept)
-            write_manifest(self.folder, manifest)
+            self._keep(kept)
         except OSError as error:
             raise GraphError(f"snapshot {folder / name} cannot be written: {error}") from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        self._manifest = manifest
-        for path in folder.iterdir():
-            if f"snapshots/{path.name}" not in {known.folder for known in kept}:
-                shutil.rmtree(path, ignore_errors=True)
         self.log.truncate_before(kept[-1].sequence + 1 if len(kept) == _KEPT else 1)
         return entry
+
+    def drop_history(self) -> None:
+        """Begin a new file of the log; drop older snapshots than the newest, and files that it replaces.
+
+        Raises: GraphError: as `publish`. LogFull, LogFailed.
+        """
+        self.log.rotate()
+        if not self.snapshots:
+            return
+        try:
+            self._keep(self.snapshots[:1])
+        except OSError as error:
+            raise GraphError(f"{self.folder} cannot be written: {error}") from error
+        self.log.truncate_before(self.snapshots[0].sequence + 1)
+
+    def _keep(self, kept: tuple[SnapshotEntry, ...]) -> None:
+        """Keep these snapshots, and no others."""
+        manifest = LiveManifest(self.lineage, self._manifest.base, kept)
+        write_manifest(self.folder, manifest)
+        self._manifest = manifest
+        for path in (self.folder / "snapshots").iterdir():
+            if f"snapshots/{path.name}" not in {known.folder for known in kept}:
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Release the log and the lock. Raises: LogFailed: as `Log.sync`."""

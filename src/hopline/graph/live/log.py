@@ -204,15 +204,6 @@ class Log:
         """First sequence of the oldest file."""
         return segment.list_segments(self._folder)[0][0]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files."""
-        found = 0
-        for _, path in segment.list_segments(self._folder):
-            with contextlib.suppress(FileNotFoundError):
-                found += path.stat().st_size
-        return found
-
     def append(self, sequence: int, payload: bytes) -> None:
         """Write a record: it may be read by other processes now, and is durable after `sync`.
 
@@ -279,6 +270,11 @@ class Log:
             f"{self._path} was removed or replaced while it was written: the changes were not made, and "
             "none will be; move the folder back, or restore it from a copy and restart this server"
         )
+
+    def rotate(self) -> None:
+        """Continue in a new file, so that the records until now can be dropped. Raises: as `append`."""
+        if self._header.first <= self.last:
+            self._begin()
 
     def drop_unsynced(self) -> None:
         """Remove records appended since `sync`, after a later record of the same group was refused."""

@@ -11,14 +11,14 @@ from hopline.engine.precomputed_file import PrecomputedPlan, PrecomputedWriter
 from hopline.engine.precomputed_file.identity import id_hashes
 from hopline.errors import PrecomputedFileError, SinkError
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
+from hopline.jobs.batch.sink import ID_COLUMN, TableSchema, WholeSink
 from hopline.types import AnyArray, FloatArray
 
 #: Bytes between progress notes, each of which waits for the disk.
 _NOTE_BYTES = 256 << 20
 
 
-class PrecomputedSink:
+class PrecomputedSink(WholeSink):
     """A sink that writes a file of precomputed answers.
 
     Args:

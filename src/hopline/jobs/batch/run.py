@@ -26,11 +26,10 @@ from hopline.jobs.batch import results
 from hopline.jobs.batch.goal import BatchOptions, Goal
 from hopline.jobs.batch.journal import Mark, RunManifest, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
-from hopline.jobs.batch.precomputed_sink import PrecomputedSink
 from hopline.jobs.batch.report import Advance, BatchReport, LevelReport, silent
 from hopline.jobs.batch.results import Columns, ResultWriter, columns_of, report_of, table_of
 from hopline.jobs.batch.rows import below_of
-from hopline.jobs.batch.sink import ID_COLUMN, Sink, TableSchema
+from hopline.jobs.batch.sink import ID_COLUMN, Sink, TableSchema, WholeSink
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import MemoryRows, RowFile, create, disk_errors, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Reads, Shaper, Worker, pace
@@ -415,7 +414,7 @@ class BatchRun:
 
     def _open_table(self, node_type: str) -> ResultWriter:
         sink, part = self._open_sink(), node_type if len(self._types) > 1 else ""
-        schema = self._schema(node_type, part, isinstance(sink, PrecomputedSink))
+        schema = self._schema(node_type, part, isinstance(sink, WholeSink))
         path = self._final_file(len(self._needed) - 1, node_type)
         states = (self._engine.kept or {}).get(path) or RowFile(path)
         ids = self._graph.nodes[node_type].ids

@@ -89,6 +89,10 @@ class TableSchema:
         return Column(ID_COLUMN, "string" if self.id_kind == "string" else "int64", 0), *self.columns
 
 
+class WholeSink:
+    """A sink of rows by their numbers: it gets those of removed nodes too."""
+
+
 class Sink(Protocol):
     """Receives one table; calls come from one thread: open, write…, then commit or abort."""
 

@@ -1,0 +1,207 @@
+"""Forgotten nodes: no byte of them is left, others are as in a graph without them, and kills resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hopline.errors import GraphError
+from hopline.graph import Graph
+from hopline.graph.live.home import LiveHome
+from hopline.live.snapshots import open_graph
+from hopline.records.entry import Entry, EntryWriter
+from hopline.records.inputs import LoggedInputs
+from hopline.records.parquet import write_parquet
+from hopline.records.reader import LogReader
+from hopline_drift.forget import erase
+from hopline_drift.forget.command import forget as command
+from hopline_drift.forget.run import STEPS, Places, forget, journal_of
+from tests.graph.live.keepers import Kept
+
+#: Distinctive, since files are searched for their bytes.
+NAMES = [f"person-{at:06d}" for at in range(60)]
+GONE = [NAMES[7], NAMES[12], "person-late"]
+LOG = "predictions-20261130T101500.000000Z-w0-1"
+
+
+def changed(rng: np.random.Generator) -> Graph:
+    ends = rng.integers(0, 60, (2, 300))
+    return Graph.from_edges([[NAMES[at] for at in end] for end in ends], rows(rng, 60), ids=NAMES)
+
+
+def rows(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.normal(size=(count, 6)).astype(np.float32)
+
+
+def node(name: str, row: np.ndarray, add: bool) -> Any:
+    from hopline.graph.live.changes import Changes, NodeChanges
+
+    return Changes({}, {"node": NodeChanges([name], np.array([add]), row, np.arange(1))}, 1)
+
+
+def edge(src: str, dst: str) -> Any:
+    from hopline.graph.live.changes import Changes, EdgeChanges
+
+    return Changes({"node__to__node": EdgeChanges([src], [dst], np.array([False]), np.arange(1))}, {}, 1)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A graph, changes with a snapshot among them, and a prediction log in both forms."""
+    rng = np.random.default_rng(0)
+    graph = changed(rng).save(tmp_path / "graph")
+    live = Kept(tmp_path / "graph.live", graph)
+    for batch in (
+        node("person-late", rows(rng, 1), True), edge("person-late", NAMES[3]), edge(NAMES[7], NAMES[4]),
+        node(NAMES[12], rows(rng, 1), False),
+    ):  # fmt: skip
+        live.keeper.apply([batch])
+    live.snapshot()
+    for batch in (
+        edge(NAMES[9], "person-late"),
+        node(NAMES[12], rows(rng, 1), False),
+        edge(NAMES[1], NAMES[2]),
+    ):
+        live.keeper.apply([batch])
+    live.close()
+    (tmp_path / "log").mkdir()
+    asked = [[name] for name in (NAMES[0], GONE[0], "person-000o12", GONE[2], NAMES[5])]
+    entries = [
+        Entry(f"r{at}", 100.0 + at, "m", "1", inputs=LoggedInputs(nodes=each))
+        for at, each in enumerate(asked)
+    ]
+    lines = bytearray()
+    for each in entries:
+        EntryWriter(lambda: None).append(each, lines)
+    (tmp_path / "log" / f"{LOG}.jsonl").write_bytes(lines)
+    write_parquet(tmp_path / "log" / f"{LOG}.jsonl", tmp_path / "log" / f"{LOG[:-1]}2.parquet")
+    return Places(graph.path or tmp_path, tmp_path / "graph.live", [tmp_path / "log"])
+
+
+def never(graph: Graph) -> Graph:
+    """The graph without the rows of nodes that it does not have."""
+    return graph.subgraph(np.delete(np.arange(len(graph.node().ids)), graph.node().ids.removed))
+
+
+def expected(places: Places) -> Graph:
+    """The newest version, built without the nodes."""
+    present = open_graph(places.live)
+    names = [name for name in present.node().ids.external(np.arange(present.num_nodes)) if name not in GONE]
+    return present.subgraph(present.node().ids.lookup(names))
+
+
+def test_nothing_is_left_and_the_rest_is_that_of_a_graph_that_never_had_them(places: Places) -> None:
+    wanted = expected(places)
+    report = forget(places, GONE)
+    assert report.is_clean, report.left
+    assert report.counts["nodes"] == 3
+    assert len(report.found["graph folder"]) == 2
+    assert len(report.found["live folder"]) > 2
+    assert len(report.found["prediction log"]) == 2
+    assert not journal_of(places).exists()
+    for folder in (places.graph, places.live, *places.logs):
+        for name in GONE:
+            for file in folder.rglob("*"):
+                assert not file.is_file() or name.encode() not in file.read_bytes()
+    found = open_graph(places.live)
+    assert never(found).version == wanted.version
+    assert sorted(found.node().ids.lookup(GONE)) == [-1, -1, -1]
+    assert Graph.open(places.graph, verify=True).num_nodes == 58
+    entries = list(LogReader(places.logs[0]))
+    assert [each.inputs.nodes for each in entries if each.inputs] == [
+        [NAMES[0]],
+        ["person-000o12"],
+        [NAMES[5]],
+    ] * 2
+    with pytest.raises(GraphError, match=r"cannot be reached any more|not the original graph"):
+        open_graph(places.graph.with_name("graph@+0"))
+
+
+def test_a_writer_goes_on_from_there(places: Places) -> None:
+    forget(places, GONE)
+    base = Graph.open(places.graph)
+    home = LiveHome.open(places.live, base)
+    assert home.lineage == base.lineage != base.version
+    home.close()
+
+
+@pytest.mark.parametrize("step", ["journal", *STEPS, "search", "end"])
+def test_a_kill_before_any_step_is_resumed(places: Places, step: str) -> None:
+    wanted = expected(places)
+    pid = os.fork()
+    if pid == 0:
+        forget(
+            places, GONE, on_step=lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == step else 0
+        )
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    if step == "end":
+        assert not journal_of(places).exists()
+        return
+    report = forget(places, GONE if step == "journal" else [])
+    assert report.is_clean, report.left
+    assert never(open_graph(places.live)).version == wanted.version
+    assert not journal_of(places).exists()
+
+
+@pytest.mark.parametrize("at", range(14))
+def test_a_kill_at_any_file_is_resumed(places: Places, at: int) -> None:
+    """At each rename, exchange, removal and overwriting of a file."""
+    wanted = expected(places)
+    pid = os.fork()
+    if pid == 0:
+        left = [at]
+
+        def killed(call: Any) -> Any:
+            def before(*args: Any, **kwargs: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+
+            return before
+
+        for name in ("rename", "replace", "unlink", "pwrite", "fdatasync"):
+            setattr(os, name, killed(getattr(os, name)))
+        forget(places, GONE)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] in (0, signal.SIGKILL)
+    report = forget(places, [] if journal_of(places).exists() else GONE)
+    assert report.is_clean, report.left
+    assert never(open_graph(places.live)).version == wanted.version
+
+
+def test_rows_of_precomputed_answers_are_zero(tmp_path: Path) -> None:
+    from hopline.engine.precomputed_file import PrecomputedFile
+    from hopline.engine.precomputed_file.header import PrecomputedPlan
+    from hopline.engine.precomputed_file.identity import id_hashes
+    from hopline.engine.precomputed_file.writer import PrecomputedWriter
+
+    path, state = tmp_path / "rows", rows(np.random.default_rng(1), 3)
+    writer = PrecomputedWriter(path, PrecomputedPlan("m", "1", "h", "g", "node", 3, 6, 0, False))
+    writer.write(0, state, ids=id_hashes(["a", "b", "c"]))
+    writer.commit()
+    assert erase.erase_rows(path, "node", ["b", "z"]) == 1
+    found = PrecomputedFile.open(path)
+    found.verify()
+    np.testing.assert_array_equal(found.state, state * [[1], [0], [1]])
+    assert erase.erase_rows(path, "node", ["b"]) == 0
+
+
+def test_the_command_reports_what_is_out_of_reach(places: Places) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    words = [*GONE, "--graph", str(places.graph), "--log", str(places.logs[0]), "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert not any(report["left"].values())
+    assert any("backups" in each for each in report["not_reached"])
