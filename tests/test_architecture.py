@@ -125,7 +125,7 @@ BUDGET: dict[str, int] = {
     "observe": 980,
     "packaging": 11339,
     "process": 1791,
-    "records": 2258,
+    "records": 1865,
     "rollout": 4024,
     "runtimes": 564,
     "sampling": 464,

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from hopline.records.entry import Entry, EntryWriter, read_entry
 from hopline.records.exact import array_json, packed, unpacked
 from hopline.records.inputs import Inputs
-from hopline.records.parquet import ParquetRows, write_parquet
+from hopline_drift.parquet import ParquetRows, write_parquet
 
 FLOAT32_BITS = hnp.arrays(np.uint32, hnp.array_shapes(max_dims=2, max_side=9)).map(
     lambda bits: bits.view(np.float32)

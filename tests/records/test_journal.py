@@ -12,11 +12,11 @@ import pytest
 
 from hopline.config.reader import load_config
 from hopline.errors import BadRequest
-from hopline.records.convert import convert
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.journal import Journal, delete_oldest
 from hopline.records.names import log_files
-from hopline.records.reader import LogReader
+from hopline_drift.convert import convert
+from hopline_drift.log_reader import LogReader
 
 ROOT = Path(__file__).resolve().parents[2]
 

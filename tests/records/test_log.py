@@ -12,8 +12,8 @@ from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.records.log import PredictionLog
 from hopline.records.pace import Pace
-from hopline.records.reader import LogReader
 from hopline.types import ScoreRequest
+from hopline_drift.log_reader import LogReader
 from tests.records.conftest import FakeServed, ran, scored, until
 
 SERVED = FakeServed()
@@ -248,7 +248,7 @@ def test_parquet_without_pyarrow_is_reported_at_start(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "importlib.import_module", lambda name: (_ for _ in ()).throw(ModuleNotFoundError())
     )
-    with pytest.raises(ConfigError, match=r"hopline\[parquet\]"):
+    with pytest.raises(ConfigError, match=r"hopline\[parquet,drift\]"):
         log.start()
 
 

@@ -6,8 +6,8 @@ from hopline.answering import sources as wiring
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
-from hopline.records.reader import LogReader
 from hopline.types import InlineNode, ScoreRequest
+from hopline_drift.log_reader import LogReader
 from tests.records.conftest import logging_service
 
 

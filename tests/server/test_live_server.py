@@ -16,7 +16,7 @@ import pytest
 
 import hopline
 from hopline.graph.live.manifest import read_manifest
-from hopline.records.reader import LogReader
+from hopline_drift.log_reader import LogReader
 from tests.server.live_rig import Live, Worker, World, command, same, serving, until
 
 MODELS = ("plain", "apart", "looked")

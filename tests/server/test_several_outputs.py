@@ -18,10 +18,10 @@ from torch import nn
 import hopline
 from hopline.graph import Graph
 from hopline.jobs.batch.run import BatchOptions, BatchRun
-from hopline.records.reader import LogReader
 from hopline.server import DEFAULT_SERVICE
 from hopline.transports.grpc import INFERENCE
 from hopline.transports.proto import message
+from hopline_drift.log_reader import LogReader
 from hopline_stores.parquet_sink import ParquetFile
 from tests.engine import zoo
 from tests.server.live_rig import serving

@@ -19,11 +19,11 @@ from hopline.graph.live.home import LiveHome
 from hopline.live.snapshots import open_graph
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import LoggedInputs
-from hopline.records.parquet import write_parquet
-from hopline.records.reader import LogReader
 from hopline_drift.forget import erase
 from hopline_drift.forget.command import forget as command
 from hopline_drift.forget.run import STEPS, Places, forget, journal_of
+from hopline_drift.log_reader import LogReader
+from hopline_drift.parquet import write_parquet
 from tests.graph.live.keepers import Kept
 
 #: Distinctive, since files are searched for their bytes.

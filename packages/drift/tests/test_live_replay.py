@@ -32,7 +32,7 @@ from hopline.graph.live.manifest import read_manifest, write_manifest
 from hopline.graph.live.version import read_offset, version_name
 from hopline.live.snapshots import open_graph, open_present
 from hopline.records.entry import Entry, EntryWriter
-from hopline.records.reader import LogReader
+from hopline_drift.log_reader import LogReader
 from hopline_drift.replay import OTHER_GRAPH, ReplayReport, by_graph, replay
 from hopline_drift.targets import LiveTarget
 from tests.engine import zoo

@@ -22,8 +22,8 @@ from hopline.errors import (
 )
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import Inputs
-from hopline.records.reader import LogReader
 from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest, ScoreResult
+from hopline_drift.log_reader import LogReader
 from hopline_drift.replay import BOUNDS, OTHER_GRAPH, compare, replay
 from hopline_drift.targets import ServiceTarget
 from tests.records.conftest import logging_service

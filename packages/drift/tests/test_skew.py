@@ -12,8 +12,8 @@ import pytest
 
 import hopline
 from hopline.records.exact import array_json, json_array
-from hopline.records.reader import LogReader
 from hopline.types import InlineNode
+from hopline_drift.log_reader import LogReader
 from packages.tabular.tests import fraud_graph as fraud
 from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests.conftest import packaged_world, world  # noqa: F401

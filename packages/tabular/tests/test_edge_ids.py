@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest, EdgeNotFound, GraphError
 from hopline.graph import EdgeFile, EdgeTable, Graph, NodeTable
 from hopline.jobs.targets import ServerTarget
-from hopline.records.reader import LogReader
 from hopline.types import ScoredEdge, ScoreRequest
+from hopline_drift.log_reader import LogReader
 from hopline_drift.replay import replay
 from packages.tabular.tests import payment_graph as shop
 from packages.tabular.tests import test_scored_edges as wires

@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hopline.brokers.registry import open_sink
-from hopline.records.reader import LogReader
+from hopline_drift.log_reader import LogReader
 from packages.brokers.tests.servers import RedisServer, broker_server
 from packages.brokers.tests.test_queue import Desk
 from packages.tabular.tests.fraud_world import FRAME, ROW, as_sent, fitted_form, new_accounts

@@ -7,9 +7,9 @@ from xgboost import XGBClassifier
 import hopline
 from hopline.config.reader import load_config
 from hopline.jobs.targets import ServerTarget
-from hopline.records.reader import LogReader
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from hopline_drift.log_reader import LogReader
 from hopline_drift.replay import replay
 from hopline_drift.targets import ServiceTarget
 from packages.drift.tests.conftest import serve  # noqa: F401

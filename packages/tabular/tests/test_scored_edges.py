@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 import hopline
 from hopline.jobs.targets import ServerTarget
-from hopline.records.reader import LogReader
+from hopline_drift.log_reader import LogReader
 from hopline_drift.replay import replay
 from packages.brokers.tests.servers import RedisServer, broker_server
 from packages.brokers.tests.test_queue import Desk

@@ -31,7 +31,7 @@ from hopline.records.names import JOURNAL, PART, LogFile, log_files, stem_of
 
 log = logging.getLogger(__name__)
 
-_CONVERT = (sys.executable, "-P", "-c", "from hopline.records.convert import main; main()")
+_CONVERT = (sys.executable, "-P", "-c", "from hopline_drift.convert import main; main()")
 _POLL_S = 0.05
 
 

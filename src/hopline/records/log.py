@@ -32,7 +32,6 @@ from hopline.records.inputs import input_hash, inputs_of
 from hopline.records.journal import Journal
 from hopline.records.names import made_id
 from hopline.records.pace import Pace
-from hopline.records.parquet import library
 from hopline.retry import delays
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -337,8 +336,8 @@ def _entry(
 
 
 def _check_pyarrow() -> None:
-    """Check for pyarrow without an import: conversions need it. Raises: ConfigError: it is missing."""
+    """Check for what converts, without an import. Raises: ConfigError: it is missing."""
     from importlib.util import find_spec
 
-    if find_spec("pyarrow") is None:
-        library("pyarrow")
+    if None in map(find_spec, ("pyarrow", "hopline_drift")):
+        raise ConfigError("Parquet needs pyarrow; install it with: pip install 'hopline[parquet,drift]'")

@@ -63,7 +63,7 @@ def show(
 ) -> None:
     """Show the last entries of a prediction log, or the last ones of a search."""
     from hopline.records.entry import EntryWriter
-    from hopline.records.reader import LogReader
+    from hopline_drift.log_reader import LogReader
 
     name, _, version = (model or "").partition("/")
     on_graph = None if graph is None else _graph_filter(graph)

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from hopline.errors import BadRequest, GraphBehind, HoplineError, ModelNotReady, Overloaded, Unavailable
 from hopline.graph.live.version import read_version
 from hopline.records.entry import Entry
-from hopline.records.reader import LogReader
 from hopline.types import AnyArray, ScoreRequest, ScoreResult
+from hopline_drift.log_reader import LogReader
 from hopline_drift.targets import LiveTarget, Target
 
 _ENDING = re.compile("(?:^|(?<=_))(label|probabilities)$")

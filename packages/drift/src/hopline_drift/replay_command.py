@@ -62,7 +62,7 @@ def replay(
     Exits with 1 if an answer could not be compared although it should be.
     """
     from hopline.jobs.targets import ServerTarget
-    from hopline.records.reader import LogReader
+    from hopline_drift.log_reader import LogReader
 
     if url is not None and (graph is not None or repository is not None):
         raise BadRequest("pass --url, or --repository and --graph: a running server has its own models")

@@ -16,8 +16,8 @@ from hopline.graph import Graph
 from hopline.graph.cell_text import read_text
 from hopline.graph.schema import ColumnType, GraphSchema
 from hopline.graph.stored_columns import vectors_of, with_places
-from hopline.records.reader import LogReader
 from hopline.types import AnyArray, ExternalId, FloatArray
+from hopline_drift.log_reader import LogReader
 from hopline_drift.skew import Column, Finding, Kind, Limits, differences, kind_of, row_differences
 from hopline_drift.training import table_of, typed
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from hopline.errors import BadRequest
 from hopline.records.entry import Entry
-from hopline.records.reader import LogReader
 from hopline.types import ScoreRequest, ScoreResult
+from hopline_drift.log_reader import LogReader
 from hopline_drift.observed import LABEL, SCORE, Observed, Quantity
 from hopline_drift.reader import SampleReader
 from hopline_drift.reference import Reference

@@ -17,7 +17,7 @@ from hopline.errors import BadRequest
 from hopline.records.entry import Entry
 from hopline.records.lines import Lines
 from hopline.records.names import FORMS, LogFile, id_of, log_file, log_files
-from hopline.records.parquet import ParquetRows
+from hopline_drift.parquet import ParquetRows
 
 
 class LogReader:

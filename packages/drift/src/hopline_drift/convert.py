@@ -12,7 +12,7 @@ from pathlib import Path
 from hopline.files import lock, publish_file
 from hopline.process.time_slice import lower_priority
 from hopline.records.names import DRAFT
-from hopline.records.parquet import write_parquet
+from hopline_drift.parquet import write_parquet
 
 
 def main() -> None:
