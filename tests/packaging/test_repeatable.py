@@ -1,17 +1,26 @@
 """Modules whose answers depend on the time, the place or the call are refused with the source's name."""
 
+import contextvars
 import cProfile
 import dataclasses
 import datetime
 import functools
 import gc
+import io
+import itertools
 import linecache
 import logging
 import os
 import random
+import resource
 import secrets
+import socket
+import sqlite3
+import subprocess
 import sys
+import threading
 import time
+import urllib.request
 import uuid
 from collections import OrderedDict
 from datetime import date
@@ -42,6 +51,17 @@ COUNTS = [0]
 GENERATOR = np.random.default_rng(0)
 CLOCK = time.time
 DAY = "today"
+DATABASE = sqlite3.connect(":memory:")
+FOLDER = os.path.dirname(__file__)
+STEPS = (float(step > 5000) for step in itertools.count())
+PAGES, CONTEXT = io.BytesIO(), contextvars.ContextVar("calls", default=0)
+
+
+def is_up():
+    try:
+        return bool(urllib.request.urlopen("http://127.0.0.1:1").read())
+    except OSError:
+        return False
 
 
 class Model(nn.Module):
@@ -85,10 +105,11 @@ def package(model, repository, **options):
         (lambda _, h: h + pd.Period.now("D").dayofyear, "of now"),
         (lambda _, h: h + pd.date_range(end="today", periods=2)[-1].dayofyear, "of now"),
         (lambda _, h: h + uuid.uuid1().time % 100, "generate_time"),
+        (lambda _, h: h + os.times().elapsed % 100, "os.times"),
     ],
     ids=[
         "time", "imported", "global", "attribute", "counter", "localtime", "text", "date", "half a day",
-        "datetime", "numpy", "array", "pandas", "period", "range", "uuid",
+        "datetime", "numpy", "array", "pandas", "period", "range", "uuid", "times",
     ],
 )  # fmt: skip
 def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
@@ -115,11 +136,18 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         (lambda _, h: h + uuid.uuid4().int % 100, "random bytes .*os.urandom"),
         (lambda _, h: h + secrets.randbelow(100), "random bytes .*os.urandom"),
         (lambda _, h: h + random.SystemRandom().random(), "random bytes .*os.urandom"),
+        (lambda _, h: h + DATABASE.execute("SELECT 1").fetchone()[0], "sqlite3.Connection.execute"),
+        (lambda _, h: h * (2 if is_up() else 1), "environment .*urlopen"),
+        (lambda _, h: h + subprocess.run(["true"]).returncode, "environment .*subprocess.run"),
+        (lambda _, h: h * len(threading.current_thread().name), "_thread.get_ident"),
+        (lambda _, h: h + resource.getrusage(0).ru_maxrss % 7, "resource.getrusage"),
+        (lambda _, h: h + len(socket.gethostname()), "gethostname"),
+        (lambda _, h: h + torch.initial_seed() % 7, "torch.initial_seed"),
     ],
     ids=[
         "variable", "process", "folder", "variables", "threads", "processors", "gradients", "inference",
         "dtype", "autocast", "anomaly", "deterministic", "precision", "uuid", "secrets",
-        "system random",
+        "system random", "database", "address", "program", "thread", "usage", "host", "seed",
     ],
 )  # fmt: skip
 def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):
@@ -192,6 +220,9 @@ def default(_, h, cache={}):  # noqa: B006
         (default, {}, "attribute 'middle'"),
         (counts_nodes, {"seen": torch.zeros(1)}, "buffer 'seen'"),
         (remembers_calls, {"history": []}, "attribute 'history'"),
+        (lambda _, h: h + next(STEPS), {}, "global .*STEPS"),
+        (lambda _, h: h + (PAGES.write(b"a") > 1), {}, "PAGES"),
+        (lambda _, h: h if CONTEXT.set(CONTEXT.get() + 1) else h * 2, {}, "CONTEXT"),
     ],
 )  # fmt: skip
 def test_state_that_answers_depend_on_is_refused(middle, state, name, tmp_path):

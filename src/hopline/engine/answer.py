@@ -51,6 +51,7 @@ class Answerer:
     ) -> None:
         self.model = model
         self._version = version or model.spec.version
+        self._reads_times = model.spec.reads_times
         self.default_outputs = default_outputs
         self.max_inline_neighbors = max_inline_neighbors
         self._interner = Interner()
@@ -461,7 +462,7 @@ class Answerer:
             graph_through_ms=0 if self._live is None else self._live.through_ms,
             features_age_ms=ages.oldest_ms,
             features_until=ages.until,
-            as_of=model.time_of(as_of) if model.spec.reads_times else None,
+            as_of=model.time_of(as_of) if self._reads_times else None,
         )
 
 

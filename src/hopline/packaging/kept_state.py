@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import random
 import sys
@@ -10,8 +11,9 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -157,7 +159,13 @@ def printed(value: Any, depth: int = _DEPTH) -> Any:
         return id(value)
     if isinstance(value, torch.Generator):
         return _of_tensor(value.get_state())
-    if isinstance(value, random.Random) or not (isinstance(value, _PARTS) or hasattr(value, "__dict__")):
+    if isinstance(value, GeneratorType) and value.gi_frame:
+        return (value.gi_frame.f_lasti, printed(value.gi_frame.f_locals, depth - 1)) if depth else ""
+    if isinstance(value, ContextVar):
+        return printed(value.get(None), depth)
+    if isinstance(value, random.Random | io.BytesIO | io.StringIO) or not (
+        isinstance(value, _PARTS) or hasattr(value, "__dict__")
+    ):
         try:  # generators, arrays, iterators, moments: all that has its state inside
             return zlib.crc32(pickle.dumps(value))
         except Exception:  # of any type

@@ -79,6 +79,10 @@ class _Tracer(fx.Tracer):
             self.behind.add(node)
         return node
 
+    def create_arg(self, a: Any) -> Any:
+        """As of fx; a NumPy scalar is a number of Python's, whose text is code."""
+        return super().create_arg(a.item() if isinstance(a, np.generic) else a)
+
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """A value, or its code if it gets pairs."""
         given: list[Any] = []

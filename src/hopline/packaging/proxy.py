@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, TraceError
@@ -175,7 +176,7 @@ class RunningTracer(fx.Tracer):
         """The node of a proxy, although the proxy claims to be a tensor; that of a tensor of the model."""
         if issubclass(type(a), fx.Proxy):
             return a.node
-        made = super().create_arg(a)
+        made = super().create_arg(a.item() if isinstance(a, np.generic) else a)
         if isinstance(made, fx.Node) and isinstance(a, Tensor):
             # Python code reads the tensor without a trace: a traced change in place must not reach it.
             made.meta.setdefault(VALUE, a.clone())

@@ -10,7 +10,6 @@ import io
 import os
 import random
 import re
-import socket
 import sys
 import time
 import uuid
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -41,9 +40,6 @@ _CLOCKS = (
     "process_time_ns", "thread_time", "thread_time_ns", "localtime", "gmtime", "ctime", "asctime",
     "strftime", "clock_gettime", "clock_gettime_ns",
 )  # fmt: skip
-_PROCESS = (
-    "getpid", "getppid", "getcwd", "uname", "cpu_count", "getloadavg", "sched_getaffinity",
-)  # fmt: skip
 _ASKS = re.compile("(is|are)_.*_enabled|get_(default|autocast|deterministic|float32)_")
 #: Functions of torch that ask in which mode it runs, in C and in Python.
 _MODES: set[Any] = {each for name, each in vars(torch).items() if _ASKS.match(name)}
@@ -55,11 +51,26 @@ SOURCES: dict[Any, Kind] = {
     datetime.date.today: "the clock",
     os.urandom: "random bytes",
     **({uuid._generate_time_safe: "the clock"} if hasattr(uuid, "_generate_time_safe") else {}),
-    **{getattr(os, name): "the environment" for name in _PROCESS if hasattr(os, name)},
+    os.times: "the clock",
     # the hash of a text is another one in each process
-    **dict.fromkeys((torch.get_num_threads, socket.gethostname, hash), "the environment"),
-    **dict.fromkeys((io.open, os.stat), "a file"),
+    **dict.fromkeys((torch.get_num_threads, hash), "the environment"),
+    io.open: "a file",
 }
+#: Modules of the standard library in C whose functions answer the same for the same arguments, are above,
+#: or whose state is compared. Others read a file, the process, another program, a database or the network.
+_SAME_ANSWERS = {
+    "builtins", "math", "cmath", "operator", "itertools", "functools", "collections", "abc", "bisect",
+    "heapq", "struct", "json", "sre", "re", "string", "copy", "decimal", "statistics", "weakref",
+    "weakrefset", "warnings", "types", "typing", "ast", "tokenize", "opcode", "zlib", "binascii",
+    "hashlib", "md5", "sha1", "sha256", "sha2", "sha512", "sha3", "blake2", "random", "array", "time",
+    "datetime", "unicodedata", "codecs", "pickle", "csv", "sys", "gc", "enum", "marshal", "imp",
+    "contextvars", "locale",
+}  # fmt: skip
+#: Functions of os that read files and folders; functions and methods of streams that read nothing.
+_OF_FILES = {"stat", "lstat", "fstat", "open", "read", "listdir", "scandir", "access", "readlink"}
+_READ_NOTHING = {
+    "fspath", "allocate_lock", "write", "writelines", "flush", "isatty", "fileno", "close", "text_encoding",
+}  # fmt: skip
 _COND = inspect.unwrap(torch.cond).__code__
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES = re.compile("datetime64|M8|Timestamp|Period|DatetimeIndex|to_datetime|date_range")
@@ -68,7 +79,7 @@ _CLOCK_WORDS = {"now", "today", "utcnow"}
 _READERS: dict[CodeType, tuple[str, Kind]] = {
     each.__code__: (f"torch.{each.__name__}", SOURCES.get(each, "a file"))
     for each in filter(inspect.isfunction, {torch.load, torch.save, *_MODES})
-}
+} | {torch.initial_seed.__code__: ("torch.initial_seed", "random bytes")}
 _RANDOM = random.Random.__init__.__code__
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
@@ -143,7 +154,7 @@ class _Watch(TorchFunctionMode):
             if code is _COND:
                 _add(self.seen.conditions, user_line())
             elif code in _ENVIRON:
-                if (caller := _caller(frame.f_back)) is not None and runs_users(caller):
+                if _caller(frame.f_back) is not None:
                     name = frame.f_locals.get("key")
                     what = f"environment variable {name!r}" if name else "os.environ"
                     self._read(what, "the environment")
@@ -153,24 +164,20 @@ class _Watch(TorchFunctionMode):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
             elif code is _RANDOM and frame.f_locals.get("x") is None:
                 self._read("random.Random()", "random bytes")
-            elif code in _READERS and (caller := _caller(frame.f_back)) and runs_users(caller):
+            elif code in _READERS and _caller(frame.f_back) is not None:
                 self._read(*_READERS[code])
-        elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method":
-            if arg.__name__ == "seed" and isinstance(arg.__self__, torch.Generator):
-                self._read("torch.Generator.seed", "random bytes")
-            if arg not in SOURCES:
-                return
-            caller = _caller(frame)
+        elif event == "c_call" and (kind := _kind(arg)) is not None:
             # A key, as an object that defines its hash; a library that asks if a value is hashable.
             by_library = not runs_users(frame) or "site-packages" in frame.f_code.co_filename
             is_of_key = arg is hash and (by_library or frame.f_code.co_name == "__hash__")
-            if _is_for_message(frame) or is_of_key:
-                return
-            # Clocks that torch, PyG and this package read decide nothing.
-            if caller is None or not caller.f_code.co_filename.startswith(LIBRARIES):
-                owner = getattr(arg.__self__, "__name__", "") or arg.__module__
-                owner = owner.replace("posix", "os").removesuffix("._C")
-                self._read(f"{owner}.{arg.__name__}", SOURCES[arg])
+            # What torch, PyG, this package and imports read decides nothing.
+            if not is_of_key and not _is_for_message(frame) and _caller(frame) is not None:
+                owner, module = getattr(arg, "__self__", None), _module(arg).removesuffix("._C")
+                if owner is not None and not isinstance(owner, ModuleType):
+                    module = (
+                        owner.__name__ if isinstance(owner, type) else f"{module}.{type(owner).__name__}"
+                    )
+                self._read(f"{'os' if module == 'posix' else module}.{arg.__name__}", kind)
 
     def _read(self, what: str, kind: Kind) -> None:
         self.seen.readings[f"{what} at {user_line()}"] = kind
@@ -186,10 +193,38 @@ def _reads_clock(frame: FrameType) -> bool:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """This frame or the first above that has a file or is the user's: not of a frozen module, as os."""
-    while frame is not None and frame.f_code.co_filename.startswith("<") and not runs_users(frame):
+    """The user's frame for which the standard library runs, from this frame up; None for a library's."""
+    while frame is not None and not runs_users(frame):
+        if frame.f_code.co_filename.startswith((*LIBRARIES, "<frozen importlib")):
+            return None
         frame = frame.f_back
     return frame
+
+
+def _module(function: Any) -> str:
+    """The module of a function in C, or of the type that it is a method of."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    of = owner if isinstance(owner, type) else getattr(function, "__objclass__", type(owner))
+    return str(function.__module__ if owner is None and of is type(None) else of.__module__)
+
+
+def _kind(function: Any) -> Kind | None:
+    """The kind of source that a function in C reads; None if equal arguments have equal answers."""
+    if type(function) is BuiltinFunctionType and function in SOURCES:
+        return SOURCES[function]
+    module, owner = _module(function), getattr(function, "__self__", None)
+    if isinstance(owner, torch.Generator) and function.__name__ == "seed":
+        return "random bytes"
+    top = module.partition(".")[0]
+    is_same = top not in sys.stdlib_module_names or top.strip("_") in _SAME_ANSWERS
+    if is_same or function.__name__ in _READ_NOTHING or isinstance(owner, io.BytesIO | io.StringIO):
+        return None
+    if top == "_thread" and not isinstance(owner, ModuleType):
+        return None  # a lock
+    is_file = top.strip("_") == "io" or (top == "posix" and function.__name__ in _OF_FILES)
+    return "a file" if is_file else "the environment"
 
 
 def _is_for_message(frame: FrameType | None) -> bool:
