@@ -107,7 +107,7 @@ def test_the_command_line_scores_payments_by_id(world, server):
     assert all(f"{value:.4g}" in found.output for value in by_json(server, [{"id": IDS[5]}])[0])
 
 
-def test_a_replay_of_payments_by_id_gives_the_same_answers(world, tmp_path):
+def test_a_replay_of_payments_by_id_gives_the_same_answers(world, server, tmp_path):
     log = tmp_path / "log"
     with running(wires.SERVICE, **world.settings(prediction_log__path=log)) as found:
         for at in range(9):
@@ -246,6 +246,16 @@ def test_a_payment_of_an_event_is_scored_by_its_id_and_a_taken_id_is_refused(wor
         ask(live, ["new"])
     assert live.send(payment(2, "new", "a3", 1)) == []
     assert ask(live, ["new"]).shape == (1, 2)
+
+
+def test_an_id_that_is_freed_and_taken_again_in_one_batch_is_that_of_the_last_edge(world):
+    live = Live(world)
+    assert live.send(payment(0, "z", "a2", 1), unpaid("a2", 1)[0], payment(1, "z", "a1", 0)) == []
+    with live.answerer.model.graph as view:
+        positions, owners = view.edges[KEY].located(["z"])
+        assert (view.edges[KEY].indices[positions].tolist(), owners.tolist()) == ([1], [0])
+    (reason,) = live.send(payment(2, "z"))
+    assert "has the id 'z'" in reason
 
 
 NAMES = st.sampled_from(["x", "y", "z"])

@@ -180,8 +180,9 @@ class EdgeWriter(ColumnWriter):
         slots, self._free_rows = np.split(self._free_rows, [len(places)])
         self.memory.cells[slots], self.memory.since[slots], rows.slots[places] = raw, version, slots
         if (column := self._room.id_column) >= 0:
-            ids = raw[np.searchsorted(places, rows.add_attr[:, 0]), column]
-            self.memory.owners[ids.astype(np.int64)] = rows.add_dst
+            by = np.argsort(rows.add_order)  # of an id that is freed and taken again, the last edge stays
+            ids = raw[np.searchsorted(places, rows.add_attr[by, 0]), column]
+            self.memory.owners[ids.astype(np.int64)] = rows.add_dst[by]
         return True
 
     def with_ids(self, ids: Sequence[str]) -> dict[str, Edge]:

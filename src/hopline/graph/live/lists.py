@@ -262,8 +262,7 @@ def find_ids(heads, records, attr, cells, column, owners, places, version, found
     """Find edges by their ids: found[i], of[i] = position and destination; -1 for unknown ones.
 
     Args:
-        attr: as of `mark_rows`. owners: see `memory.py`.
-        cells: rows of columns, by slot; column: that of ids.
+        attr: as of `mark_rows`. owners: see `memory.py`. cells: rows by slot; column: that of ids.
         places: int64 [n], of ids among the texts; -1 for unknown ones.
         version: at which edges exist.
     """
