@@ -63,7 +63,7 @@ class Live:
             index = self.newest.nodes[name].ids
             return index.nth(self.rng.integers(0, index.num_nodes, count))
 
-    def change(self, size: int, removes: bool = True) -> None:
+    def change(self, size: int, removes: bool = False) -> None:
         """Apply random events of all kinds."""
         rng, graph = self.rng, self.case.graph
         edges, nodes, order = {}, {}, 0
@@ -157,7 +157,7 @@ def test_after_any_changes_answers_are_those_of_a_fresh_build(cases, name, cache
         np.testing.assert_array_equal(scores(model, some), scores(fresh, some))
         one = some[:1]
         np.testing.assert_array_equal(scores(model, one), scores(fresh, one))
-        live.change(1 + 4 * round_)
+        live.change(1 + 4 * round_, removes=True)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "learned"])
@@ -166,7 +166,7 @@ def test_after_removals_answers_are_those_of_a_graph_that_never_had_the_nodes(ca
     live = Live(cases[name], seed=19)
     model = live.model(exact=True)
     for round_ in range(5):
-        live.change(4 * round_)
+        live.change(4 * round_, removes=True)
         ids = everyone(live)
         with live.view as view:
             known = {key: np.delete(np.arange(n.num_nodes), n.ids.removed) for key, n in view.nodes.items()}
@@ -329,4 +329,4 @@ def test_whoever_answers_pins_a_version(cases):
         np.testing.assert_array_equal(
             answer.outputs["logits"], live.fresh().logits(scores(live.fresh(), np.arange(5)))
         )
-        live.change(5, removes=False)
+        live.change(5)

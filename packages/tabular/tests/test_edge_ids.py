@@ -258,6 +258,19 @@ def test_an_id_that_is_freed_and_taken_again_in_one_batch_is_that_of_the_last_ed
     assert "has the id 'z'" in reason
 
 
+@pytest.mark.parametrize("batches", [[3], [1, 2], [2, 1]])
+def test_removing_a_node_frees_the_ids_of_its_edges(batches, world):
+    live = Live(world)
+    removal = {"op": "remove_node", "node_type": "account", "node": "a2"}
+    events = [payment(0, "z", "a2", 1), removal, payment(1, "z", "a1", 0)]
+    for size in batches:
+        assert live.send(*events[:size]) == []
+        del events[:size]
+    with live.answerer.model.graph as view:
+        positions, owners = view.edges[KEY].located(["z"])
+        assert (view.edges[KEY].indices[positions].tolist(), owners.tolist()) == ([1], [0])
+
+
 NAMES = st.sampled_from(["x", "y", "z"])
 ENDS = st.tuples(st.integers(0, 2), st.integers(0, 1))
 EVENTS = st.lists(st.tuples(ENDS, NAMES | st.none()), min_size=1, max_size=14)

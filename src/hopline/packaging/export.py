@@ -19,7 +19,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from onnxscript import opset18
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.fx import config as fx_config
 
 from hopline.artifact import StageInput
@@ -39,7 +39,7 @@ _ATEN = torch.ops.aten
 #: Kinds of inputs that Gemms read.
 _ROW_MATRICES = frozenset({"self", "features", "reduce"})
 _Matrix = NDArray[np.float32]
-#: Of numbers of rows: the same for few rows, and another one for many.
+#: Of a number of rows and a constant: the same for few rows, and another one for many.
 _DECISIONS = frozenset({operator.floordiv, operator.mod, torch.sym_max, torch.sym_min, torch.sym_ite})
 
 
@@ -99,7 +99,8 @@ def export(
             exported = program.exported_program
             ranges = exported.range_constraints.values()
             is_decided = any(each.lower > 2 or each.upper < 2**40 for each in ranges)
-            if is_decided or any(node.target in _DECISIONS for node in exported.graph.nodes):
+            steps = [node.args for node in exported.graph.nodes if node.target in _DECISIONS]
+            if is_decided or any(not isinstance(arg, fx.Node) for args in steps for arg in args):
                 raise NotServable(f"{path.name}: a module of the model decides by the number of its rows")
             _keep_constants(program.model.graph)
             refuse_codes(program.model)

@@ -24,7 +24,7 @@ def graph(num_nodes, num_edges):
     )
     schema = SimpleNamespace(
         node_types={name: SimpleNamespace(id_kind="int", columns=()) for name in nodes},
-        edge_types={EDGES: SimpleNamespace(reverse_of="")},
+        edge_types={EDGES: SimpleNamespace(reverse_of="", columns=(), id_column="")},
     )
     return SimpleNamespace(nodes=nodes, edges={EDGES: lists}, schema=schema)
 

@@ -452,18 +452,22 @@ def _check_ids(
     times = [0] * len(order) if edges.time is None or not schema.has_time else edges.time.tolist()
     rows = [*zip(order, ends[0].tolist(), ends[1].tolist(), times, strict=True)]
     removals: dict[tuple[int, int, int | None], list[int]] = {}
+    gone: tuple[dict[int, int], dict[int, int]] = {}, {}
     for at in np.flatnonzero(accepted & edges.remove).tolist():
         has_time = edges.time is not None if edges.has_time is None else edges.has_time[at]
         is_any = not (schema.has_time and has_time)
         removals.setdefault((*rows[at][1:3], None if is_any else times[at]), []).append(order[at])
 
+    for end, node_type in enumerate((schema.src, schema.dst)):
+        if nodes := checked.nodes.get(node_type):
+            gone[end].update(zip(nodes.removed.tolist(), nodes.removed_by.tolist(), strict=True))
+
     def is_removed(edge: Edge, until: int) -> bool:
+        by = [gone[0].get(edge.src, -1), gone[1].get(edge.dst, -1)]
         for time in (None, edge.time):
             after = removals.get((edge.src, edge.dst, time), [])
-            first = bisect_right(after, edge.order)
-            if first < len(after) and after[first] < until:
-                return True
-        return False
+            by += after[bisect_right(after, edge.order) :][:1]
+        return any(edge.order < place < until for place in by)
 
     added = np.flatnonzero(accepted & ~edges.remove).tolist()
     holders = with_ids([name for at in added if (name := names[at]) is not None])
