@@ -373,11 +373,12 @@ def test_a_version_is_described_and_scored(day: Day, run: Any, tmp_path: Path) -
     entry = next(
         e
         for e in entries_of(day.log)
-        if e.graph_version == f"{lineage}+30" and "embedding" in e.outputs and e.model == "plain"
+        if number_of(e) > 21 and "embedding" in e.outputs and e.model == "plain"
     )
     code, _, err = run(
-        "batch", "--graph", day.root / "graph@+30", "--repository", day.root / "models", "--model", "plain",
-        "--version", entry.version, "--to", tmp_path / "scores.parquet", "--outputs", "embedding",
+        "batch", "--graph", day.root / f"graph@+{number_of(entry)}", "--repository", day.root / "models",
+        "--model", "plain", "--version", entry.version, "--to", tmp_path / "scores.parquet",
+        "--outputs", "embedding",
     )  # fmt: skip
     assert code == 0, err
     assert sorted(each.name for each in tmp_path.iterdir()) == ["scores.parquet"]
