@@ -32,7 +32,7 @@ class World:
     String ids, times, weights and attributes; models `plain` (nodes), `link` (pairs) and copies of `plain`.
     """
 
-    def __init__(self, root: Path, copies: tuple[str, ...] = (), removes: bool = True) -> None:
+    def __init__(self, root: Path, copies: tuple[str, ...] = ()) -> None:
         from tests.packaged import package
 
         self.graph = zoo.homogeneous(1).save(root / "graph")
@@ -48,7 +48,6 @@ class World:
         #: Names of rows; "" of removed nodes, which nothing but their row is left of.
         self.rows = [f"n{i}" for i in range(self.graph.num_nodes)]
         self.gone: list[str] = []
-        self.removes = removes
         edges, part = self.graph.edges[zoo.EDGE], self.graph.nodes["node"]
         self.nodes = {f"n{i}": np.array(part.features[i]) for i in range(part.num_nodes)}
         dst = np.repeat(np.arange(part.num_nodes), np.diff(edges.indptr))
@@ -103,7 +102,7 @@ class World:
             src, dst = self.edges[rng.integers(len(self.edges))][:2]
             self.edges = [each for each in self.edges if each[:2] != (src, dst)]
             return {"op": "remove_edge", "src": src, "dst": dst}
-        if self.removes and kind == 6 and src not in self.rows[:30]:  # which tests ask for
+        if kind == 6 and src not in self.rows[:30]:  # which tests ask for
             del self.nodes[src]
             self.edges = [each for each in self.edges if src not in each[:2]]
             self.rows[self.rows.index(src)] = ""

@@ -134,7 +134,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
     One model is in processes of its own, and of one there is a table of rows of the original graph.
     """
     root = tmp_path_factory.mktemp("day")
-    world = World(root, copies=("apart", "looked"), removes=False)
+    world = World(root, copies=("apart", "looked"))
     (world.repository / "apart" / "serving.toml").write_text("isolate = true\n")
     world.tabulate("looked", root / "looked.precomputed")
     for seed, version in ((11, "2"), (12, "3")):

@@ -69,11 +69,11 @@ def _filled(path: str) -> LiveMemory:
 
 
 def _with_enough_ids(folder: Path, base: Graph, memory: LiveMemory) -> Graph:
-    """A graph that has all the nodes that the memory began with: the original one, or a snapshot."""
+    """The original graph or the oldest snapshot with all nodes of the memory: newer ones lack some."""
     sequence = memory.plan.sequence
     for _ in range(100 if sequence else 0):  # a snapshot may be replaced while it is opened
         manifest = read_manifest(folder)
-        for entry in manifest.snapshots if manifest is not None else ():
+        for entry in reversed(manifest.snapshots if manifest is not None else ()):
             with contextlib.suppress(GraphError):
                 if entry.sequence >= sequence:
                     return Graph.open(graph_folder(folder, entry))
