@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hopline.answering.outcome_counts import OutcomeCounts, bucket, merged
 from hopline.answering.row_keys import row_keys
-from hopline.errors import BadRequest, Overloaded, RateLimited, RuntimeFailure
+from hopline.errors import BadRequest, NodeNotFound, Overloaded, RateLimited, RuntimeFailure
 from hopline.rollout.gates import Gates, Verdict, exceeds, verdict
 from hopline.rollout.rollout import RolloutRequest, begin, paused, step
 from hopline.rollout.split import Split
@@ -169,6 +169,14 @@ def test_a_candidate_that_refuses_what_the_current_version_answers_fails_by_its_
     word, why, gate = verdict(Gates(), tally(), found)
     assert (word, gate) == ("bad", "max_error_rate")
     assert "20 of 20 that the current version answers (bad_request: column 'country' is missing)" in why
+
+
+@pytest.mark.parametrize(("graph", "refused"), [("0123456789abcdef", 1), ("0123456789abcdef+4", 0)])
+def test_a_node_that_a_live_graph_has_lost_is_no_refusal_of_the_candidate(graph, refused):
+    """Both versions read one live graph, one of them perhaps a moment later; a snapshot never changes."""
+    found, answer = OutcomeCounts(), ScoreResult("m", "1", graph, {"label": np.array([1])})
+    compare(found, 1, answer, NodeNotFound("1 of 1 node ids are not in the graph"))
+    assert (found.refused, found.differing) == (refused, 0)
 
 
 def test_callers_own_mistakes_are_nobodys_errors():

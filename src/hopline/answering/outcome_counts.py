@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from hopline.answering.pairs import MAX_PAIRS, Pair, by_output, pairs_of, smallest
-from hopline.errors import BadRequest, HoplineError, ModelNotFound, RateLimited
+from hopline.errors import BadRequest, HoplineError, ModelNotFound, NodeNotFound, RateLimited
 from hopline.types import AnyArray, ScoreResult
 
 #: Latency buckets: 20 to each factor of ten, from 10 µs to 100 s.
@@ -78,8 +78,7 @@ class OutcomeCounts(msgspec.Struct):
     ) -> None:
         """Hold this unit's outcome against that of the other one for the same request.
 
-        Answers that differ are left out where a live graph has changed between them, and requests that the
-        other one did not answer.
+        What a change of a live graph explains is left out, and what the other one did not answer.
 
         Args:
             keys: the keys of so many rows of the request, at most.
@@ -88,8 +87,9 @@ class OutcomeCounts(msgspec.Struct):
         if not isinstance(wanted, ScoreResult):
             return
         if isinstance(found, HoplineError):
-            if isinstance(found, RateLimited):
-                return  # the caller's pace, not the version
+            is_gone = isinstance(found, NodeNotFound) and "+" in wanted.graph_version
+            if is_gone or isinstance(found, RateLimited):
+                return  # removed from a live graph, or the caller's pace: not the version
             self.compared += 1
             if isinstance(found, _OF_THE_CALLER):
                 self.refused += 1
