@@ -54,7 +54,7 @@ BUDGET = {
     "hopline-brokers": 6726,
     "hopline-compress": 3406,
     "hopline-demo": 1476,
-    "hopline-drift": 4999,
+    "hopline-drift": 4989,
     "hopline-export": 532,
     "hopline-generate": 4567,
     "hopline-mesh": 22757,

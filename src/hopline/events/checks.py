@@ -79,17 +79,10 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
 
 
 def node_removals(
-    values: IdArray | Sequence[Any], numbers: IdArray, name: str, schema: NodeTypeSchema, refusals: Refusals
+    values: IdArray | Sequence[Any], numbers: IdArray, schema: NodeTypeSchema, refusals: Refusals
 ) -> NodeChanges:
     """Removals of nodes of one type; as `edge_changes`."""
-    count, no = len(numbers), np.zeros(len(numbers), np.bool_)
-    features = np.zeros((count, schema.feature_dim), np.float32)
-    external = ids(values, numbers, schema.id_kind, "node", refusals)
-    if not schema.columns:
-        return NodeChanges(external, no, features, numbers, remove=~no)
-    num_texts = sum(column.type == "text" for column in schema.columns)
-    rows = np.zeros((count, len(schema.columns))), np.full((count, num_texts), None, object)
-    return NodeChanges(external, no, features, numbers, *rows, ~no)
+    return NodeChanges.removals(ids(values, numbers, schema.id_kind, "node", refusals), numbers, schema)
 
 
 def cells(

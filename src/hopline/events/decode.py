@@ -191,9 +191,9 @@ class Decoder:
         schema, edges, nodes = self.schema, dict[str, EdgeChanges](), dict[str, NodeChanges]()
         groups: dict[tuple[type, str | None], list[int]] = {}
         for row, event in enumerate(events):
-            is_edge, is_removal = isinstance(event, wire.Edge), type(event) is wire.RemoveNode
-            kind_of: type = wire.Edge if is_edge else wire.RemoveNode if is_removal else wire.AddNode
-            group_of = kind_of, event.edge_type if is_edge else event.node_type
+            of_node = wire.RemoveNode if type(event) is wire.RemoveNode else wire.NodeRow
+            is_edge = isinstance(event, wire.Edge)
+            group_of = (wire.Edge, event.edge_type) if is_edge else (of_node, event.node_type)
             groups.setdefault(group_of, []).append(row)
         for (base, name), rows in groups.items():
             group, places = [events[row] for row in rows], numbers[rows]
@@ -205,8 +205,7 @@ class Decoder:
             elif key := _type_of(name, self._node_types, "node type", places, refusals):
                 node = schema.node_types[key]
                 if base is wire.RemoveNode:
-                    ids = [event.node for event in group]
-                    changes = checks.node_removals(ids, places, key, node, refusals)
+                    changes = checks.node_removals([event.node for event in group], places, node, refusals)
                 else:
                     of_nodes = json_rows.node_rows(group, places, key, node, refusals)
                     changes = checks.node_changes(of_nodes, key, node, refusals)
@@ -267,8 +266,7 @@ class Decoder:
                 found.append(checks.node_changes(row, key, node, refusals))
             if is_removal.any():
                 gone = rows[is_removal]
-                ids_of = table.ids("node", gone), gone + first
-                found.append(checks.node_removals(*ids_of, key, node, refusals))
+                found.append(checks.node_removals(table.ids("node", gone), gone + first, node, refusals))
             nodes[key] = parts.merge(found)
         times = np.full(len(table), -1, np.int64)
         given = table.times_ms()

@@ -10,7 +10,7 @@ import numpy as np
 
 from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
-from hopline.events.wire import AddEdge, AddNode, RemoveEdge, Vector, _Node
+from hopline.events.wire import AddEdge, AddNode, NodeRow, RemoveEdge, Vector
 from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, NodeTypeSchema
 from hopline.graph.stored_columns import cells_of, vectors_of, with_places
 from hopline.types import AnyArray, IdArray
@@ -49,7 +49,7 @@ def edge_rows(
 
 
 def node_rows(
-    events: Sequence[_Node], numbers: IdArray, name: str, schema: NodeTypeSchema, refusals: Refusals
+    events: Sequence[NodeRow], numbers: IdArray, name: str, schema: NodeTypeSchema, refusals: Refusals
 ) -> NodeRows:
     """Columns of events of one node type; without those whose features are missing or invalid."""
     what = f"node type {name!r}"
@@ -80,7 +80,7 @@ def node_rows(
 
 
 def _read_columns(
-    events: Sequence[AddEdge | RemoveEdge | _Node],
+    events: Sequence[AddEdge | RemoveEdge | NodeRow],
     numbers: IdArray,
     what: str,
     columns: Sequence[ColumnSchema],

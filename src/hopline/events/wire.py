@@ -79,7 +79,9 @@ class RemoveEdge(
     columns: None = None
 
 
-class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
+class Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """An event of a node."""
+
     node: int | str
     node_type: str | None = None
     src: None = None
@@ -88,11 +90,16 @@ class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     time: None = None
     weight: None = None
     attr: None = None
+
+
+class NodeRow(Node, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """An event that has the row of a node."""
+
     features: Vector | None = None
     columns: dict[str, Any] | None = None
 
 
-class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fields=True):
+class AddNode(NodeRow, tag_field="op", tag="add_node", gc=False, forbid_unknown_fields=True):
     """Adds a new node, without edges.
 
     Attributes:
@@ -106,15 +113,13 @@ class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fi
     """
 
 
-class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
+class SetFeatures(NodeRow, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
     """Replaces all features, or all columns, of a node. Its attributes are those of `AddNode`."""
 
     __doc__ = (AddNode.__doc__ or "").replace("Adds a new node, without edges", __doc__.partition(".")[0])
 
 
-class RemoveNode(
-    _Event, kw_only=True, tag_field="op", tag="remove_node", gc=False, forbid_unknown_fields=True
-):
+class RemoveNode(Node, tag_field="op", tag="remove_node", gc=False, forbid_unknown_fields=True):
     """Removes a node with all its edges, in both directions and of all types.
 
     Attributes:
@@ -124,14 +129,6 @@ class RemoveNode(
         node_type: may be left out if the graph has one.
     """
 
-    node: int | str
-    node_type: str | None = None
-    src: None = None
-    dst: None = None
-    edge_type: None = None
-    time: None = None
-    weight: None = None
-    attr: None = None
     features: None = None
     columns: None = None
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.graph.schema import NodeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: The caller's ids: int64 [n], or n strings.
@@ -75,6 +76,17 @@ class NodeChanges:
 
     def __len__(self) -> int:
         return len(self.add)
+
+    @classmethod
+    def removals(cls, ids: Ids, order: IdArray, schema: NodeTypeSchema) -> NodeChanges:
+        """Removals of all these nodes of one type."""
+        count, no = len(order), np.zeros(len(order), np.bool_)
+        features = np.zeros((count, schema.feature_dim), np.float32)
+        if not schema.columns:
+            return cls(ids, no, features, order, remove=~no)
+        num_texts = sum(column.type == "text" for column in schema.columns)
+        rows = np.zeros((count, len(schema.columns))), np.full((count, num_texts), None, object)
+        return cls(ids, no, features, order, *rows, ~no)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

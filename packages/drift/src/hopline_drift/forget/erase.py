@@ -40,17 +40,7 @@ def removal(graph: Graph, node_type: str, ids: Sequence[ExternalId], name: str =
     """The removal of nodes of a graph, as a batch; its events have ids if they get a name."""
     schema, count = graph.schema.node_types[node_type], len(ids)
     external: Ids = [str(each) for each in ids] if schema.id_kind == "string" else np.array(ids, np.int64)
-    num_texts = sum(column.type == "text" for column in schema.columns)
-    no = np.zeros(count, np.bool_)
-    nodes = NodeChanges(
-        external,
-        no,
-        np.zeros((count, schema.feature_dim), np.float32),
-        np.arange(count),
-        np.zeros((count, len(schema.columns))) if schema.columns else None,
-        np.full((count, num_texts), None, object) if schema.columns else None,
-        ~no,
-    )
+    nodes = NodeChanges.removals(external, np.arange(count), schema)
     return Changes({}, {node_type: nodes}, count, [f"{name}-{at}" for at in range(count)] if name else ())
 
 
