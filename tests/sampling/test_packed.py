@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hopline.graph import Graph
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
+from tests.graph.unpacked import decompressed
 from tests.sampling.reference import sample_positions
 
 EDGE = "node__to__node"
@@ -50,7 +51,7 @@ def test_packed_lists_are_sampled_as_plain_ones_with_the_same_weights(
     packed = graph(seed, times or mode == "recent").compressed()
     ids = np.array(nodes, np.int64)
     assert blocks(packed, fanout, mode, ids, salt, as_of) == blocks(
-        packed.decompressed(), fanout, mode, ids, salt, as_of
+        decompressed(packed), fanout, mode, ids, salt, as_of
     )
 
 
@@ -85,7 +86,7 @@ def test_one_heavy_edge_and_many_light_ones_in_a_list_of_many_blocks():
     nodes = np.zeros(1, np.int64)
     for fanout in (1, 20, 500):
         assert blocks(star, fanout, "weighted", nodes, 0, NO_CUT) == blocks(
-            star.decompressed(), fanout, "weighted", nodes, 0, NO_CUT
+            decompressed(star), fanout, "weighted", nodes, 0, NO_CUT
         )
 
 
@@ -104,5 +105,5 @@ def test_lists_long_and_short_draw_by_weight_wherever_they_begin(lengths, salt):
     ).compressed()
     nodes = np.arange(len(lengths))
     assert blocks(lists, 25, "weighted", nodes, salt, NO_CUT) == blocks(
-        lists.decompressed(), 25, "weighted", nodes, salt, NO_CUT
+        decompressed(lists), 25, "weighted", nodes, salt, NO_CUT
     )

@@ -100,6 +100,7 @@ def test_events_of_a_graph_are_described_with_the_fields_that_each_takes():
         "remove_edge": edge,
         "add_node": node | {"features", "columns"},
         "set_features": node | {"features", "columns"},
+        "remove_node": node,
     }
     for each in described:
         assert each["additionalProperties"] is False

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client, StdioServerParameters, stdio_client
 
 from hopline import Graph
 from hopline.client import AsyncClient
@@ -77,7 +77,8 @@ async def test_neighbourhoods_only_with_a_graph() -> None:
 async def test_the_command_speaks_on_stdin_and_stdout(server: RunningServer, tmp_path: Path) -> None:
     graph().save(tmp_path / "graph")
     words = ["-m", "hopline", "mcp", "--url", server.url, "--graph", str(tmp_path / "graph")]
-    async with Client(StdioServerParameters(command=sys.executable, args=words)) as client:
+    command = stdio_client(StdioServerParameters(command=sys.executable, args=words), sys.__stderr__)
+    async with Client(command) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert names == {"list_models", "score", "generate", "read_neighbourhood"}
         answer = content(await client.call_tool("generate", {"model": "echo", "prompt": "hi"}))

@@ -278,7 +278,8 @@ class LiveUpdates:
             for each in applied.rejected[:_MAX_LISTED]
         ]
         duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
-        return self._outcome(applied, version, duplicates, refused, len(applied.rejected[_MAX_LISTED:]))
+        num_more = max(0, len(applied.rejected) - _MAX_LISTED)
+        return self._outcome(applied, version, duplicates, refused, num_more)
 
     def keep(self, work: Work, info: ModelInfo, accept: Callable[[Work], object]) -> None:
         """Add the inline and context nodes of a request to the graph, then pass it on with their ids.

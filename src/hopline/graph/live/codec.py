@@ -134,7 +134,7 @@ class _Applied(msgspec.Struct, array_like=True):
     sequence: int
     num_applied: int
     duplicates: bytes
-    rejected: list[tuple[int, str, str]]
+    rejected: tuple[Rejected, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -191,8 +191,10 @@ def decode_changes(data: bytes | bytearray | memoryview) -> Changes:
 
 def encode_applied(applied: Applied) -> bytes:
     """Encode an outcome."""
-    plain = [str(r.reason.encode("utf-8", "backslashreplace"), "utf-8") for r in applied.rejected]
-    rejected = [(int(r.order), r.code, why) for r, why in zip(applied.rejected, plain, strict=True)]
+    rejected = tuple(
+        Rejected(int(r.order), r.code, str(r.reason.encode("utf-8", "backslashreplace"), "utf-8"))
+        for r in applied.rejected
+    )
     duplicates = np.asarray(applied.duplicates, _INT).tobytes()
     return _encoder.encode(_Applied(int(applied.sequence), int(applied.num_applied), duplicates, rejected))
 
@@ -206,8 +208,7 @@ def decode_applied(data: bytes | bytearray | memoryview) -> Applied:
     if len(found.duplicates) % _INT.itemsize:
         raise BadRequest(f"an outcome is malformed: {len(found.duplicates)} bytes are not int64 positions")
     duplicates = np.frombuffer(found.duplicates, _INT).tolist()
-    rejected = tuple(Rejected(*each) for each in found.rejected)
-    return Applied(found.sequence, found.num_applied, tuple(duplicates), rejected)
+    return Applied(found.sequence, found.num_applied, tuple(duplicates), found.rejected)
 
 
 class _Columns:

@@ -20,6 +20,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -252,7 +253,7 @@ class Batch:
             return self
         inside = (first <= self.payload) & (self.payload < end)
         refused = [
-            replace(each, payload=each.payload - first)
+            msgspec.structs.replace(each, payload=each.payload - first)
             for each in self.refused
             if first <= each.payload < end
         ]
@@ -299,7 +300,9 @@ class Batch:
         if rest:
             payload = together(message.payload, [each.index for each in rest])
             reason = f"{len(rest)} further events; the first: {rest[0].reason}"
-            letters.append(_letter(message, payload, replace(rest[0], reason=reason, event_id="")))
+            letters.append(
+                _letter(message, payload, msgspec.structs.replace(rest[0], reason=reason, event_id=""))
+            )
         return letters
 
 
@@ -341,7 +344,7 @@ def read_batch(messages: Sequence[Message], decoder: Decoder) -> Batch:
 
 def _renumbered(decoded: Decoded, messages: Sequence[Message], sound: list[int]) -> Decoded:
     places = np.array(sound, np.int64)
-    refused = [replace(each, payload=sound[each.payload]) for each in decoded.refused]
+    refused = [msgspec.structs.replace(each, payload=sound[each.payload]) for each in decoded.refused]
     refused += [
         Refused(at, -1, "malformed", message.problem)
         for at, message in enumerate(messages)

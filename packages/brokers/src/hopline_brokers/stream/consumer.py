@@ -295,7 +295,7 @@ class Consumer:
         if batch.changes.num_events:
             answer = await self._apply(probe(batch.changes))
             reason = "the writer rejected it when it first came; the reason was lost in a crash"
-            rejected = [replace(each, code="rejected", reason=reason) for each in answer.rejected]
+            rejected = [Rejected(each.order, "rejected", reason) for each in answer.rejected]
             outcome.take(replace(answer, rejected=rejected))
         return outcome
 
