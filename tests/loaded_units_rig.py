@@ -111,10 +111,18 @@ def config(root, **settings):
     return load_config(overrides={**overrides, **settings})
 
 
-async def started(root, **settings):
-    service = Service(config(root, **settings))
-    await service.start()
+async def begin(service):
+    """Start a service; one that refuses to start is closed, as a server closes it."""
+    try:
+        await service.start()
+    except BaseException:
+        await service.close()
+        raise
     return service
+
+
+async def started(root, **settings):
+    return await begin(Service(config(root, **settings)))
 
 
 async def stop(service):

@@ -26,6 +26,7 @@ from hopline.errors import (
 )
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from tests import loaded_units_rig as rig
 from tests.engine import zoo
 from tests.shared_memory import create_shared
 
@@ -168,7 +169,7 @@ async def test_workers_share_one_table(places):
 async def test_missing_settings_fail_at_start_with_their_name(places, settings, message):
     values = {"graph.path": places / "graph", "models.repository": places / "models", **settings}
     with pytest.raises(ConfigError, match=message):
-        await Service(load_config(overrides=values)).start()
+        await rig.begin(Service(load_config(overrides=values)))
 
 
 def spoil(places, tmp_path, change):
@@ -186,13 +187,13 @@ async def test_a_changed_file_is_refused_by_its_hash(places, tmp_path):
         file.write_bytes(data)
 
     with pytest.raises(ArtifactCorrupted, match="sha256"):
-        await Service(spoil(places, tmp_path, change)).start()
+        await rig.begin(Service(spoil(places, tmp_path, change)))
 
 
 async def test_a_missing_file_is_named(places, tmp_path):
     settings = spoil(places, tmp_path, lambda folder: (folder / "head.onnx").unlink())
     with pytest.raises(ArtifactCorrupted, match=r"head.onnx: listed in model.json but absent"):
-        await Service(settings).start()
+        await rig.begin(Service(settings))
 
 
 async def test_a_newer_format_says_what_to_do(places, tmp_path):
@@ -202,7 +203,7 @@ async def test_a_newer_format_says_what_to_do(places, tmp_path):
         (folder / "model.json").write_text(text.replace('"format": 1,', '"format": 99,'))
 
     with pytest.raises(ArtifactError, match="upgrade hopline"):
-        await Service(spoil(places, tmp_path, change)).start()
+        await rig.begin(Service(spoil(places, tmp_path, change)))
 
 
 async def test_a_time_cut_that_could_cut_nothing_is_refused(tmp_path):
@@ -245,7 +246,7 @@ async def test_a_model_of_another_graph_is_refused_with_each_difference(places, 
 
     Graph.from_edges([[0], [1]], np.zeros((2, 5), np.float32)).save(tmp_path / "other")
     with pytest.raises(SchemaMismatch, match="5 features"):
-        await Service(config(places, **{"graph.path": tmp_path / "other"})).start()
+        await rig.begin(Service(config(places, **{"graph.path": tmp_path / "other"})))
 
 
 @pytest.mark.parametrize(

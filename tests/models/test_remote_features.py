@@ -24,6 +24,7 @@ from hopline.features.memory import MemoryStore
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from hopline_stores.testing.faulty_store import FaultyStore
+from tests import loaded_units_rig as rig
 from tests.engine import zoo
 from tests.shared_memory import create_shared
 
@@ -68,9 +69,7 @@ def config(places, **settings):
 
 
 async def started(places, **settings):
-    service = Service(config(places, **settings))
-    await service.start()
-    return service
+    return await rig.begin(Service(config(places, **settings)))
 
 
 async def stop(service):

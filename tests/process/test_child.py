@@ -68,6 +68,17 @@ async def test_a_child_that_has_ended_is_ended_without_harm():
     assert await child.end(1) == 7
 
 
+async def test_a_child_that_is_killed_more_than_once_is_reported_by_its_code():
+    for _ in range(5):
+        child = await start("deaf")
+        assert await child.wait_ready() is None
+        ended = asyncio.ensure_future(child.wait())
+        await asyncio.sleep(0)
+        for _ in range(300):
+            child.kill()
+        assert await ended == -signal.SIGKILL
+
+
 async def test_a_child_keeps_only_the_descriptors_that_it_was_given(tmp_path):
     shared = os.memfd_create("shared", 0)
     try:

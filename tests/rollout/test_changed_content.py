@@ -146,7 +146,7 @@ async def test_a_worker_that_is_replaced_refuses_to_start_without_another_versio
     gone = workers.pop()
     await rig.stop(gone)
     with pytest.raises(ArtifactError, match=f"{CHANGED}.*another version, or unload 1"):
-        await Service(gone.config).start()
+        await rig.begin(Service(gone.config))
     assert np.array_equal(await answers(workers[0]), before)
 
 
@@ -182,7 +182,7 @@ async def test_a_worker_that_is_replaced_refuses_another_graph_under_the_same_na
     gone = workers.pop()
     await rig.stop(gone)
     with pytest.raises(ArtifactError, match="sage/1 is loaded with another graph than"):
-        await Service(gone.config).start()
+        await rig.begin(Service(gone.config))
 
 
 async def test_files_that_are_put_back_are_loaded_where_they_were_refused(root, workers, tmp_path):

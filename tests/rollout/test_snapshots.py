@@ -67,9 +67,7 @@ class Daily:
         return load_config(overrides={**overrides, **settings})
 
     async def started(self, **settings):
-        service = Service(self.config(**settings))
-        await service.start()
-        return service
+        return await rig.begin(Service(self.config(**settings)))
 
     async def local_answer(self, day):
         """What a server on the graph's own folder answers."""

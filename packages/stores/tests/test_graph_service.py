@@ -11,6 +11,7 @@ from hopline.service import Service
 from hopline.types import ScoreRequest
 from hopline_stores.redis.graph_push import push
 from packages.stores.tests.test_graph import cluster_url
+from tests import loaded_units_rig as rig
 from tests.engine import zoo
 from tests.packaged import package
 
@@ -31,9 +32,7 @@ async def started(places, **settings):
     root, _ = places
     overrides = {"models.repository": root / "models", "graph.cache": root / "cache"}
     overrides["graph.fetch_timeout_ms"] = 30_000.0
-    service = Service(load_config(overrides={**overrides, **settings}))
-    await service.start()
-    return service
+    return await rig.begin(Service(load_config(overrides={**overrides, **settings})))
 
 
 async def stop(service):

@@ -132,8 +132,9 @@ class Child:
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:
+            # `send_signal` would wait for the process first, and asyncio would not learn its exit code.
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                os.kill(self.pid, number)
 
     def _on_ready(self) -> None:
         said = os.read(self._ready_end, MAX_SAID_BYTES)

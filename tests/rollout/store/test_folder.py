@@ -34,6 +34,13 @@ def join(tmp_path, monkeypatch):
         fleet.close()
 
 
+def test_a_member_joins_while_another_one_leaves(tmp_path, monkeypatch):
+    """Its file is gone between the list of files and a look at it."""
+    listed = FolderStore._files
+    monkeypatch.setattr(FolderStore, "_files", lambda *names: [*listed(*names), tmp_path / "a.outcomes"])
+    FolderStore(tmp_path, index=0, count=8).open()
+
+
 class TestFolderStore(StateStoreSuite):
     @pytest.fixture
     def join(self, join):

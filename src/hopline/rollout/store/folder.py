@@ -54,8 +54,9 @@ class FolderStore(StateStore):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locked(self._lock):
                 for file in self._files(""):
-                    if time.time() - file.stat().st_mtime > MAX_AGE_S:
-                        file.unlink()
+                    with contextlib.suppress(FileNotFoundError):  # of a member that leaves now
+                        if time.time() - file.stat().st_mtime > MAX_AGE_S:
+                            file.unlink()
         except OSError as error:
             raise ConfigError(f"models.state: cannot write in {self._folder}: {error.strerror}") from None
 
