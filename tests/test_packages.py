@@ -66,6 +66,7 @@ BUDGET = {
     "hopline-stores": 8181,
     "hopline-tabular": 3243,
     "hopline-tokens": 629,
+    "hopline-weights": 577,
     "turnserve": 5474,
 }
 
@@ -136,6 +137,7 @@ def test_setup_installs_what_extras_name_and_what_no_extra_names():
         "./packages/mesh",
         "./packages/stores",
         "./packages/turnserve",
+        "./packages/weights",
     ]
     found = distributions.projects({"test", "lint"})
     assert found[0] == ".[lint,test]"

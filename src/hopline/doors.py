@@ -73,11 +73,13 @@ class Door:
         return f"pip install {self.packages[name]}" if name in self.packages else ""
 
 
-#: Names below `hopline` that another package brings, and what loads scikit-learn for `hopline package`.
+#: Names below `hopline` that another package brings, and what loads scikit-learn and weights for
+#: `hopline package`.
 NAMES = Door(
     "hopline.names",
     packages={
         **dict.fromkeys(("artifact.Column", "package.sklearn", "package.preprocess"), "'hopline[tabular]'"),
+        "package.weights": "'hopline[train]'",
         "models.import_from_mlflow": "'hopline[mlflow]'",
         "models.remote_repository": "'hopline[remote]'",
         **dict.fromkeys(("packaging.TabularReport", "packaging.package_tabular"), "'hopline[tabular]'"),

@@ -215,10 +215,9 @@ def package(
 
 def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe_pickle: bool) -> list[str]:
     """Load the weights of `file`, if given; return notes for the user."""
-    from hopline.packaging.checkpoint import load_weights
-
     if file is not None:
-        return load_weights(module, file, key=key, unsafe_pickle=unsafe_pickle)
+        load_weights = NAMES.require("package.weights")
+        return cast(list[str], load_weights(module, file, key=key, unsafe_pickle=unsafe_pickle))
     for option, value in (("--state-dict-key", key), ("--unsafe-pickle", unsafe_pickle)):
         if value:
             raise PackagingError(f"{option} needs --state-dict")

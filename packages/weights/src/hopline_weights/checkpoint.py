@@ -33,7 +33,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.nn.parameter import is_lazy
 
 from hopline.errors import PackagingError
-from hopline.packaging import renamed_weights
+from hopline_weights import renamed
 
 #: What wrappers add to the names of weights.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -251,7 +251,7 @@ def _of_earlier_pyg(
     """Candidates that fit once they are converted; notes on how; reasons why others cannot be."""
     fitting, notes, reasons = [], [], []
     for candidate in found:
-        state, how, why = renamed_weights.converted(module, candidate.state)
+        state, how, why = renamed.converted(module, candidate.state)
         judged = _judged(candidate.key, "", state, wanted)
         if how and judged.fits:
             fitting.append(replace(judged, key=candidate.key, unused=candidate.unused))

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch_geometric.nn import GATConv, SAGEConv
 
 from hopline.errors import PackagingError
-from hopline.packaging.checkpoint import load_weights
+from hopline_weights.checkpoint import load_weights
 
 
 class Net(nn.Module):

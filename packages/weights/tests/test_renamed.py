@@ -9,7 +9,7 @@ from torch_geometric import nn as pyg
 import hopline
 from hopline.errors import PackagingError
 from hopline.graph import Graph
-from hopline.packaging.checkpoint import load_weights
+from hopline_weights.checkpoint import load_weights
 from tests.packaging import full_graph
 
 N = 7
