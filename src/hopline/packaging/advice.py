@@ -69,7 +69,8 @@ MATRIX = "write torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_we
 #: What is wrong with random numbers that are not seen in answers.
 DRAWS = (
     "in eval mode forward draws random numbers ({}): the answers compared do not show it, others may. Draw "
-    "while self.training only, or in __init__; a server must answer the same question the same way"
+    "while self.training only, or in __init__; of a DeepGraphInfomax pass the encoder. A server must answer "
+    "the same question the same way"
 )
 #: Words of a refusal to split -> the remedy, where the code that refuses knows none.
 _REMEDIES = {

@@ -19,7 +19,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import DRAWS, HOW_RUN, remedy
+from hopline.packaging.advice import HOW_RUN, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, matrix_causes, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
@@ -65,7 +65,7 @@ class Job:
         outputs: of the module; a single one has no name.
         are_probabilities: whether each ends in its task's activation.
         embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
-        decisions, draws: lines of its source that branch on values of tensors, and that draw numbers.
+        decisions: lines of its source that branch on values of tensors.
         rules: as in `StageFigures`, by the name of the stage.
     """
 
@@ -92,7 +92,6 @@ class Job:
     embedding: Rows | None = None
     embedding_layer: str = ""
     decisions: list[str] = field(default_factory=list)
-    draws: list[str] = field(default_factory=list)
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def ask_module(
@@ -142,7 +141,6 @@ class Job:
         self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
-        self.draws = (seen.draws or seen.consumed) if seen.consumed else []
         check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         for each, part in zip(self.outputs, self.reference.parts, strict=True):
             with of_output(each.name):
@@ -359,7 +357,7 @@ class Job:
         slots, jobs = self.binding.slots(self.check), (self, *others)
         targets = tuple(name for job in jobs for name in job.targets)
         traced, lowered = trace_and_lower(
-            self.model, self.binding, targets, slots, device=self.device, draws=self.draws
+            self.model, self.binding, targets, slots, device=self.device
         )
         check_rows(traced, self.binding, slots, self.probe.check)
         ends = [job._finals(traced) for job in jobs]
@@ -472,10 +470,6 @@ class Job:
             examples = [torch.zeros(7, width) for width in head.widths]
             rows: Any = [{0: torch.export.Dim("n", min=1)}] * len(examples)
             names = ["h"] if head.kind == "node" else ["h_src", "h_dst", "edge_attr"][: len(examples)]
-            before = torch.get_rng_state()
-            head.module(*examples)
-            if self.draws and not torch.equal(before, torch.get_rng_state()):
-                raise NotServable(DRAWS.format("; ".join(self.draws)))
             export(head.module, examples, rows, names, "logits", path)
         return msgspec.structs.replace(
             described, output_dim=head.output_dim, kind=head.kind,

@@ -6,7 +6,6 @@ for each node, stored in the state cache, and narrower to gather.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,22 +73,22 @@ Lowered = dict[fx.Node, LoweredConv | Region]
 
 def trace_and_lower(
     model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor], *,
-    device: Device = "cpu", draws: Sequence[str] = (),
+    device: Device = "cpu",
 ) -> tuple[Traced, Lowered]:  # fmt: skip
     """Trace a model, with each part as one value if it can be, and build the form of its aggregations.
 
     Args:
-        targets, slots, draws: as for `trace`. device: where attention is computed.
+        targets, slots: as for `trace`. device: where attention is computed.
 
     Raises:
-        NotServable: as `trace`; and `Traced.refusal`, last, since other reasons have better remedies.
+        NotServable: `Traced.refusal`, last, since other reasons have better remedies.
         NotSplittable: as `trace`, `analyse`, `lower`; of a traced part, for both reasons.
     """
     opened: frozenset[str] = frozenset()
     first = ""
     while True:
         try:
-            traced = trace(model, binding, targets, slots, opened, draws)
+            traced = trace(model, binding, targets, slots, opened)
             analyse(traced, binding, slots)
             lowered = lower(traced, device)
             if traced.refusal is not None:

@@ -13,27 +13,24 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, TraceError
-from torch.overrides import TorchFunctionMode
 from torch_geometric.utils import scatter
 
-from hopline.errors import NotServable
-from hopline.packaging.advice import DRAWS
 from hopline.packaging.frozen import Frozen
 from hopline.packaging.user_source import line_in_forward, user_line
 
 #: Ends a refusal of code that branches on numbers of tensors.
 BRANCH = "cannot be followed"
 
-#: Keys of node.meta: what the value was, the earlier values that computing it changed in place, the line of
-#: the user's source, and whether random numbers were drawn.
-VALUE, CHANGED, PLACE, DRAWN = "value", "changed", "place", "drawn"
+#: Keys of node.meta: what the value was, the earlier values that computing it changed in place, and the line
+#: of the user's source.
+VALUE, CHANGED, PLACE = "value", "changed", "place"
 _UNKNOWN = object()
 #: Properties and methods of a tensor that are the same for each graph of a schema.
 _SAME = frozenset(
@@ -80,7 +77,6 @@ class ValueProxy(fx.Proxy):
             return self._decided(value, what, of)
         if isinstance(value, int | float | Tensor) and self.tracer.is_constant(self.node):
             return value.item() if isinstance(value, Tensor) else value
-        self.tracer.refuse_drawn(self.node)
         raise TraceError(f"{what}() of a tensor's numbers{_line()} {BRANCH}")
 
     def _decided(self, value: Any, what: str, of: Any) -> Any:
@@ -125,34 +121,12 @@ class _Attribute(ValueProxy, Attribute):
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
 
 
-class _Draws(TorchFunctionMode):
-    def __init__(self, tracer: RunningTracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before, kwargs = torch.get_rng_state(), kwargs or {}
-        result = func(*args, **kwargs)
-        is_traced = self.tracer.is_running or not isinstance(result, Tensor)
-        if is_traced or torch.equal(before, torch.get_rng_state()):
-            return result
-        if func.__name__.endswith("_") or "out" in kwargs:  # Python holds the tensor that it changed
-            raise NotServable(DRAWS.format(self.tracer.draws))
-        torch.set_rng_state(before)
-        sizes = [each.node for each in args if isinstance(each, ValueProxy)]  # the node has them
-        self.tracer.decisions = [each for each in self.tracer.decisions if each[0] not in sizes]
-        if hasattr(Tensor, func.__name__) and tensors(args[:1]):
-            return self.tracer.create_proxy("call_method", func.__name__, args, kwargs)
-        return self.tracer.create_proxy("call_function", func, args, kwargs)
-
-
 class RunningTracer(fx.Tracer):
     """A tracer that runs each node when the node is created.
 
     Attributes:
         slots: of the check graph.
         frozen: statistics that become constants.
-        draws: where the model draws random numbers, in words.
         is_running: a node runs.
         decisions: values that a Python branch or number used, the outcome in words, and how it is made.
     """
@@ -160,7 +134,6 @@ class RunningTracer(fx.Tracer):
     def __init__(self, slots: dict[str, Tensor]) -> None:
         super().__init__()
         self.frozen: Frozen | None = None
-        self.draws = ""
         self.decisions: list[tuple[fx.Node, str, Callable[[Any], Any]]] = []
         self.slots = slots
         self.is_running = False
@@ -238,30 +211,10 @@ class RunningTracer(fx.Tracer):
 
     def _run(self, node: fx.Node) -> Any:
         self.is_running = True
-        before = torch.get_rng_state() if self.draws else None
         try:
             return self._value(node)
         finally:
             self.is_running = False
-            if before is not None and not torch.equal(before, torch.get_rng_state()):
-                node.meta[DRAWN] = True
-                torch.set_rng_state(before)
-
-    @contextmanager
-    def follow_draws(self) -> Iterator[None]:
-        """Trace draws of Python code, if there are any. Raises: NotServable: there are others."""
-        before = torch.get_rng_state()
-        with _Draws(self) if self.draws else nullcontext():
-            yield
-        if self.draws and not torch.equal(before, torch.get_rng_state()):
-            raise NotServable(DRAWS.format(self.draws))
-
-    def refuse_drawn(self, node: fx.Node) -> None:
-        """Refuse a condition or number that is made of random numbers. Raises: NotServable."""
-        if node.meta.get(DRAWN):
-            raise NotServable(DRAWS.format(self.draws))
-        for each in node.all_input_nodes:
-            self.refuse_drawn(each)
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -291,7 +244,6 @@ class RunningTracer(fx.Tracer):
             return bool(value)
         if isinstance(value, int | float | Tensor) and self.is_constant(obj.node):
             return bool(value)
-        self.refuse_drawn(obj.node)
         raise TraceError(f"a condition on a tensor's numbers{_line()} {BRANCH}")
 
     def is_constant(self, node: fx.Node) -> bool:

@@ -27,7 +27,7 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import Probe, only, reordered
 from hopline.packaging.reference import HALF, TOLERANCE, Pairs, Reference, Rows, drop_caches
 from hopline.packaging.user_source import iterated_sets
-from hopline.packaging.watch import TORCH, Kind, Seen, seeded, watched
+from hopline.packaging.watch import Kind, Seen, seeded, watched
 
 #: Further calls of a module that draws, reads or keeps something.
 _REPEATS = 16
@@ -192,11 +192,9 @@ class _Check:
         if each_time:  # a counter may decide later
             self._refuse()
         self._caches(second)
-        if drawn := [name for name in self.seen.consumed if name != TORCH]:
-            raise NotServable(DRAWS.format(" and ".join(drawn)))
+        if self.seen.consumed:
+            raise NotServable(DRAWS.format("; ".join(self.seen.draws or self.seen.consumed)))
         self.seen.notes += [
-            f"forward draws from {name}; no answer reads that" for name in self.seen.consumed
-        ] + [
             f"forward reads a file ({reading}), whose content of the time of packaging is in the package"
             for reading in self.seen.of("a file")
         ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,6 @@ from torch_geometric.nn import Aggregation, HeteroConv, MessagePassing
 
 from hopline.errors import NotServable, NotSplittable, PackagingError
 from hopline.packaging import edges as lists
-from hopline.packaging.advice import DRAWS
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense.aggregate import OPENED
 from hopline.packaging.dense.attend import BUILDERS
@@ -35,7 +33,6 @@ from hopline.packaging.memberships import group_by_members
 from hopline.packaging.passing import grouped_as_values, passed_as_values
 from hopline.packaging.proxy import (
     CHANGED,
-    DRAWN,
     PLACE,
     VALUE,
     RunningTracer,
@@ -264,7 +261,7 @@ class _Tracer(RunningTracer):
 
 def trace(
     model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor],
-    opened: frozenset[str] = frozenset(), draws: Sequence[str] = (),
+    opened: frozenset[str] = frozenset(),
 ) -> Traced:  # fmt: skip
     """Trace a model in eval mode by running it on the check graph.
 
@@ -272,20 +269,18 @@ def trace(
         targets: the node types whose rows the answers have.
         slots: of the check graph; not changed.
         opened: parts whose code is traced although they could be one value, as `Closed` names them.
-        draws: where it draws random numbers, if it does.
 
     Raises:
-        NotServable: it may read numbers that it draws.
         NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
             its output is not one tensor of the target type.
     """
     root = _Root(shared_copy(model), binding)
     tracer = _Tracer({name: value.clone() for name, value in slots.items()}, opened)
-    tracer.frozen, tracer.draws = binding.frozen, "; ".join(draws)
+    tracer.frozen = binding.frozen
     try:
         opens_norm = lambda: norm_in(tracer.module_stack) in opened  # noqa: E731
         values = grouped_as_values(root.model, tracer.create_proxy, opens_norm)
-        with torch.no_grad(), as_their_values(), values, tracer.follow_draws():
+        with torch.no_grad(), as_their_values(), values:
             graph = tracer.trace(root)
     except PackagingError:
         raise
@@ -306,8 +301,6 @@ def trace(
     _stack_by_column(module)
     outputs = _outputs(module, targets)
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    if any(node.meta.get(DRAWN) for node in graph.nodes):
-        raise NotServable(DRAWS.format(tracer.draws))
     for node in graph.nodes:
         node.meta.pop(VALUE, None)
         node.meta.pop(CHANGED, None)

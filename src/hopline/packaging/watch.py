@@ -87,10 +87,9 @@ _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
 
 # torch.manual_seed keeps each call with its stack until a GPU is used
 _SEED_TORCH = torch.default_generator.manual_seed
-TORCH = "torch's random numbers"
 #: Name -> (read the state, set it, seed it) of the generators of a process.
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], Any]]] = {
-    TORCH: (torch.get_rng_state, torch.set_rng_state, _SEED_TORCH),
+    "torch's random numbers": (torch.get_rng_state, torch.set_rng_state, _SEED_TORCH),
     "np.random": (np.random.get_state, np.random.set_state, np.random.seed),
     "Python's random": (random.getstate, random.setstate, random.seed),
 }
