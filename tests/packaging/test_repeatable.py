@@ -473,9 +473,7 @@ def corrupts_a_copy(model, h):
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_numbers_are_refused_though_no_answer_compared_shows_them(
-    middle, seed, tmp_path
-):
+def test_random_numbers_are_refused_though_no_answer_compared_shows_them(middle, seed, tmp_path):
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

@@ -57,18 +57,18 @@ def package(model, graph, repository, **options):
 
 
 @pytest.mark.parametrize(
-    ("conv", "options", "cause"),
+    ("conv", "options"),
     [
-        (pyg.SAGEConv, {"repeats": True}, "repeated edges.*row .* more than once.*without them"),
-        (pyg.GCNConv, {"repeats": True}, "repeated edges"),
-        (pyg.GCNConv, {"loops": True}, "self-loops.*without self-loops"),
-        (pyg.GCNConv, {"repeats": True, "loops": True}, "repeated edges.*self-loops"),
-        (pyg.SAGEConv, {"weight": True}, "SAGEConv multiplies by the values.*GraphConv"),
+        (pyg.SAGEConv, {"repeats": True}),
+        (pyg.GCNConv, {"repeats": True}),
+        (pyg.GCNConv, {"loops": True}),
+        (pyg.GCNConv, {"repeats": True, "loops": True}),
+        (pyg.SAGEConv, {"weight": True}),
     ],
 )
 @pytest.mark.parametrize("form", [Sparse, OfData])
-def test_what_a_matrix_holds_otherwise_is_named(form, conv, options, cause, tmp_path):
-    with pytest.raises(NotServable, match=f"(?s){cause}") as caught:
+def test_what_a_matrix_holds_otherwise_is_named(form, conv, options, tmp_path):
+    with pytest.raises(NotServable, match=r"over an adj_t .*repeated edges.*self-loops.*weights") as caught:
         package(form(conv), graph_of(**options), tmp_path)
     assert "fanouts were given" not in str(caught.value)
 

@@ -66,11 +66,17 @@ BACK_TO_NODES = (
     "with rows of nodes before the readout, and with rows of graphs after it"
 )
 MATRIX = "write torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight)"
+UNLIKE_LIST = (
+    "its answers over an adj_t are not those over the same edges as a list. A sparse matrix merges "
+    "repeated edges; GCNConv and others add their own self-loops to those of a matrix; and all layers "
+    "multiply by its values, also SAGEConv, which accepts no weights with a list. Build the graph without "
+    "repeated edges, self-loops and such weights, and train on it; or train with edge_index"
+)
 #: What is wrong with random numbers that are not seen in answers.
 DRAWS = (
-    "in eval mode forward draws random numbers ({}): the answers compared do not show it, others may. Draw "
-    "while self.training only, or in __init__; of a DeepGraphInfomax pass the encoder. A server must answer "
-    "the same question the same way"
+    "in eval mode forward draws random numbers ({}): the answers compared do not show it, others may. "
+    "Draw while self.training only, or in __init__; of a DeepGraphInfomax pass the encoder. A server must "
+    "answer the same question the same way"
 )
 #: Words of a refusal to split -> the remedy, where the code that refuses knows none.
 _REMEDIES = {

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.artifact import LOOPS, REPEATED
@@ -341,38 +340,3 @@ def unlike_matrix(binding: Binding, graph: Graph) -> Kinds:
         lacks = {REPEATED: not repeated, LOOPS: edges.src == edges.dst and not edges.has_self_loops}
         found[key] = tuple(kind for kind, is_absent in lacks.items() if is_absent)
     return {key: kinds for key, kinds in found.items() if kinds}
-
-
-def matrix_causes(binding: Binding, graph: Graph, module: nn.Module) -> str:
-    """Traits of a graph by which a sparse matrix (`adj_t`) differs from its list of edges, in words.
-
-    A server reads the list. A matrix has one entry for a pair of nodes, and for PyG's convolutions its
-    diagonal and its values have another meaning than those of a list.
-    """
-    found = []
-    parts = {key: graph.edges[key] for key in binding.relations if binding.reads_sparse}
-    for key, edges in parts.items():
-        if edges.has_repeated_edges is not False:
-            ends = csc.repeated_edge(np.asarray(edges.indptr[:]), np.asarray(edges.indices[:]))
-            if ends[0] >= 0:
-                found.append(
-                    f"the graph has repeated edges ({key} holds row {ends[0]} to row {ends[1]} more than "
-                    "once), which torch's sparse matrix merges into one: build the graph without them"
-                )
-    if any(edges.has_self_loops for edges in parts.values()):
-        found.append(
-            "the graph has self-loops, and convolutions such as GCNConv add their own to a sparse matrix "
-            "(torch.sparse sums both, torch_sparse replaces those of the graph): build the graph without "
-            "self-loops and train on it"
-        )
-    convs = [part for part in module.modules() if isinstance(part, MessagePassing)]
-    names = {
-        type(conv).__name__ for conv in convs if "edge_weight" not in signature(conv.forward).parameters
-    }
-    if parts and binding.weighted and names:
-        found.append(
-            f"{', '.join(sorted(names))} multiplies by the values of a sparse matrix, and accepts no "
-            "weights with a list of edges: build the graph without weights, or use a convolution that has "
-            "an edge_weight argument, for example GraphConv"
-        )
-    return "; ".join(found)

@@ -19,9 +19,9 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import HOW_RUN, remedy
+from hopline.packaging.advice import HOW_RUN, UNLIKE_LIST, remedy
 from hopline.packaging.analysis import check_rows
-from hopline.packaging.arguments import Binding, matrix_causes, unlike_matrix
+from hopline.packaging.arguments import Binding, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
 from hopline.packaging.export import OPSET, export, export_stage
 from hopline.packaging.locality import check_sizes, explain, works_on_all
@@ -312,13 +312,8 @@ class Job:
         raise error from reason
 
     def _explained(self, reason: NotSplittable | ParityError) -> PackagingError:
-        why = matrix_causes(self.binding, self.graph, self.reference.module)
-        if why and not self._agrees_as_list():
-            return NotServable(
-                "the model cannot be served: its answers over an adj_t are not those over the same edges "
-                f"as a list: {why}; or use edge_index in forward, and train with that. The check found: "
-                f"{reason}"
-            )
+        if self.binding.reads_sparse and not self._agrees_as_list():
+            return NotServable(f"the model cannot be served: {UNLIKE_LIST}. The check found: {reason}")
         why = ""
         if not self.binding.members and "answer has rows of node" not in str(reason):
             is_branch = isinstance(reason, ParityError) or BRANCH in str(reason)
@@ -331,13 +326,13 @@ class Job:
         return NotSplittable(f"{reason}{known}") if known else reason
 
     def _agrees_as_list(self) -> bool:
-        """True if the module's answers over a sparse matrix are those over a list."""
+        """True unless the module's answers over a list are others than those over a sparse matrix."""
         listed = copy.copy(self.reference)
         listed.sparse = False
         try:
             rows = listed.answers(self.probe.check, self.pairs)
-        except PackagingError:  # code over the matrix itself, adj_t.sum(1), accepts no list
-            return False
+        except PackagingError:  # code over the matrix itself, adj_t.sum(1), has another remedy
+            return True
         return not self.reference.differ(self.rows, rows).any()
 
     @property
@@ -356,9 +351,7 @@ class Job:
         self.progress(TRACE, 0.0)
         slots, jobs = self.binding.slots(self.check), (self, *others)
         targets = tuple(name for job in jobs for name in job.targets)
-        traced, lowered = trace_and_lower(
-            self.model, self.binding, targets, slots, device=self.device
-        )
+        traced, lowered = trace_and_lower(self.model, self.binding, targets, slots, device=self.device)
         check_rows(traced, self.binding, slots, self.probe.check)
         ends = [job._finals(traced) for job in jobs]
         self.progress(TRACE, 1.0)

@@ -28,8 +28,8 @@ from hopline.packaging.user_source import line_in_forward, user_line
 #: Ends a refusal of code that branches on numbers of tensors.
 BRANCH = "cannot be followed"
 
-#: Keys of node.meta: what the value was, the earlier values that computing it changed in place, and the line
-#: of the user's source.
+#: Keys of node.meta: what the value was, the earlier values that computing it changed in place, and the
+#: line of the user's source.
 VALUE, CHANGED, PLACE = "value", "changed", "place"
 _UNKNOWN = object()
 #: Properties and methods of a tensor that are the same for each graph of a schema.
