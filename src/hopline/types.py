@@ -50,8 +50,8 @@ class InlineNode(msgspec.Struct, frozen=True, gc=False):
         edge_attr: edge type key -> float [n_neighbors, d_e], where the model reads edge attributes; with
             preprocessing of edges a mapping as `columns` for each neighbour.
         edge_weight: edge type key -> float [n_neighbors], where the model reads edge weights.
-        columns: name -> value, for a model with preprocessing: a number, text, boolean, None, or a time as
-            text in ISO 8601 (the client also takes datetimes); None for a model without preprocessing.
+        columns: name -> value, for a model with preprocessing: a number, text, boolean, None, list, or time
+            as text in ISO 8601 (the client also takes datetimes); None for a model without preprocessing.
     """
 
     features: Sequence[float] | FloatArray = ()

@@ -44,6 +44,8 @@ def test_files_of_the_user_are_read_where_they_are_and_the_client_has_their_colu
     files = shop.write("fraud", tmp_path / "mine", rows=600)
     payments = pd.read_csv(files["payment"]).rename(columns={"amount": "Betrag in €"})
     payments["note"] = None
+    payments["tags"] = [None if row % 7 == 3 else ["gift", f"c{row % 3}"] for row in range(len(payments))]
+    payments["emb"] = [[row / 8, 1.5] for row in range(len(payments))]
     payments.to_parquet(tmp_path / "mine" / "payments.parquet")
     done = init(
         "fraud", f"konto={files['account']}", f"merchant={files['merchant']}",
@@ -52,7 +54,8 @@ def test_files_of_the_user_are_read_where_they_are_and_the_client_has_their_colu
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "shop" / "data").exists()
     client = runpy.run_path(str(tmp_path / "shop" / "client.py"))
-    assert client["COLUMNS"] == {"Betrag in €": payments["Betrag in €"][0]}
+    lists = {"tags": ["gift", "c0"], "emb": [0.0, 1.5]}
+    assert client["COLUMNS"] == {"Betrag in €": payments["Betrag in €"][0], **lists}
     assert client["NEIGHBORS"] == {
         "konto__rev_account__payment": [payments["account"][0]],
         "merchant__rev_merchant__payment": [payments["merchant"][0]],

@@ -372,36 +372,113 @@ def test_what_a_graph_cannot_be_built_of_is_said_with_the_files_name(folder):
 
 
 VECTORS = """
-create table items (id text primary key, price double precision not null, emb real[]);
+create table items (id text primary key, price double precision not null, emb real[], tags text[]);
 create table buys (item text references items, to_item text references items);
-insert into items values ('a', 1.5, '{0.5,1,-2}'), ('b', 2, null), ('c', 3, '{0.25,0,7}');
+insert into items values ('a', 1.5, '{0.5,1,-2}', '{x,b,new shop}'), ('b', 2, null, null),
+  ('c', 3, '{0.25,0,7}', '{b}');
 insert into buys values ('a', 'b'), ('b', 'c')
 """
 
 
-def test_a_vector_of_postgres_is_a_column_for_each_place_in_a_graph_and_a_list_in_its_feed(
-    tmp_path, monkeypatch
-):
+def test_lists_of_postgres_are_columns_in_a_graph_and_lists_in_its_feed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with postgres() as database:
         execute(database, VECTORS)
         (tmp_path / "graph.toml").write_text(described((), database))
         text = (tmp_path / "graph.toml").read_text()
-        assert ("emb = {  }", "a vector of 3 numbers, 33.3% missing") in lines(text, "tables.items.columns")
+        found = dict(lines(text, "tables.items.columns"))
+        assert found['emb = { type = "vector", size = 3 }'] == "a vector of 3 numbers, 33.3% missing"
+        codes = 'tags = { type = "codes", values = ["b", "new shop", "x"] }'
+        assert found[codes] == "lists of 3 codes, 33.3% missing"
         text = text.replace('key = "id"', 'key = "id"\ndeletes = "keep"')
         (tmp_path / "graph.toml").write_text(text)
         description = Description(tmp_path / "graph.toml")
         graph = description.graph()
     frame = graph.frame("items")
-    assert list(frame) == ["price", "emb_0", "emb_1", "emb_2"]
+    tags = ["tags=b", "tags=new shop", "tags=x", "tags#"]
+    assert list(frame) == ["price", "emb_0", "emb_1", "emb_2", *tags]
+    np.testing.assert_array_equal(frame[tags], [[1, 1, 1, 3], [np.nan] * 4, [1, 0, 0, 1]])
     np.testing.assert_array_equal(frame[["emb_0", "emb_2"]], [[0.5, -2], [np.nan] * 2, [0.25, 7]])
-    after = {"id": "d", "price": 4.5, "emb": [1.5, 2.0, 3.0]}
+    after = {"id": "d", "price": 4.5, "emb": [1.5, 2.0, 3.0], "tags": ["x", "later"]}
     source = {"table": "items", "schema": "public", "txId": 7}
     (event,) = ChangeFeed(description).events(
         json.dumps({"op": "c", "before": None, "after": after, "source": source}).encode()
     )
     decoded = Decoder(graph.schema).decode([json.dumps([event]).encode()])
-    assert (event["columns"], decoded.refused) == ({"price": 4.5, "emb": [1.5, 2.0, 3.0]}, [])
+    del after["id"]
+    assert (event["columns"], decoded.refused) == (after, [])
+    assert decoded.changes.nodes["items"].cells[0].tolist() == [4.5, 1.5, 2, 3, 0, 0, 1, 2]
+
+
+LISTED = """[tables.item]
+file = "items.csv"
+key = "id"
+[tables.item.foreign_keys]
+next = { table = "item" }
+[tables.item.columns]
+tags = { %s }
+"""
+
+
+def test_codes_of_texts_have_the_values_of_the_description_in_files_and_feeds(folder):
+    rows = "id,next,tags\na,b,x|y\nb,a,\nc,,z| y|\nd,,|\n"
+    (folder / "items.csv").write_text(rows)
+    (folder / "graph.toml").write_text(LISTED % 'type = "codes", values = ["y", "w", " x"]')
+    description = Description("graph.toml")
+    graph = description.graph()
+    frame = graph.frame("item")
+    assert list(frame) == ["tags=w", "tags=x", "tags=y", "tags#"]
+    expected = [[0, 1, 1, 2], [np.nan] * 4, [0, 0, 1, 2], [0, 0, 0, 0]]
+    np.testing.assert_array_equal(frame.to_numpy(float), expected)
+    source = {"table": "item", "schema": "public", "txId": 7}
+    texts = [row.split(",") for row in rows.splitlines()[1:]]
+    afters = [{"id": id, "next": None, "tags": tags} for id, _, tags in texts]
+    envelopes = [{"op": "c", "before": None, "after": each, "source": source} for each in afters]
+    feed = ChangeFeed(description)
+    events = [feed.events(json.dumps(each).encode())[0] for each in envelopes]
+    decoded = Decoder(graph.schema).decode([json.dumps(events).encode()])
+    assert decoded.refused == []
+    np.testing.assert_array_equal(decoded.changes.nodes["item"].cells, expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ('type = "codes", size = 3', "'tags': size is of columns with type = \"vector\""),
+        ('type = "text", values = ["a"]', "'tags': values are of columns with type = \"codes\""),
+        ('type = "codes", values = ["a|b"]', "'tags': 'a|b' among its values"),
+        ('type = "codes", values = [" "]', "'tags': ' ' among its values"),
+        ('type = "codes", role = "label"', "'tags': a list is a feature, not the label"),
+        ('type = "vector", size = -3', "int` >= 0"),
+        ('type = "vector", size = 2', "column 'tags' holds string instead of lists of numbers"),
+        ('type = "vector", numbers = 2', "unknown field `numbers`"),
+    ],
+)
+def test_what_a_list_cannot_be_is_refused_by_name(folder, column, says):
+    (folder / "items.csv").write_text("id,next,tags\na,b,x|y\nb,a,\n")
+    (folder / "graph.toml").write_text(LISTED % column)
+    with pytest.raises(GraphError, match=re.escape(says)):
+        Description("graph.toml").graph()
+
+
+def test_lists_that_are_labels_or_of_too_many_codes_are_left_out(folder):
+    frame = pd.DataFrame(
+        {
+            "id": range(400),
+            "labels": [["x"]] * 400,
+            "words": [[f"w{at}"] for at in range(400)],
+            "some": [[f"w{at % 150}"] for at in range(400)],
+        }
+    )
+    frame.to_parquet("items.parquet")
+    found = dict(lines(described(["item=items.parquet"]), "tables.item.columns"))
+    assert found['labels = { role = "left out" }'] == "lists of 1 codes, 0.0% missing; a label by its name"
+    words = found['words = { role = "left out" }']
+    assert words == (
+        "lists of 400 distinct codes: name those that are columns (codes=a|b), at most 256 otherwise; or "
+        "leave it out"
+    )
+    assert found['some = { type = "codes" }'] == "lists of 150 codes, 0.0% missing"
 
 
 def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):

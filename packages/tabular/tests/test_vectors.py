@@ -140,11 +140,22 @@ def test_a_list_of_floats_is_a_column_for_each_place_in_files_and_frames(tmp_pat
 
 
 REFUSED = [
-    ([[1.0], [1.0, 2.0]], pa.list_(pa.float32()), "lists of floats need one length"),
-    ([["a"], ["b"]], pa.list_(pa.string()), "make a column of each value"),
-    ([[1], [2]], pa.list_(pa.int64()), "make a column of each value"),
-    ([[], []], pa.list_(pa.float32()), "lists of floats need one length"),
-    ([None, None], pa.list_(pa.float32()), "lists of floats need one length"),
+    ([[1.0], [1.0, 2.0]], pa.list_(pa.float32()), "codes or a vector of one length"),
+    ([[1], [2]], pa.list_(pa.int64()), r"codes or a vector of one length \(emb:codes, emb:vector\)"),
+    ([[[1.0]], [[2.0]]], pa.list_(pa.list_(pa.float32())), "codes or a vector of one length"),
+    ([[], []], pa.list_(pa.float32()), "codes or a vector of one length"),
+    ([None, None], pa.list_(pa.float32()), "codes or a vector of one length"),
+]
+NAMED = [
+    ([[1.0], [1.0, 2.0]], pa.list_(pa.float32()), "vector", "lists that do not all have one length"),
+    ([[1.0], [2.0]], pa.list_(pa.float32()), "vector=2", "lists that do not all have 2 numbers"),
+    ([[[1.0]], [[2.0]]], pa.list_(pa.list_(pa.float32())), "vector", "instead of lists of numbers"),
+    ([["a"], ["b"]], pa.list_(pa.string()), "vector", "instead of lists of numbers"),
+    ([1.0, 2.0], pa.float64(), "vector", "double instead of lists of numbers"),
+    ([None, None], pa.list_(pa.float32()), "vector", r"one length, which may be named \(vector=8\)"),
+    ([[1.0], [2.0]], pa.list_(pa.float32()), "float", "codes or a vector of one length"),
+    ([[1.0], [2.0]], pa.list_(pa.float32()), "vectors", "its type is one of float, .*, vector=8"),
+    ([[1.0], [2.0]], pa.list_(pa.float32()), "vector=0", "its type is one of float, .*, vector=8"),
 ]
 
 
@@ -156,10 +167,30 @@ def test_other_lists_are_refused(values, kind, message):
         Graph.from_tables({"node": NodeTable(columns=table)}, edge)
 
 
-def test_a_column_with_the_name_of_a_place_is_refused():
-    table = pa.table({"emb": pa.array([[1.0], [2.0]]), "emb_0": [1.0, 2.0]})
+@pytest.mark.parametrize(("values", "kind", "wanted", "message"), NAMED, ids=str)
+def test_lists_that_are_not_of_the_named_type_are_refused(values, kind, wanted, message):
+    table = NodeTable(columns=pa.table({"emb": pa.array(values, kind)}), column_types={"emb": wanted})
+    with pytest.raises(GraphError, match=message):
+        Graph.from_tables({"node": table}, {("node", "to", "node"): EdgeTable([[0], [1]], by_row=True)})
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.list_(pa.decimal128(4, 1), 2)], ids=str)
+def test_a_named_vector_may_have_other_numbers_and_no_list_at_all(kind):
+    edge = {("node", "to", "node"): EdgeTable([[0], [1]], by_row=True)}
+    for values, expected in (([[1, 2], None], [[1, 2], [np.nan] * 2]), ([None, None], [[np.nan] * 2] * 2)):
+        table = NodeTable(
+            columns=pa.table({"emb": pa.array(values, kind)}), column_types={"emb": "vector=2"}
+        )
+        frame = Graph.from_tables({"node": table}, edge).frame("node")
+        np.testing.assert_array_equal(frame[["emb_0", "emb_1"]].to_numpy(float), expected)
+
+
+@pytest.mark.parametrize("other", ["emb_0", "emb_1"])
+def test_a_column_that_would_be_a_place_of_the_vector_is_refused(other):
+    """With `emb_1`, the vector of one number would have two."""
+    table = pa.table({"emb": pa.array([[1.0], [2.0]]), other: [1.0, 2.0]})
     edge = {("node", "to", "node"): EdgeTable(np.array([[0], [1]]), by_row=True)}
-    with pytest.raises(GraphError, match="'emb' is a vector, and 'emb_0' is a column; rename one"):
+    with pytest.raises(GraphError, match=f"'emb' is a list, and '{other}' is a column; rename one"):
         Graph.from_tables({"node": NodeTable(columns=table)}, edge)
 
 

@@ -105,9 +105,10 @@ def build(
         list[str] | None,
         typer.Option(
             help="Column of the node files that is kept unchanged, for the preprocessing of models "
-            "(repeatable): COLUMN, COLUMN:TYPE (float, integer, boolean, text, timestamp), or '*' for all; "
-            "NODE_TYPE=COLUMN for one file, added to '*'. A file with such columns has no other features. "
-            "SRC:RELATION:DST=COLUMN is for an edge file."
+            "(repeatable): COLUMN, COLUMN:TYPE (float, integer, boolean, text, timestamp, vector, codes), "
+            "or '*' for all; COLUMN:codes=a|b for lists of some codes. NODE_TYPE=COLUMN for one file, "
+            "added to '*'. A file with such columns has no other features. SRC:RELATION:DST=COLUMN is for "
+            "an edge file."
         ),
     ] = None,
     graph_column: Annotated[

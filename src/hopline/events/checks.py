@@ -21,6 +21,8 @@ from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, GraphSchema, IdKi
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _INT64 = np.iinfo(np.int64)
+#: Columns that a message names.
+_SHOWN = 24
 
 
 def edge_changes(
@@ -113,8 +115,9 @@ def cells(
 
 
 def takes(columns: Sequence[ColumnSchema]) -> str:
-    """Columns of a type, for messages."""
-    return ", ".join(f"{column.name} ({column.type})" for column in columns)
+    """Columns of a type, for messages; the first of many."""
+    more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+    return ", ".join(f"{column.name} ({column.type})" for column in columns[:_SHOWN]) + more
 
 
 def no_attr(what: str, dim: int) -> tuple[str, str]:

@@ -11,8 +11,9 @@ import numpy as np
 from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import AddEdge, AddNode, NodeRow, RemoveEdge, Vector
+from hopline.graph.list_columns import lists_of, with_places
 from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, NodeTypeSchema
-from hopline.graph.stored_columns import cells_of, vectors_of, with_places
+from hopline.graph.stored_columns import cells_of
 from hopline.types import AnyArray, IdArray
 
 _INT64 = np.iinfo(np.int64)
@@ -92,10 +93,10 @@ def _read_columns(
     """
     names = {column.name: None for column in columns}.keys()
     every: list[Mapping[str, Any]] = [event.columns or {} for event in events]
-    vectors = vectors_of(names)
-    for row, sent in enumerate(every if vectors else ()):
+    lists = lists_of(names)
+    for row, sent in enumerate(every if lists else ()):
         try:
-            every[row] = with_places(sent, vectors)
+            every[row] = with_places(sent, lists)
         except ValueError as error:
             refusals.add(int(numbers[row]), "bad_shape", f"{what}: column {error}")
     wrong = [

@@ -108,8 +108,8 @@ class AddNode(NodeRow, tag_field="op", tag="add_node", gc=False, forbid_unknown_
         node: id of the node.
         node_type: may be left out if the graph has one.
         features: all of them, as a list in the schema's order or an object with its names.
-        columns: for a node type with columns, a value by name: a number, text, boolean, null, or a time as
-            ISO 8601 text.
+        columns: for a node type with columns, a value by name: a number, text, boolean, null, a list, or a
+            time as ISO 8601 text.
     """
 
 

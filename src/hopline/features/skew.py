@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 
 from hopline.errors import (
     FeatureGroupNotFound,
@@ -51,14 +52,15 @@ def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
 
 
 def column_differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
-    """As `differences`, of columns. The store may have more of them, and integers for floats."""
+    """As `differences`, of columns. The store may have more, integers for floats, and lists of codes."""
     there = stored.columns
     return [
         f"the store has no column {name!r} ({kind})"
         if name not in there
         else f"column {name!r} is {there[name]} in the store, and {kind} is expected"
         for name, kind in expected.columns.items()
-        if there.get(name, "") not in (kind, "integer" if kind == "float" else kind)
+        if there.get(name, there.get(re.split("=|#$", name)[0]))
+        not in (kind, "codes", "integer" if kind == "float" else kind)
     ]
 
 

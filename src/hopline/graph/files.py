@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from hopline.errors import GraphError
 from hopline.graph import cells, file_ids
 from hopline.graph.cells import FileTable, Missing
 from hopline.graph.columns import matrix
-from hopline.graph.schema import ColumnType
+from hopline.graph.list_columns import KIND
 from hopline.graph.stored_columns import is_label
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, check_by_type
 from hopline.graph.text_stream import PACKED
@@ -238,9 +238,9 @@ def _kept_columns(table: FileTable, given: Sequence[str], rest: Sequence[str]) -
     """Column -> its type, or "" to detect it; `rest`: the columns that "*" means."""
     found = {}
     for text in given:
-        name, _, kind = text.rpartition(":")
-        if text not in table.names and kind in get_args(ColumnType):
-            found[_found(table, name)[0]] = kind
+        typed = re.fullmatch(f"(.+?):({KIND})", text, re.DOTALL)
+        if text not in table.names and typed:
+            found[_found(table, typed[1])[0]] = typed[2]
         elif text != "*":
             found[_found(table, text)[0]] = ""
     if "*" in given:

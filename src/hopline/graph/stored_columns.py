@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -125,46 +124,6 @@ def cells_of(kind: ColumnType, values: Sequence[Any]) -> tuple[AnyArray, dict[in
             found.append(None)
             wrong[at] = str(error)
     return np.array(found, form), wrong
-
-
-def vectors_of(names: Iterable[str]) -> dict[str, int]:
-    """Name -> length of the vectors among columns: `emb_0`, `emb_1` and `emb_2` are the vector `emb`."""
-    known = set(names)
-    firsts = [name[:-1] for name in known if name.endswith("_0") and name[:-2] not in known]
-    return {name[:-1]: next(at for at in count(1) if f"{name}{at}" not in known) for name in firsts}
-
-
-def with_places(row: Mapping[str, Any], vectors: Mapping[str, int]) -> Mapping[str, Any]:
-    """A row with a column for each place of its vectors, which `vectors_of` names; None is a missing one.
-
-    Raises: ValueError: no list, or one of another length.
-    """
-    given = [name for name in vectors if name in row and f"{name}_0" not in row]
-    if not given:
-        return row
-    found = {name: value for name, value in row.items() if name not in given}
-    for name in given:
-        value = [None] * vectors[name] if row[name] is None else row[name]
-        size = None if isinstance(value, str) or not hasattr(value, "__len__") else len(value)
-        if size != vectors[name]:
-            what = shown(value) if size is None else f"{size} values"
-            raise ValueError(f"{name!r}: {what} instead of a list of {vectors[name]} numbers")
-        found |= {f"{name}_{at}": each for at, each in enumerate(value)}
-    return found
-
-
-def places_of(name: str, column: Any) -> dict[str, Any]:
-    """The columns of Arrow's lists of floats, one for each place; {} unless all are of one length."""
-    pa, types, pc = arrow("pyarrow"), arrow("pyarrow.types"), arrow("pyarrow.compute")
-    kind = column.type
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not is_list or not types.is_floating(kind.value_type):
-        return {}
-    least, most = pc.min_max(pc.list_value_length(column)).as_py().values()
-    numbers = column.cast(pa.list_(pa.float64()))
-    places = [pc.list_element(numbers, at) for at in range(most or 0)] if least == most else []
-    missing = pa.scalar(None, pa.float64())
-    return {f"{name}_{at}": pc.if_else(pc.is_nan(each), missing, each) for at, each in enumerate(places)}
 
 
 def values_of(columns: Sequence[ColumnSchema], cells: AnyArray, texts: AnyArray) -> dict[str, Any]:

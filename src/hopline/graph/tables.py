@@ -30,8 +30,9 @@ class NodeTable:
             and in the features of requests. Columns of fractions that exceed 2^24 are added.
         groups: the tensors that `features` were joined from, in order; empty if they are one.
         columns: a table of N rows (pandas, polars, Arrow) for the preprocessing of models, kept unchanged.
-        column_types: name -> "float", "integer", "boolean", "text" (also for codes) or "timestamp", if the
-            table has another type; "" keeps a column though it has the name of a label.
+        column_types: name -> "float", "integer", "boolean", "text" (also for a code) or "timestamp", if the
+            table has another type; of lists "vector", "vector=8", "codes" or "codes=a|b", see
+            `list_columns.py`; "" keeps a column though it has the name of a label.
         time: as in `EdgeTable`, [N]: the node exists from then on. Edges from it without a time have its
             time. Models read it as the tensor `time`.
         time_unit: of `time`, as in `EdgeTable`.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +22,16 @@ from hopline.graph.cells import (
     parsed_text,
     trimmed,
 )
-from hopline.graph.schema import ColumnType
-from hopline.graph.stored_columns import is_label, places_of, type_of
+from hopline.graph.list_columns import KIND, Kind, columns_of, lists_of
+from hopline.graph.stored_columns import is_label, type_of
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.graph.typed_table import TypedTable
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ].*)?$"
 #: A code, since a number has no leading zero.
 _CODE = r"^0[0-9]+$"
+#: The types of columns in tables, in words.
+TYPES = "float, integer, boolean, text, timestamp, codes, codes=a|b, vector, vector=8"
 #: (type of a column, further type that it may be read as)
 _ALSO = {("integer", "text"), ("integer", "float"), ("boolean", "integer"), ("boolean", "float")}
 
@@ -43,9 +46,8 @@ def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
     for column in [*source.names, *types]:
         if column not in source.names:
             raise GraphError(f"column_types names {column!r}; the table has {', '.join(source.names)}")
-        if types.get(column, "") not in ("", *get_args(ColumnType)):
-            known = ", ".join(get_args(ColumnType))
-            raise GraphError(f"column {column!r}: its type is one of {known}; got {types[column]!r}")
+        if not re.fullmatch(f"|{KIND}", types.get(column, ""), re.DOTALL):
+            raise GraphError(f"column {column!r}: its type is one of {TYPES}; got {types[column]!r}")
         if is_label(column) and column not in types:
             raise GraphError(
                 f"{what}: column {column!r} is by name what a model predicts; leave it out, or "
@@ -57,14 +59,29 @@ def typed_table(what: str, table: NodeTable | EdgeTable) -> Any:
     return typed_columns(source, {name: types.get(name, "") for name in source.names}, Missing())
 
 
-def typed_columns(table: FileTable, kinds: Mapping[str, str], missing: Missing) -> Any:
-    """Columns as `typed` has them, with one for each place of a vector; `kinds`: column -> type, or ""."""
-    found = dict[str, Any]()
+def typed_columns(table: FileTable, kinds: Mapping[str, Kind], missing: Missing) -> Any:
+    """Columns as `typed` has them, with those of lists in their place.
+
+    Args:
+        kinds: column -> type, or "" to detect it.
+    """
+    found, lists = dict[str, Any](), dict[str, tuple[str, ...]]()
     for name, kind in kinds.items():
-        places = places_of(name, table.column(name))
-        if taken := next((place for place in places if place in kinds), ""):
-            raise GraphError(f"{table.what}: {name!r} is a vector, and {taken!r} is a column; rename one")
-        found |= places or {name: typed(table, name, missing, kind)}
+        column = table.column(name)
+        if is_string(column.type) and (isinstance(kind, tuple) or kind.startswith("codes")):
+            column = typed(table, name, missing, "text")
+        try:
+            parts = columns_of(name, column, kind)
+        except ValueError as error:
+            raise GraphError(f"{table.what}: column {name!r} holds {error}") from None
+        if parts:
+            lists[name] = tuple(parts)
+        found |= parts or {name: typed(table, name, missing, str(kind))}
+    read = lists_of(found)
+    for name, columns in lists.items():
+        if others := {*kinds} & {*columns} | {*read.get(name, (name,))} ^ {*columns}:
+            other = min(others & {*kinds}, default=name)
+            raise GraphError(f"{table.what}: {name!r} is a list, and {other!r} is a column; rename one")
     return arrow("pyarrow").table(found)
 
 
@@ -81,8 +98,9 @@ def typed(table: FileTable, name: str, missing: Missing, wanted: str = "") -> An
     column, what = table.column(name), f"{table.what}: column {name!r}"
     if not type_of(column.type):  # of a list, a duration, a period of pandas
         is_list = "list<" in str(column.type)
-        how = "make a column of each value (lists of floats need one length)" if is_list else "convert it"
-        raise GraphError(f"{what} holds {column.type}; leave it out, or {how}")
+        how = "say that it holds codes or a vector of one length" if is_list else "convert it"
+        named = f" ({name}:codes, {name}:vector)" if is_list else ""
+        raise GraphError(f"{what} holds {column.type}; leave it out, or {how}{named}")
     if is_text := is_string(column.type):  # as `cell_of` reads a text
         column = pc.utf8_trim_whitespace(trimmed(table, name, column))
         column = pc.if_else(pc.equal(column, ""), None, column)

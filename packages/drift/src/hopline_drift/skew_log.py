@@ -14,8 +14,8 @@ from hopline.engine.encoders import RowEncoder
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.cell_text import read_text
+from hopline.graph.list_columns import lists_of, with_places
 from hopline.graph.schema import ColumnType, GraphSchema
-from hopline.graph.stored_columns import vectors_of, with_places
 from hopline.types import AnyArray, ExternalId, FloatArray
 from hopline_drift.log_reader import LogReader
 from hopline_drift.skew import Column, Finding, Kind, Limits, differences, kind_of, row_differences
@@ -150,9 +150,16 @@ class Known:
         if id_column and id_column not in values:
             raise BadRequest(f"--id: {path} has no column {id_column!r}; it has {', '.join(values)}")
         ids = values.get(id_column, []) if id_column else []
-        for name, length in vectors_of(types).items():
-            rows = [cell or [None] * length for cell in values.pop(name, ())]
-            values |= {f"{name}_{at}": list(each) for at, each in enumerate(zip(*rows, strict=False))}
+        for name, columns in lists_of(types).items():
+            if name not in values:
+                continue
+            cells = [cell.split("|") if is_text and cell else cell for cell in values.pop(name)]
+            try:
+                rows = [with_places({name: cell}, {name: columns}) for cell in cells]
+            except ValueError as error:
+                raise BadRequest(f"{path}: column {error}") from None
+            # the texts of a CSV file are read below
+            values |= {each: [_text(row[each], is_text) for row in rows] for each in columns}
         found = dict[str, Column]()
         for name, cells in values.items():
             if not types and name == id_column:
@@ -178,6 +185,11 @@ def _rows_of(ids: Sequence[Any], is_text: bool) -> dict[ExternalId, int]:
     return found
 
 
+def _text(value: Any, is_text: bool) -> Any:
+    """A cell of a list, as the other cells of its file."""
+    return str(value) if is_text and value is not None else value
+
+
 def _typed(kind: ColumnType, text: str | None) -> Any:
     """A cell of a CSV file as a value of a type; another text unchanged."""
     try:
@@ -186,10 +198,10 @@ def _typed(kind: ColumnType, text: str | None) -> Any:
         return text
 
 
-def _placed(row: Mapping[str, Any], vectors: Mapping[str, int]) -> Mapping[str, Any]:
-    """As `with_places`; a vector of another length, which the server refused, is no column."""
+def _placed(row: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]]) -> Mapping[str, Any]:
+    """As `with_places`; a list that the server refused is no column."""
     with contextlib.suppress(ValueError):
-        return with_places(row, vectors)
+        return with_places(row, lists)
     return row
 
 
@@ -197,8 +209,8 @@ def compare_columns(
     logged: Logged, known: Known, types: Mapping[str, ColumnType], limits: Limits
 ) -> Iterator[Finding]:
     """Skew of raw columns: of all values, and row by row where ids match."""
-    against, vectors = known.against, vectors_of(types)
-    sent = [_placed(row, vectors) for row in logged.rows]
+    against, lists = known.against, lists_of(types)
+    sent = [_placed(row, lists) for row in logged.rows]
     for name, kind in types.items():
         there = known.columns.get(name)
         if there is None:

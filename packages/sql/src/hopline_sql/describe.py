@@ -21,7 +21,8 @@ from hopline.errors import GraphError
 from hopline.graph.cells import Missing, cast, is_string
 from hopline.graph.edge_times import likely_unit
 from hopline.graph.files import open_table
-from hopline.graph.stored_columns import is_label, places_of, type_of
+from hopline.graph.list_columns import columns_of
+from hopline.graph.stored_columns import is_label, type_of
 from hopline.graph.text_table import TextFormat
 from hopline.graph.typed_columns import typed
 from hopline.types import silent
@@ -32,8 +33,8 @@ from hopline_sql.database import opened, query
 _FREE_SHARE, _FREE_ROWS = 0.5, 20
 #: Smallest share of the values that are keys to be named in a comment.
 _NEAR = 0.5
-#: The first words of the note of a column of lists that is one float column for each place.
-_VECTOR = "a vector"
+#: Codes of lists that are written; more would hide the other columns.
+_CODES = 100
 #: Distinct texts of which all must be keys of a table before a column without its name is a foreign key.
 _TEXTS = 10
 _ID = re.compile(r"(?i)(^|_)(id|key|uuid|no|number)$|(?-i:[a-z](Id|ID|Key))$")
@@ -51,6 +52,7 @@ class _Found:
 
     Attributes:
         columns: name -> typed column. notes: name -> why its type is none, or not what it seems to be.
+        lists: column of lists -> its type as the file has it.
         foreign: column -> (table, comment).
     """
 
@@ -58,6 +60,7 @@ class _Found:
     source: str
     columns: dict[str, Any]
     notes: dict[str, str]
+    lists: dict[str, str]
     key: str = ""
     foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -111,11 +114,17 @@ def _read(text: str, database: str, folder: Path) -> _Found:
         given, where = path, f"file = {_text(os.path.relpath(path, folder))}"
     table = open_table(given, TextFormat(), (), silent)
     table.load(table.names)
-    columns, notes = dict[str, Any](), dict[str, str]()
+    columns, notes, lists = dict[str, Any](), dict[str, str](), dict[str, str]()
     for column in table.names:
         cells = table.column(column)
-        if length := len(places_of(column, cells)):
-            notes[column] = f"{_VECTOR} of {length} numbers, {cells.null_count / len(cells):.1%} missing"
+        try:
+            found = columns_of(column, cells)
+        except ValueError as error:
+            notes[column] = str(error)
+            continue
+        if found:
+            lists[column], what = _list_type(column, [*found])
+            notes[column] = f"{what}, {cells.null_count / len(cells):.1%} missing"
             continue
         days = is_string(cells.type) and pc.mean(pc.match_substring_regex(pc.unique(cells), _DAY)).as_py()
         for kind in ("timestamp" if (days or 0) > 0.5 else "", "text"):
@@ -124,7 +133,17 @@ def _read(text: str, database: str, folder: Path) -> _Found:
                 break
             except GraphError as error:
                 notes.setdefault(column, _note(str(error).removeprefix(table.what).lstrip(":, ")))
-    return _Found(name, where, columns, notes)
+    return _Found(name, where, columns, notes, lists)
+
+
+def _list_type(name: str, columns: Sequence[str]) -> tuple[str, str]:
+    """The type of a column of lists as the file has it, and in words."""
+    if columns[0] == f"{name}_0":
+        return f'type = "vector", size = {len(columns)}', f"a vector of {len(columns)} numbers"
+    codes = [column.removeprefix(f"{name}=") for column in columns[:-1]]
+    texts = ", ".join(map(_text, codes))
+    given = f", values = [{texts}]" if len(codes) <= _CODES and "|" not in texts else ""
+    return f'type = "codes"{given}', f"lists of {len(codes):,} codes"
 
 
 def _note(error: str) -> str:
@@ -226,15 +245,17 @@ def _section(table: _Found) -> Iterator[str]:
         yield f"[tables.{_name(table.name)}.columns]"
     for name, (role, kind, comment) in others.items():
         parts = [f"role = {_text(role)}"] if role != "feature" else []
-        parts += [f"type = {_text(kind)}"] if kind and role != "left out" else []
+        kind = table.lists.get(name) or (f"type = {_text(kind)}" if kind else "")
+        parts += [kind] if kind and role != "left out" else []
         yield f"{_name(name)} = {{ {', '.join(parts)} }}  # {comment}"
 
 
 def _column(table: _Found, name: str, *, is_edges: bool) -> tuple[str, str, str]:
     """Role, type and comment of a column."""
     if name not in table.columns:
-        note = table.notes[name]
-        return "feature" if note.startswith(_VECTOR) else "left out", "", note
+        if is_label(name):
+            return "left out", "", f"{table.notes[name]}; a label by its name"
+        return "feature" if name in table.lists else "left out", "", table.notes[name]
     column = table.columns[name]
     kind, rows = type_of(column.type), len(column)
     known = f"{kind}, {column.null_count / max(1, rows):.1%} missing, "

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -41,10 +41,33 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         role: a feature, a label, the time, the weight or the id of edges.
         type: as in `NodeTable.column_types`; "" detects it.
+        size: numbers of a vector; 0 for those of the lists.
+        values: of codes, those that are columns; () for those of the lists.
     """
 
     role: Role = "feature"
-    type: ColumnType | Literal[""] = ""
+    type: ColumnType | Literal["", "vector", "codes"] = ""
+    size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    values: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The type as `NodeTable.column_types` has it."""
+        given = str(self.size or "") if self.type == "vector" else "|".join(self.values)
+        return f"{self.type}={given}" if given else self.type
+
+    @property
+    def wrong(self) -> str:
+        """The reason why it cannot be read; "" if it can."""
+        if self.size and self.type != "vector":
+            return 'size is of columns with type = "vector"'
+        if self.values and self.type != "codes":
+            return 'values are of columns with type = "codes"'
+        if self.type in ("vector", "codes") and self.role not in ("feature", "left out"):
+            return f"a list is a feature, not the {self.role}"
+        if odd := next((each for each in self.values if "|" in each or not each.strip()), None):
+            return f"{odd!r} among its values: a code is not empty and has no |, which separates codes"
+        return ""
 
 
 class ForeignKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +128,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def kinds(self, *roles: Role) -> list[str]:
         """The same, as NAME:TYPE."""
-        types = {name: self.columns[name].type for name in self.named(*roles)}
+        types = {name: self.columns[name].kind for name in self.named(*roles)}
         return [f"{name}:{kind}" if kind else name for name, kind in types.items()]
 
     @property
@@ -256,6 +279,9 @@ class Description:
             return "two foreign keys make edges of one type; give each its own relation and reverse"
         if both := [name for name in table.foreign_keys if name in table.columns]:
             return f"{both[0]!r} is a foreign key, which has no role; name it once"
+        for column, described in table.columns.items():
+            if described.wrong:
+                return f"{column!r}: {described.wrong}"
         if any(len(table.named(role)) > 1 for role in ("time", "weight", "id")):
             return "one column is the time, one the weight, and one the id"
         if table.key and (odd := table.one("weight") or table.one("id")):

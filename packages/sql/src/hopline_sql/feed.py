@@ -251,6 +251,8 @@ class _Rows:
             return str(value) if kind == "text" else float(value)
         if isinstance(value, _Moment):
             return self._iso(value, name)
+        if kind == "codes" and isinstance(value, str):  # as in a column of texts
+            return value.split("|") if value.strip() else None
         if kind == "text" and not isinstance(value, str):
             return str(value).lower() if isinstance(value, bool) else str(value)
         if kind == "timestamp" and not isinstance(value, str):

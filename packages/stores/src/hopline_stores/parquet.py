@@ -32,7 +32,8 @@ from hopline.features.base import COLUMNS, ColumnRow, FeatureGroup, FeatureStore
 from hopline.features.ids import IdRows, index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found, refuse_changed
 from hopline.files import draft_of, publish_file, temporary_root
-from hopline.graph.stored_columns import places_of, type_of
+from hopline.graph.list_columns import columns_of, form_of, lists_of, with_places
+from hopline.graph.stored_columns import type_of
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
@@ -167,7 +168,8 @@ class ParquetStore(FeatureStore):
         files = _Files(FeatureGroup(path.stem, 0), (path,), ())
         read = _table_of(files, id_column)
         ids = _ids(path, id_column, _opened(path).read([id_column]).column(0).combine_chunks())
-        return read.group, ids, read.table
+        kinds = {name: kind for name, kind in read.group.columns.items() if kind != "codes"}
+        return FeatureGroup.of_columns(read.group.name, kinds), ids, read.table.select([*kinds])
 
     @staticmethod
     def read_file(path: Path, id_column: str) -> tuple[FeatureGroup, int, Iterator[tuple[Any, AnyArray]]]:
@@ -275,12 +277,14 @@ class _Table:
 
     def fetch(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
         """See `FeatureStore.fetch_columns`."""
-        where = self.ids.find(ids)
-        names = [name for name in group.feature_names if name in self.table.column_names]
+        where, known = self.ids.find(ids), self.table.column_names
+        lists = {name: each for name, each in lists_of(group.feature_names).items() if name in known}
+        names = [name for name in (*group.feature_names, *lists) if name in known]
         rows = self.table.select(names).take(np.maximum(where, 0)).to_pylist() if len(self.table) else []
-        return [row if at >= 0 else None for row, at in zip(rows, where.tolist(), strict=True)] or [
-            None
-        ] * len(where)
+        return [
+            with_places(row, lists) if at >= 0 else None
+            for row, at in zip(rows, where.tolist(), strict=True)
+        ] or [None] * len(where)
 
 
 def _table_of(files: _Files, id_column: str) -> _Table:
@@ -296,8 +300,10 @@ def _table_of(files: _Files, id_column: str) -> _Table:
         ids.append(_ids(path, id_column, table.column(id_column).combine_chunks()))
         columns = {name: table.column(name) for name in table.column_names if name != id_column}
         for name, column in list(columns.items()):
-            if not type_of(column.type):
-                columns |= places_of(name, columns.pop(name))  # other lists are no columns
+            if form_of(column.type) == "codes":  # which of them are columns, a request for rows says
+                columns[name] = column.cast(arrow.list_(arrow.string()))
+            elif not type_of(column.type):
+                columns |= columns_of(name, columns.pop(name))  # other lists are no columns
             elif types.is_date(column.type):
                 columns[name] = column.cast(arrow.timestamp("s"))
             elif types.is_decimal(column.type) or types.is_null(column.type):
@@ -307,7 +313,7 @@ def _table_of(files: _Files, id_column: str) -> _Table:
         raise FeatureStoreError(f"group {files.group.name!r}: its parts have different columns")
     group = files.group
     if group.dtype != COLUMNS:
-        found = {field.name: type_of(field.type) for field in tables[0].schema}
+        found = {field.name: type_of(field.type) or "codes" for field in tables[0].schema}
         group = FeatureGroup.of_columns(group.name, found)
     if not tables:
         return _Table(group, index(np.empty(0, np.int64)), arrow.table({}))

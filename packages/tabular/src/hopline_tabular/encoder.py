@@ -12,7 +12,8 @@ import numpy as np
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
 from hopline.graph.cell_text import WORDS, shown
-from hopline.graph.stored_columns import cell_of, vectors_of, with_places
+from hopline.graph.list_columns import lists_of, with_places
+from hopline.graph.stored_columns import cell_of
 from hopline.types import FloatArray, TensorInfo
 from hopline_tabular.computer import ColumnCheck, made_up
 from hopline_tabular.model import TabularModel
@@ -41,7 +42,7 @@ class ColumnEncoder:
         self._model = TabularModel(folder, spec)
         self._checks = [(one.name, ColumnCheck(one, WORDS[types[one.name]]).check) for one in spec.columns]
         self._types = {column.name: types[column.name] for column in spec.columns}
-        self._vectors = vectors_of(self._types)
+        self._lists = lists_of(self._types)
         made = {"boolean": False, "timestamp": "1970-01-01"}
         self.example = {each.name: made.get(types[each.name], made_up(each)) for each in spec.columns}
         self.columns: list[dict[str, Any]] = [
@@ -108,7 +109,7 @@ class ColumnEncoder:
         columns: dict[str, list[Any]] = {name: [] for name in self._types}
         for place, row in zip(places, given, strict=True):
             try:
-                row = with_places(row or {}, self._vectors)
+                row = with_places(row or {}, self._lists)
             except ValueError as error:
                 raise BadRequest(f"{place}: {error}") from None
             for name, kind in self._types.items():
@@ -117,14 +118,9 @@ class ColumnEncoder:
                         f"{one['name']} ({one['type']}{_NULL[one['nullable']]})" for one in self.columns
                     ]
                     raise BadRequest(f"{place}: {name!r} is missing; a row has {', '.join(takes)}")
-                columns[name].append(_read(f"{place}: {name!r}", kind, row[name]))
+                try:
+                    value = cell_of(kind, row[name])  # type: ignore[arg-type]
+                except ValueError as error:
+                    raise BadRequest(f"{place}: {name!r}: {error}") from None
+                columns[name].append(value / 1e6 if kind == "timestamp" and value is not None else value)
         return columns
-
-
-def _read(where: str, kind: Any, value: Any) -> Any:
-    """A value of a request as the preprocessing reads it."""
-    try:
-        found = cell_of(kind, value)
-    except ValueError as error:
-        raise BadRequest(f"{where}: {error}") from None
-    return found / 1e6 if kind == "timestamp" and found is not None else found

@@ -32,7 +32,8 @@ from hopline.graph.cells import Missing, ids, numbers
 from hopline.graph.edge_ids import EdgeIds
 from hopline.graph.edge_times import rough_range, time_cut
 from hopline.graph.files import open_table
-from hopline.graph.stored_columns import StoredColumns, vectors_of
+from hopline.graph.list_columns import lists_of
+from hopline.graph.stored_columns import StoredColumns
 from hopline.graph.text_table import TextFormat
 from hopline.graph.typed_columns import typed_columns
 from hopline.jobs.batch.goal import BatchOptions, known_nodes
@@ -319,8 +320,9 @@ def _of_file(model: Model, path: Path) -> _Edges:
     key, others = spec.head.edge_type, [name for name in table.names if name not in ("from", "to")]
     encoder = model.encoders.get(key)
     types = {} if encoder is None else {each["name"]: each["type"] for each in encoder.columns}
+    kinds = types | lists_of(types)
     if encoder is not None:
-        others = [name for name in others if name in types or name in vectors_of(types)]
+        others = [name for name in others if name in kinds]
     elif key and (named := graph.schema.edge_types[key].attr_names):
         others = [*named]
     elif not key:
@@ -338,9 +340,7 @@ def _of_file(model: Model, path: Path) -> _Edges:
     num_rows = len(sides[0])
     rows: FloatArray = np.empty((num_rows, 0), np.float32)
     if encoder is not None:
-        stored = StoredColumns.of(
-            typed_columns(table, {name: types.get(name, "") for name in others}, Missing())
-        )
+        stored = StoredColumns.of(typed_columns(table, {name: kinds[name] for name in others}, Missing()))
         values: dict[str, AnyArray] = stored.values(slice(0, num_rows))
         if absent := [name for name in types if name not in values]:
             raise BadRequest(f"--edges {path}: no column {absent[0]!r}, which the preprocessing reads")

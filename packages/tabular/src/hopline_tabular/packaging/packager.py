@@ -142,7 +142,9 @@ class TabularJob:
         self.notes: list[str] = []
         unused = self._build(())
         self._build(unused)
-        self.sample = sample = dataclasses.replace(sample, nones=frozenset(self.graph.nones))
+        floats = frozenset(name for name, values in sample.rows.items() if None in values)
+        nones = frozenset(self.graph.nones)
+        self.sample = sample = dataclasses.replace(sample, nones=nones, floats=floats)
         try:
             self.expected = oracle.answer(sample)
         except Exception as error:  # an estimator may raise any error

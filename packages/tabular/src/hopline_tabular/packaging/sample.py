@@ -32,12 +32,14 @@ class Sample:
         rows: column name -> list of float, int, str or None.
         has_names: the estimator was fitted on named columns.
         nones: columns of strings whose absent values were None in training; elsewhere they were NaN.
+        floats: columns of integers that were floats in training, since it lacked some values.
     """
 
     columns: tuple[Column, ...]
     rows: Mapping[str, list[Any]]
     has_names: bool
     nones: Collection[str] = ()
+    floats: Collection[str] = ()
 
     @property
     def num_rows(self) -> int:
@@ -46,7 +48,7 @@ class Sample:
 
     def of(self, rows: Mapping[str, list[Any]]) -> Sample:
         """Other rows of the same columns."""
-        return Sample(self.columns, rows, self.has_names, self.nones)
+        return Sample(self.columns, rows, self.has_names, self.nones, self.floats)
 
     def take(self, places: Iterable[int]) -> Sample:
         """Some of the rows."""
@@ -64,7 +66,7 @@ class Sample:
         if column.dtype == "string":
             null = None if column.name in self.nones else np.nan
             return np.array([null if value is None else value for value in values], dtype=object)
-        if column.dtype == "int" and None not in values:
+        if column.dtype == "int" and column.name not in self.floats and None not in values:
             return np.array(values, dtype=np.int64)
         return np.array(values, dtype=np.float64)
 
