@@ -401,6 +401,7 @@ def test_rows_of_the_graph_folders_features_are_not_served_unlabelled(places, ri
     if refused:
         with pytest.raises(PrecomputedFileError, match=r"from the features of the graph folder.*stale"):
             rig.runner.run(service.start())
+        rig.runner.run(service.close())
         return
     rig.runner.run(service.start())
     rig.store.change(3, "new")
