@@ -132,7 +132,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1563,
     "snapshots": 1095,
     "testing": 6,
-    "transports": 6703,
+    "transports": 6708,
 }
 
 

@@ -100,9 +100,20 @@ def test_other_threads_run_while_nodes_and_rows_of_a_body_are_decoded(
     pauses: list[float] = []
     monkeypatch.setattr(score_json.time, "sleep", pauses.append)
     found = score_json.decode_large(body)
-    for field in expected.__struct_fields__:
+    assert score_json.score_request("m", None, found, None, "") == score_json.score_request(
+        "m", None, expected, None, ""
+    )
+    for field in set(expected.__struct_fields__) - {"inline"}:
         assert getattr(found, field) == getattr(expected, field)
     assert len(pauses) > len(body) // (2 * PIECE_BYTES)
+
+
+def test_an_inline_node_with_edge_types_named_and_not_is_refused_in_a_large_body_too() -> None:
+    node = b'{"features":[0.5],"neighbors":{"":[1],"a__to__b":[2]}}'
+    with pytest.raises(BadRequest, match="has edge type '' and others"):
+        score_json.score_request(
+            "m", None, score_json.decode_large(b'{"inline":[%b]}' % b",".join([node] * 4096)), None, ""
+        )
 
 
 @pytest.mark.parametrize(

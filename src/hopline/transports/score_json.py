@@ -95,7 +95,11 @@ _options_of = attrgetter(*[field.name for field in FIELDS])
 _NO_OPTIONS = (None,) * len(FIELDS)
 
 _decode: Callable[[bytes | memoryview], InputsBody] = msgspec.json.Decoder(ScoreBody).decode
-_PIECES = {"inline": msgspec.json.Decoder(InlineBody).decode, "rows": msgspec.json.Decoder(_Row).decode}
+_inline_body = msgspec.json.Decoder(InlineBody).decode
+_PIECES: dict[str, Any] = {
+    "inline": lambda piece: inline_node(_inline_body(piece)),
+    "rows": msgspec.json.Decoder(_Row).decode,
+}
 _split = [(name, list[msgspec.Raw] | None, None) for name in _PIECES]
 #: The same, with nodes and rows that are not decoded yet.
 _SplitBody: Any = msgspec.defstruct("SplitBody", _split, bases=(ScoreBody,), gc=False)
@@ -189,7 +193,8 @@ def score_request(
         columns = columns_of(body.rows)
     pairs: Any = body.pairs
     nodes: Any = body.nodes  # the id index refuses a mixture of integers and strings
-    inline = [inline_node(node) for node in body.inline] if body.inline else ()
+    sent_inline: Any = body.inline or ()  # some are converted where they were decoded
+    inline = [node if type(node) is InlineNode else inline_node(node) for node in sent_inline]
     both = None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
     sent = _options_of(body)
     options = {}
