@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 980,
-    "packaging": 10713,
+    "packaging": 10726,
     "process": 1792,
     "records": 1865,
     "rollout": 4025,

@@ -18,6 +18,7 @@ from torch_geometric.utils import (
 from hopline.errors import NotSplittable
 from hopline.graph import Graph, Nodes
 from hopline.packaging.dense.aggregate import EdgeAggregation
+from tests.packaging import helpers_of_forward as helpers
 from tests.packaging import random_passing
 from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg, split
@@ -553,6 +554,20 @@ class ByHand(nn.Module):
         row, col = edge_index.contiguous()
         sent = self.lin(x)[row] * edge_weight.view(-1, 1)
         return scatter(sent, col, dim=0, dim_size=x.size(0), reduce="mean") + x
+
+
+class Helped(ByHand):
+    """Its functions over edges are in another file, under other names."""
+
+    def forward(self, x, edge_index):
+        rows = self.lin(x)[edge_index[0]]
+        return helpers.attended(rows, rows.sum(-1, keepdim=True), edge_index, x.size(0))
+
+
+def test_helpers_in_another_file_are_read_as_those_of_the_model_s_own():
+    before = dict(vars(helpers))
+    assert_equals_pyg(trained(Helped()), homogeneous())
+    assert vars(helpers) == before
 
 
 def test_message_passing_by_hand_equals_its_own_answer():

@@ -106,10 +106,11 @@ def package(model, repository, **options):
         (lambda _, h: h + pd.date_range(end="today", periods=2)[-1].dayofyear, "of now"),
         (lambda _, h: h + uuid.uuid1().time % 100, "generate_time"),
         (lambda _, h: h + os.times().elapsed % 100, "os.times"),
+        (lambda _, h: h + logging.makeLogRecord({}).created % 60, "time.time"),
     ],
     ids=[
         "time", "imported", "global", "attribute", "counter", "localtime", "text", "date", "half a day",
-        "datetime", "numpy", "array", "pandas", "period", "range", "uuid", "times",
+        "datetime", "numpy", "array", "pandas", "period", "range", "uuid", "times", "record",
     ],
 )  # fmt: skip
 def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):

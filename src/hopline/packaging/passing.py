@@ -9,6 +9,7 @@ nodes, rows of edges, and aggregations.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,7 @@ from hopline.errors import NotSplittable
 from hopline.packaging import forwards
 from hopline.packaging.edges import FLOWS, GROUPED, LOOPS
 from hopline.packaging.proxy import value_of
+from hopline.packaging.user_source import is_users
 
 #: Makes a traced value: (kind, target, args, kwargs).
 Create = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -47,6 +49,10 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     """
     shared = (vars(utils), gcn_norm.__globals__, vars(forwards), vars(glob))
     places = {id(names): names for names in shared}
+    for module in list(sys.modules.values()):  # helpers of a forward may be in any file of the user
+        names = getattr(module, "__dict__", {})
+        if is_users(str(names.get("__file__"))):
+            places[id(names)] = names
     for part in model.modules():
         for name in ("forward", "reduce", *_TRACED):
             names = getattr(getattr(part, name, None), "__globals__", None)
@@ -55,8 +61,12 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     wrapped = {function: _one_value(function, create) for function in (*GROUPED, *LOOPS)}
     whole = wrapped[gcn_norm]
     wrapped[gcn_norm] = lambda *args, **kwargs: (gcn_norm if opens_norm() else whole)(*args, **kwargs)
-    every = [(names, *item) for names in places.values() for item in names.items()]
-    replaced = [each for each in every if isinstance(each[2], FunctionType) and each[2] in wrapped]
+    replaced = [
+        (names, name, value)
+        for names in places.values()
+        for name, value in list(names.items())
+        if type(value) is FunctionType and value in wrapped
+    ]
     for names, name, value in replaced:
         names[name] = wrapped[value]
     # it reads the number of groups from the index

@@ -83,7 +83,9 @@ _READERS: dict[CodeType, tuple[str, Kind]] = {
 _RANDOM = random.Random.__init__.__code__
 _ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
-_MESSAGES = ("linecache.py", "tokenize.py", "inspect.py", "logging/__init__.py")
+_MESSAGES = ("linecache.py", "tokenize.py", "inspect.py")
+#: Methods and functions of `logging` that write a record; others may return what they read.
+_LOGGED = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 # torch.manual_seed keeps each call with its stack until a GPU is used
 _SEED_TORCH = torch.default_generator.manual_seed
@@ -229,7 +231,8 @@ def _kind(function: Any) -> Kind | None:
 def _is_for_message(frame: FrameType | None) -> bool:
     """True for a call on behalf of a message that the user's code writes, such as a log record."""
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_MESSAGES):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.endswith(_MESSAGES) or (file.endswith("logging/__init__.py") and name in _LOGGED):
             return True
         frame = frame.f_back
     return False
