@@ -112,7 +112,7 @@ BUDGET: dict[str, int] = {
     "config": 1334,
     "engine": 8229,
     "events": 2465,
-    "features": 3661,
+    "features": 3671,
     "graph": 14577,
     "graph_store": 383,
     "ingress": 1011,

@@ -29,6 +29,7 @@ from hopline.engine.model import load_model
 from hopline.errors import BadRequest, FeatureSchemaMismatch, GraphError
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
+from hopline.features.skew import column_differences
 from hopline.graph import EdgeFile, EdgeTable, NodeFile, NodeTable
 from hopline.graph.list_columns import lists_of, with_places
 from hopline.graph.stored_columns import cells_of
@@ -585,3 +586,20 @@ def test_a_store_of_parquet_files_has_lists_of_the_codes_of_a_request(world, tmp
     assert list(rows[0]) == NAMES
     found = np.array([[row[name] for name in NAMES] for row in rows], float)
     np.testing.assert_array_equal(found, binarized(frame["tags"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("tags", "text", "column 'tags' is codes in the store, and text is expected"),
+        ("tags_0", "float", "the store has no column 'tags_0'"),
+        ("tags=food", "boolean", ""),
+        ("tags#", "integer", ""),
+        ("other=food", "boolean", "the store has no column 'other=food'"),
+    ],
+)
+def test_lists_of_codes_in_a_store_are_the_columns_of_codes_alone(name, kind, text):
+    expected = FeatureGroup.of_columns("node", {name: kind})
+    stored = FeatureGroup.of_columns("node", {"tags": "codes"})
+    found = column_differences(expected, stored, lists_of(expected.columns))
+    assert found == [] if not text else found[0].startswith(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
+from collections.abc import Mapping, Sequence
 
 from hopline.errors import (
     FeatureGroupNotFound,
@@ -51,16 +51,26 @@ def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
     return found
 
 
-def column_differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
-    """As `differences`, of columns. The store may have more, integers for floats, and lists of codes."""
-    there = stored.columns
+def column_differences(
+    expected: FeatureGroup, stored: FeatureGroup, lists: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """As `differences`, of columns. The store may have more, integers for floats, and lists of codes.
+
+    Args:
+        lists: name -> columns, of the lists among the expected columns.
+    """
+    there = {
+        column: expected.columns[column]
+        for name, columns in lists.items()
+        if stored.columns.get(name) == "codes" and columns[0] != f"{name}_0"  # that one is a vector
+        for column in columns
+    } | stored.columns
     return [
         f"the store has no column {name!r} ({kind})"
         if name not in there
         else f"column {name!r} is {there[name]} in the store, and {kind} is expected"
         for name, kind in expected.columns.items()
-        if there.get(name, there.get(re.split("=|#$", name)[0]))
-        not in (kind, "codes", "integer" if kind == "float" else kind)
+        if there.get(name) not in (kind, "integer" if kind == "float" else kind)
     ]
 
 

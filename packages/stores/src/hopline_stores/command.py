@@ -22,6 +22,7 @@ from hopline.features.registry import DOOR, open_store
 from hopline.features.rows import not_finite
 from hopline.features.skew import column_differences, differences
 from hopline.graph import Graph
+from hopline.graph.list_columns import lists_of
 from hopline.graph.stored_columns import cell_of
 from hopline.types import AnyArray, ExternalIds, FloatArray
 
@@ -173,7 +174,10 @@ async def _compare(
     except (FeatureGroupNotFound, FeatureSchemaMismatch) as error:
         yield str(error)
         return
-    for line in (column_differences if expected.types else differences)(expected, stored):
+    lines = differences(expected, stored)
+    if expected.types:
+        lines = column_differences(expected, stored, lists_of(expected.columns))
+    for line in lines:
         yield f"schema: {line}"
     if (stored.dim != expected.dim and not expected.types) or not nodes.ids.num_nodes:
         return

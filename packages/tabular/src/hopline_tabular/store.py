@@ -12,6 +12,7 @@ from hopline.errors import FeatureSchemaMismatch
 from hopline.features.base import MAX_PROBLEMS, ColumnRow, FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.skew import column_differences
+from hopline.graph.list_columns import lists_of
 from hopline.graph.stored_columns import cells_of
 from hopline.types import ExternalIds, FloatArray
 from hopline_tabular.encoder import ColumnEncoder
@@ -53,7 +54,7 @@ class EncodedStore(FeatureStore):
         Raises: FeatureSchemaMismatch: the store has other columns than the preprocessing reads; names them.
         """
         stored = await self._store.describe_columns(self._columns.name)
-        if lines := column_differences(self._columns, stored):
+        if lines := column_differences(self._columns, stored, lists_of(self._columns.columns)):
             raise FeatureSchemaMismatch(f"{self.kind}: group {self._columns.name!r}: {'; '.join(lines)}")
         return self._features
 
