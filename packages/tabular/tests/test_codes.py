@@ -20,7 +20,7 @@ from sklearn.compose import ColumnTransformer, make_column_selector
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MultiLabelBinarizer, OneHotEncoder, StandardScaler
-from torch_geometric.nn import GATv2Conv, SAGEConv
+from torch_geometric.nn import GATv2Conv
 
 import hopline
 from hopline import Graph
@@ -35,12 +35,13 @@ from hopline.graph.list_columns import lists_of, with_places
 from hopline.graph.stored_columns import cells_of
 from hopline.types import InlineNode
 from hopline_tabular.store import EncodedStore
+from packages.tabular.tests import list_world
 from packages.tabular.tests.fraud_world import ask
+from packages.tabular.tests.list_world import COUNT, ListWorld, edges
 from packages.tabular.tests.test_live_columns import Live
 from tests.commands.typed import typed
 from tests.servers import running
 
-COUNT = 40
 #: Known to the graph of `Codes`; some have the signs that separate lists and names.
 CODES = ["a", "b", "new shop", "x=1", "é", "#", "v_0"]
 KNOWN = sorted(CODES)
@@ -74,36 +75,15 @@ def frame_of(seed=0, count=COUNT):
     )
 
 
-def edges():
-    return np.random.default_rng(7).integers(0, COUNT, (2, 200))
-
-
 def written(folder, frame, known=CODES):
-    """A Parquet file of nodes, and one of edges; `known`: codes, () for those of the frame."""
-    frame.to_parquet(folder / "nodes.parquet")
-    src, dst = ([f"n{each}" for each in side] for side in edges())
-    parquet.write_table(pa.table({"src": src, "dst": dst}), folder / "edges.parquet")
+    """The graph of a table; `known`: codes, () for those of the frame."""
     named = [f"tags:codes={'|'.join(known)}"] if known else []
-    node = NodeFile(folder / "nodes.parquet", "id", columns=["*", *named])
-    return Graph.from_parquet({"node": node}, {("node", "to", "node"): EdgeFile(folder / "edges.parquet")})
+    return list_world.written(folder, pa.Table.from_pandas(frame, preserve_index=False), *named)
 
 
-class Net(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.head = SAGEConv(width, 8), torch.nn.Linear(8, 2)
-
-    def forward(self, x, edge_index):
-        return self.head(self.conv(x, edge_index).relu())
-
-
-class Codes:
-    """A packaged model over a table with codes and a vector."""
-
+class Codes(ListWorld):
     def __init__(self, folder):
-        self.frame = frame_of()
-        self.graph = written(folder, self.frame).save(folder / "graph")
+        frame = frame_of()
         none = SimpleImputer(strategy="constant", fill_value=0)
         parts = [
             ("tags", none, make_column_selector("^tags=")),
@@ -112,12 +92,7 @@ class Codes:
             ("amount", StandardScaler(), ["amount"]),
             ("country", OneHotEncoder(handle_unknown="ignore"), ["country"]),
         ]
-        self.fitted = ColumnTransformer(parts).fit(self.graph.frame("node"))
-        self.module = Net(self.x(self.frame).shape[1]).eval()
-        self.report = hopline.package(
-            self.module, self.graph, folder / "models", name="risk", fanouts=[-1], task="multiclass",
-            preprocess={"node": self.fitted},
-        )  # fmt: skip
+        super().__init__(folder, frame, written(folder, frame), parts)
 
     def x(self, frame):
         """Features, of scikit-learn's binarizer and arithmetic of NumPy."""
@@ -138,18 +113,6 @@ class Codes:
                     fitted["country"].transform(frame[["country"]]).toarray(),
                 ]
             )
-
-    def answerer(self, graph=None):
-        model = load_model(self.report.path, self.report.spec, graph or self.graph)
-        return Answerer(model, ("logits",), 999)
-
-    def expected(self, frame, neighbors):
-        """Of PyG: new rows, each with its neighbours."""
-        x = torch.tensor(self.x(pd.concat([self.frame, frame]))).float()
-        more = [(one, COUNT + row) for row, each in enumerate(neighbors) for one in each]
-        ends = np.concatenate([edges(), np.array(more, np.int64).reshape(-1, 2).T], axis=1)
-        with torch.no_grad():
-            return self.module(x, torch.tensor(ends)).numpy()[COUNT:]
 
 
 @pytest.fixture(scope="module")

@@ -8,27 +8,25 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import torch
 from pyarrow import parquet
-from sklearn.compose import ColumnTransformer, make_column_selector
+from sklearn.compose import make_column_selector
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from torch_geometric.nn import SAGEConv
 
 import hopline
 from hopline import Graph
-from hopline.engine.answer import Answerer
-from hopline.engine.model import load_model
 from hopline.errors import BadRequest, GraphError
 from hopline.features.registry import open_store
-from hopline.graph import EdgeFile, EdgeTable, NodeFile, NodeTable
+from hopline.graph import EdgeTable, NodeTable
 from hopline.types import InlineNode
+from packages.tabular.tests import list_world
 from packages.tabular.tests.fraud_world import ask
+from packages.tabular.tests.list_world import COUNT, ListWorld, edges
 from packages.tabular.tests.test_live_columns import Live
 from tests.servers import running
 
-WIDTH, COUNT = 6, 40
+WIDTH = 6
 KINDS = [pa.list_(pa.float32()), pa.list_(pa.float32(), WIDTH), pa.large_list(pa.float64())]
 
 
@@ -51,54 +49,21 @@ def table_of(frame, kind):
     return table.set_column(2, "emb", pa.array(frame["emb"].tolist(), kind))
 
 
-def edges():
-    random = np.random.default_rng(7)
-    return random.integers(0, COUNT, (2, 200))
-
-
 def written(folder, frame, kind=KINDS[0]):
-    """A Parquet file of nodes, and one of edges."""
-    parquet.write_table(table_of(frame, kind), folder / "nodes.parquet")
-    src, dst = ([f"n{each}" for each in side] for side in edges())
-    parquet.write_table(pa.table({"src": src, "dst": dst}), folder / "edges.parquet")
-    node = NodeFile(folder / "nodes.parquet", "id", columns=["*"])
-    return Graph.from_parquet({"node": node}, {("node", "to", "node"): EdgeFile(folder / "edges.parquet")})
+    return list_world.written(folder, table_of(frame, kind))
 
 
-class Net(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.head = SAGEConv(width, 8), torch.nn.Linear(8, 2)
-
-    def forward(self, x, edge_index):
-        return self.head(self.conv(x, edge_index).relu())
-
-
-class Vectors:
-    """A packaged model over a table with a vector."""
-
+class Vectors(ListWorld):
     def __init__(self, folder):
-        self.frame = frame_of()
-        self.graph = written(folder, self.frame).save(folder / "graph")
+        frame = frame_of()
         parts = [
             ("emb", SimpleImputer(add_indicator=True), make_column_selector("^emb_")),
             ("amount", make_pipeline(SimpleImputer(), StandardScaler()), ["amount"]),
             ("country", OneHotEncoder(handle_unknown="ignore"), ["country"]),
         ]
-        self.fitted = ColumnTransformer(parts).fit(self.graph.frame("node"))
-        self.module = Net(self.fitted.transform(self.graph.frame("node")).shape[1]).eval()
-        self.report = hopline.package(
-            self.module, self.graph, folder / "models", name="risk", fanouts=[-1], task="multiclass",
-            preprocess={"node": self.fitted},
-        )  # fmt: skip
+        super().__init__(folder, frame, written(folder, frame), parts)
 
-    def answerer(self, graph=None):
-        model = load_model(self.report.path, self.report.spec, graph or self.graph)
-        return Answerer(model, ("logits",), 999)
-
-    def expected(self, frame, neighbors):
-        """Of PyG: new rows, each with its neighbours."""
+    def x(self, frame):
         flat = pd.DataFrame(
             [
                 {
@@ -106,14 +71,10 @@ class Vectors:
                     "country": row.country,
                     **{f"emb_{at}": np.nan if row.emb is None else row.emb[at] for at in range(WIDTH)},
                 }
-                for row in pd.concat([self.frame, frame]).itertuples()
+                for row in frame.itertuples()
             ]
         )
-        x = torch.tensor(np.asarray(self.fitted.transform(flat))).float()
-        more = [(one, COUNT + row) for row, each in enumerate(neighbors) for one in each]
-        ends = np.concatenate([edges(), np.array(more, np.int64).reshape(-1, 2).T], axis=1)
-        with torch.no_grad():
-            return self.module(x, torch.tensor(ends)).numpy()[COUNT:]
+        return np.asarray(self.fitted.transform(flat))
 
 
 @pytest.fixture(scope="module")
