@@ -9,39 +9,19 @@ import sys
 from collections.abc import Generator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.trust import keep_contexts
 from tests.turns import Turns
 
-pytest_plugins = ["tests.workers"]
+pytest_plugins = ["tests.workers", "tests.thorough"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# What an example takes is the machine's affair: no test is a timed one.
-settings.register_profile("hopline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("hopline")
 
 
 @functools.cache
 def turns() -> Turns:
     """Turns of this process: workers are forked, and would share the locks of files that are open then."""
     return Turns()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="also tests marked `release`")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of a release to those who want all, or name their folder or file."""
-    named = {(config.rootpath / argument.split("::")[0]).resolve() for argument in config.args}
-    if config.getoption("--all") or not named & {config.rootpath, config.rootpath / "tests"}:
-        return
-    release = [item for item in items if item.get_closest_marker("release")]
-    if release:
-        items[:] = [item for item in items if item not in release]
-        config.hook.pytest_deselected(items=release)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -74,6 +74,7 @@ def test_an_unknown_name_is_an_attribute_error():
         hopline.nothing  # noqa: B018
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", ["hopline.server", "hopline.service", "hopline.transports.http"])
 def test_the_server_needs_no_torch(module):
     absent = ("torch", "torch_geometric", "onnx", "onnxscript")

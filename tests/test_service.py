@@ -206,6 +206,7 @@ async def test_a_newer_format_says_what_to_do(places, tmp_path):
         await rig.begin(Service(spoil(places, tmp_path, change)))
 
 
+@pytest.mark.release
 async def test_a_time_cut_that_could_cut_nothing_is_refused(tmp_path):
     from tests.packaged import package
 

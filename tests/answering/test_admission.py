@@ -73,6 +73,7 @@ def behind_a_queue(model):
     return QueuedVersion(GraphComputer(model, config), config, metrics, ThreadPoolExecutor(1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_a_hundred_cheap_requests_that_come_at_once_are_all_taken(model, is_warm):
     version = behind_a_queue(model)

@@ -42,6 +42,7 @@ class Rows:
         self.waiting.append(resume)
 
 
+@pytest.mark.release
 async def test_time_away_is_stage_fetch(model):
     rows, notes = Rows(), []
     metrics = Metrics().model("plain", "1")

@@ -39,6 +39,7 @@ from hopline_compress.distill.settings import Settings
 from hopline_compress.distill.train import Student
 from tests.precomputed_files import write_table
 from tests.shared_memory import create_shared
+from tests.thorough import thorough
 
 N, TTL_S = 10, 100.0
 GROUP = FeatureGroup("node", N)
@@ -374,7 +375,10 @@ def test_no_answer_is_older_than_its_rows_may_be_or_it_says_so(rig):
     run_state_machine_as_test(
         OfRig,
         settings=settings(
-            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=thorough(8, 40),
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )
 

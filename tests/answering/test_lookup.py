@@ -123,6 +123,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("partial", [False, True])
 async def test_answers_are_those_without_a_table_bit_for_bit(places, tmp_path, partial):
     some = np.arange(0, N, 2) if partial else None

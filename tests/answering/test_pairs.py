@@ -57,6 +57,7 @@ def part(scores, share, change):
     return changed
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -77,6 +78,7 @@ def test_an_honest_version_passes_however_often_its_keys_are_requested(before, a
     assert word == "good", why
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("before", "after", "gate"),
     [

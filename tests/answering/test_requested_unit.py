@@ -15,6 +15,7 @@ from hopline.rollout.rollout import MAX_REASON, MAX_STEPS, RolloutRequest, begin
 from hopline.rollout.state import ModelState
 from hopline.transports.http import HttpApp
 from tests import loaded_units_rig as rig
+from tests.thorough import thorough
 from turnserve.http1.messages import Request
 
 WITH_STORE = load_config(overrides={"features.store": "memory:"})
@@ -81,7 +82,7 @@ def test_a_folder_is_named_by_its_real_path(tmp_path):
     assert requested_unit("1", str(tmp_path / "link"), (), WITHOUT) == Unit("1", str(tmp_path.resolve()))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thorough(75, 300), deadline=None)
 @given(st.text(max_size=300), st.lists(st.text(max_size=20), max_size=4))
 def test_whatever_is_sent_is_a_unit_or_a_refusal(graph, groups):
     try:
@@ -160,6 +161,7 @@ BODIES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_body_that_makes_no_sense_is_a_bad_request(path, root, caplog):
     service = await rig.started(root)

@@ -27,6 +27,7 @@ from hopline.service import Service
 from hopline.types import InlineNode, ModelInfo, ScoreRequest, ScoreResult
 from tests.engine import zoo
 from tests.fake_version import hand_in
+from tests.thorough import thorough
 
 
 class Inner:
@@ -390,7 +391,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.sampled_from([1, 2000, 10**6]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 def test_whatever_happens_each_request_has_one_outcome_of_its_own_content(actions, cache_bytes):
     async def story():
         rig = Rig(cache_bytes=cache_bytes, ttl_s=20)
@@ -587,6 +588,7 @@ def told(outcome):
     return outcome.model, outcome.version, outcome.graph_version, outcome.degraded, exact
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("together", [False, True])
 def test_answers_are_those_of_the_model_bit_for_bit(places, together):
     with asyncio.Runner() as runner:
@@ -606,7 +608,7 @@ def test_answers_are_those_of_the_model_bit_for_bit(places, together):
             return [(await asyncio.gather(service.score(r), return_exceptions=True))[0] for r in requests]
 
         @given(st.lists(REQUESTS, min_size=1, max_size=12))
-        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=thorough(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
         def check(requests):
             wanted = runner.run(ask(plain, requests))
             for _ in range(2):

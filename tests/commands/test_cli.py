@@ -28,6 +28,7 @@ def test_the_package_is_a_command():
     assert "Usage: hopline " in hopline("--help")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [

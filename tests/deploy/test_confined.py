@@ -36,6 +36,7 @@ def running(command):
         process.communicate(timeout=60)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_answers_on_a_read_only_root_with_a_folder_for_temporary_files(
     packaged, workers, tmp_path
@@ -67,6 +68,7 @@ def test_without_any_folder_for_temporary_files_one_line_says_what_is_missing(pa
         )
 
 
+@pytest.mark.release
 def test_a_server_of_half_a_cpu_and_little_memory_bounds_its_caches_by_them(packaged):
     with limited(cpus=0.5, memory_bytes=1 << 30) as files:
         shown = subprocess.run(

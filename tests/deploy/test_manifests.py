@@ -62,12 +62,14 @@ def check(body, version, custom_schemas):
         kubernetes_validate.validate(body, version, strict=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubectl_builds_what_these_tests_build(overlay):
     by_kubectl = kustomize.by_kubectl(SERVER / "overlays" / overlay)
     assert by_kubectl in (None, built(overlay))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_object_is_valid_by_its_schema(overlay, version, custom_schemas):

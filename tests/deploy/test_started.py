@@ -126,6 +126,7 @@ def env_of(objects):
     return objects["ConfigMap", "hopline"]["data"] | {"HOPLINE__SERVER__DRAIN_DELAY_S": "0.05"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each not in ("live", "prefetcher")])
 def test_the_server_of_an_overlay_starts_answers_and_ends(overlay, packaged, tmp_path):
     objects = built(overlay)
@@ -142,6 +143,7 @@ def test_the_server_of_an_overlay_starts_answers_and_ends(overlay, packaged, tmp
         assert bool(redis.call("KEYS", "hopline:*").strip(b"*0\r\n")) == (overlay != "single")
 
 
+@pytest.mark.release
 def test_a_new_pod_of_a_fleet_serves_what_the_fleet_serves(packaged, tmp_path):
     """Not the newest version that it finds in the repository."""
     objects = built("fleet")
@@ -169,6 +171,7 @@ def kserve():
     return container, env, spec["volumes"]
 
 
+@pytest.mark.release
 def test_kserves_runtime_starts_and_speaks_its_protocol(packaged, tmp_path):
     container, env, volumes = kserve()
     with redis_process() as redis:
@@ -183,6 +186,7 @@ def test_kserves_runtime_starts_and_speaks_its_protocol(packaged, tmp_path):
             assert server.end() == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", ["single", "live", "fleet", "kserve"])
 def test_a_version_that_was_rolled_back_does_not_return_with_a_rescheduled_pod(place, packaged, tmp_path):
     """The pod loses its process and its emptyDirs; its volumes and the Redis stay."""
@@ -253,6 +257,7 @@ def test_the_live_pod_applies_events_of_its_stream(packaged, tmp_path):
         assert list((tmp_path / "live").iterdir())
 
 
+@pytest.mark.release
 def test_the_prefetcher_fetches_for_the_server_beside_it(packaged, tmp_path):
     objects = built("prefetcher")
     container, prefetcher = container_of(objects), container_of(objects, "prefetcher")
@@ -275,6 +280,7 @@ def test_the_prefetcher_fetches_for_the_server_beside_it(packaged, tmp_path):
             assert server.end() == 0
 
 
+@pytest.mark.release
 def test_a_spot_pod_drains_within_the_notice_and_loses_no_request(packaged, tmp_path):
     """The notice becomes SIGTERM, and the grace ends in SIGKILL. Callers come until they are refused."""
     objects = built("spot")

@@ -18,6 +18,21 @@ SLOW = (
     "docs/guides/distill.md",
     "docs/guides/drift.md",
     "docs/guides/generative-models.md",
+    "docs/guides/graphs-from-files.md",
+    "docs/guides/heterogeneous.md",
+    "docs/guides/hybrid.md",
+    "docs/guides/large-graphs.md",
+    "docs/guides/link-prediction.md",
+    "docs/guides/migrate.md",
+    "docs/guides/pipelines.md",
+    "docs/guides/prediction-log.md",
+    "docs/guides/quantize.md",
+    "docs/guides/score-edges.md",
+    "docs/guides/score-graphs.md",
+    "docs/guides/sizing.md",
+    "docs/guides/tables-to-answers.md",
+    "docs/guides/time-travel.md",
+    "packages/mesh/docs/simulate.md",
 )
 
 

@@ -22,6 +22,7 @@ def test_the_quickstart_works_as_written(quickstart):
     assert (quickstart / "models" / "risk" / "1" / "model.json").is_file()
 
 
+@pytest.mark.release
 def test_the_quickstart_can_be_followed_again(check_docs, quickstart, tmp_path):
     shutil.copytree(quickstart, tmp_path, dirs_exist_ok=True)
     play(check_docs, "docs/quickstart.md", tmp_path)

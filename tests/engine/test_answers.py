@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge, SchemaMismatch
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
+from tests.thorough import thorough
 
 NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero"]
 ALL = [*NODE_MODELS, "link"]
@@ -62,6 +63,7 @@ def test_link_scores_equal_pyg_on_the_full_graph(cases):
     np.testing.assert_allclose(logits[:, 0], (h[rows] * h[others]).sum(1), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("fanout", [None, -1])
 @pytest.mark.parametrize("name", ALL)
 def test_any_batch_in_any_order_gives_bit_equal_answers(cases, name, fanout):
@@ -86,6 +88,7 @@ def test_repeated_nodes_get_the_same_answer_at_each_place(cases):
     assert (logits[[1, 4]] == logits[1]).all()
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("fanout", [None, -1])
 @pytest.mark.parametrize("name", ALL)
 def test_state_cache_never_changes_an_answer(cases, name, fanout):
@@ -104,7 +107,9 @@ def test_state_cache_never_changes_an_answer(cases, name, fanout):
     assert sum(cache.num_hits for cache in answerer.model.state_caches.values()) > 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(6, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     as_of=st.integers(-1, 101),
     name=st.sampled_from(["sage", "gcn", "gat", "mixed", "aggregated", "general"]),

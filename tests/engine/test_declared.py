@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hopline.artifact import read_spec
 from hopline.engine.model import load_model
 from hopline.errors import ArtifactCorrupted, ArtifactError, HoplineError
+from tests.thorough import thorough
 
 CASES = ("sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "link")
 
@@ -107,7 +108,7 @@ def test_a_fanout_far_beyond_the_degrees_takes_all_neighbours(cases, tmp_path, n
         change(2**31)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=thorough(62, 250), deadline=None)
 @given(data=st.data(), name=st.sampled_from(CASES))
 def test_any_changed_declaration_is_refused_or_answered(cases, tmp_path_factory, data, name):
     def change(content):

@@ -205,24 +205,28 @@ def compare(
     return made
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("fanout", [None, -1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_those_of_a_rebuilt_graph(cases, name, fanout):
     assert compare(cases[name], 1, fanout=fanout, oracle=fanout == -1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sampling", ["recent", "weighted"])
 @pytest.mark.parametrize("name", ["sage", "plain", "gcn", "gat"])
 def test_samples_of_edited_lists_are_those_of_a_rebuilt_graph(cases, name, sampling):
     assert compare(cases[name], 2, sampling=sampling)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sampling", ["uniform", "recent", "weighted"])
 @pytest.mark.parametrize("name", ["plain", "gcn", "mixed"])
 def test_a_cut_holds_for_edited_lists(cases, name, sampling):
     assert compare(cases[name], 3, sampling=sampling, as_of=50)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["sage", "plain", "gat", "hetero"])
 def test_lists_of_a_compressed_graph_are_edited(cases, name):
     packed = cases[name].graph.compressed()
@@ -230,6 +234,7 @@ def test_lists_of_a_compressed_graph_are_edited(cases, name):
     assert compare(case, 4, plain=decompressed(packed))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_rows_among_narrow_features_are_set(cases, dtype):
     narrow = cases["sage"].graph.with_features_as(dtype)
@@ -263,6 +268,7 @@ def test_pairs_are_scored_under_edits(cases, fanout):
         assert (found == truth).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["self", "reverse"])
 @pytest.mark.parametrize("fanout", [None, -1])
 def test_edges_that_are_scored_are_not_seen_by_their_own_message_passing(cases, fanout, how):

@@ -30,6 +30,7 @@ def answers(answerer, ids):
     return result
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_with_precomputed_rows_are_those_of_a_fresh_build_after_any_changes(cases, tmp_path, name):
     live = Live(cases[name], seed=21)

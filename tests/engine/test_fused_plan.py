@@ -104,6 +104,7 @@ def planned(request, place, tmp_path_factory):
     return report.path, place[1]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("as_of", [NO_CUT, 40, -1])
 def test_a_fused_plan_equals_the_general_one(planned, as_of):
     chain, other = load(planned, sampling="recent"), general(load(planned, sampling="recent"))
@@ -118,6 +119,7 @@ def test_a_fused_plan_equals_the_general_one(planned, as_of):
     assert chain._fused_plan.max_seeds > 100
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("memory", [240_000, 2**26])
 def test_a_fused_plan_reads_and_fills_state_caches_as_the_general_one(planned, memory, final):

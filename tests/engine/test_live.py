@@ -144,6 +144,7 @@ def everyone(live: Live) -> np.ndarray:
         return index.nth(np.arange(index.num_nodes))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", [*NAMES, "learned"])
 @pytest.mark.parametrize("caches", [False, True])
 def test_after_any_changes_answers_are_those_of_a_fresh_build(cases, name, caches):

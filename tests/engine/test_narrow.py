@@ -29,6 +29,7 @@ def stored_as(values, dtype):
     return Graph.from_edges([[0], [0]], values, feature_dtype=dtype).node().features
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("dim", [1, 7, 64, 130])
 def test_each_reduction_equals_pyg_on_decoded_rows_and_the_kernel_bit_for_bit(dtype, dim):
@@ -98,6 +99,7 @@ def pairs(request, cases):
     return found
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", ALL)
 def test_answers_are_those_of_the_decoded_features_bit_for_bit(pairs, name, caches):

@@ -25,6 +25,7 @@ from hopline.errors import PrecomputedFileError
 from hopline.graph import Graph
 from tests.engine import zoo
 from tests.engine.precomputed_rows import C, D, N, content, plan
+from tests.thorough import thorough
 
 
 def write(path, *, seed=0, computed_at=7, **changes):
@@ -75,7 +76,11 @@ def test_an_empty_file_is_valid(tmp_path):
     order=st.randoms(use_true_random=False),
     twice=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(10, 40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_rows_may_be_written_in_any_order_and_again(tmp_path, cuts, order, twice):
     edges = sorted({0, N, *cuts})
     ranges = list(pairwise(edges))
@@ -275,7 +280,11 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 
 
 @given(size=st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(10, 40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_a_truncated_file_is_refused(tmp_path, size):
     path = write(tmp_path / "a.precomputed")
     whole = path.stat().st_size
@@ -287,7 +296,11 @@ def test_a_truncated_file_is_refused(tmp_path, size):
 
 @given(at=st.integers(0, 400), bit=st.integers(0, 7))
 @example(at=8, bit=0)  # format 0
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(20, 80),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_a_header_with_a_wrong_bit_is_refused(tmp_path, at, bit):
     path = write(tmp_path / "a.precomputed")
     raw = bytearray(path.read_bytes())
@@ -298,7 +311,9 @@ def test_a_header_with_a_wrong_bit_is_refused(tmp_path, at, bit):
 
 
 @given(place=st.floats(0, 1, exclude_max=True))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(7, 30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_wrong_bit_in_a_section_is_found_by_verify(tmp_path, place):
     path = write(tmp_path / "a.precomputed")
     raw = bytearray(path.read_bytes())
@@ -360,7 +375,11 @@ def spec(cases):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(15, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_rows_are_good_where_they_are_there_young_and_unchanged(cases, tmp_path_factory, data):
     some = st.lists(st.booleans(), min_size=N, max_size=N).map(np.array)
     there, young, unchanged = data.draw(some), data.draw(some), data.draw(some)

@@ -120,6 +120,7 @@ def rows(model, ids, as_of=NO_CUT):
     return np.array(model.final_states({"node": ids}, as_of)["node"])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("caches", [False, True])
 def test_answers_are_those_of_pyg(packaged, name, caches):
@@ -157,6 +158,7 @@ def test_as_of_answers_as_pyg_on_the_edges_until_then(packaged, name):
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("caches", [False, True])
 def test_the_first_negative_weights_of_a_live_graph_are_answered_as_by_pyg(packaged, name, caches):

@@ -12,6 +12,7 @@ from hopline.engine.model import StateCachePlan
 from hopline.engine.state_cache import StateCache
 from hopline.memory.arena import Arena
 from tests.shared_memory import create_shared
+from tests.thorough import thorough
 
 N, DIM = 200, 6
 TRUTH = np.random.default_rng(0).standard_normal((N, DIM)).astype(np.float32)
@@ -47,7 +48,7 @@ def test_rows_that_fit_are_all_kept():
     assert read(t, np.arange(N))[0] == set()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(
     slots=st.sampled_from([1, 2, 7, 50, N]),
     steps=st.lists(st.lists(st.integers(0, N - 1), min_size=1, max_size=30, unique=True), max_size=40),

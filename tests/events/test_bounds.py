@@ -17,6 +17,7 @@ from hopline.events.wire import MAX_EVENTS
 from hopline_brokers.stream.batch import MOST_LETTERS, read_batch
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
 from tests.events.hostile import good_streams, stream
+from tests.thorough import thorough
 
 ADD = {"op": "add_edge", "src": 1, "dst": 2}
 NODE = {"op": "add_node", "node": 1, "features": [1.0, 2.0]}
@@ -59,6 +60,7 @@ def test_large_payloads_are_read_as_small_ones(written):
     assert decoded.changes.event_ids == ["x" * 60 if at % 3 else "" for at in decoded.index.tolist()]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [MAX_EVENTS, MAX_EVENTS + 1])
 @pytest.mark.parametrize("written", [lines, lambda events: json.dumps(events).encode()])
 def test_more_events_than_are_taken_are_refused_whole(written, count):
@@ -184,7 +186,7 @@ def test_ids_of_a_dictionary_are_bounded_by_what_is_written_of_them():
 
 
 @pytest.mark.parametrize(("name", "payload"), list(good_streams()))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(data=st.data())
 def test_metadata_is_read_or_refused_whatever_it_says(name, payload, data):
     """By itself, without what pyarrow says of it."""

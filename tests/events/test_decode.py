@@ -15,6 +15,7 @@ from hopline.events.payloads import originals
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
+from tests.thorough import thorough
 
 BUY = {
     "op": "add_edge",
@@ -111,7 +112,7 @@ def wanted(event):
     return event
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thorough(50, 200), deadline=None)
 @given(st.lists(any_events, max_size=5), st.data())
 def test_what_is_written_comes_out_in_order_whatever_is_bad_beside_it(messages, data):
     payloads, good, bad = [], [], []
@@ -138,7 +139,7 @@ def test_what_is_written_comes_out_in_order_whatever_is_bad_beside_it(messages, 
     assert events_of(decode_changes(encode_changes(decoded.changes))) == [event for _, _, event in good]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=thorough(25, 100), deadline=None)
 @given(
     st.lists(st.lists(buys | unbuys | knows | users | items, min_size=1, max_size=8), max_size=4),
     st.booleans(),
@@ -173,7 +174,7 @@ def test_arrow_says_what_json_says(messages, fixed):
     assert events_of(decoded.changes) == [wanted(event) for events in alike for event in events]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thorough(75, 300), deadline=None)
 @given(st.binary(max_size=60) | st.text('[]{},:"\n e1nul', max_size=30).map(str.encode))
 def test_anything_may_come(payload):
     good = json.dumps(KNOW).encode()
@@ -182,7 +183,7 @@ def test_anything_may_come(payload):
     assert {each.payload for each in decoded.refused} <= {1}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thorough(50, 200), deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255), st.booleans())
 def test_a_damaged_arrow_stream_takes_nothing_with_it(place, byte, cut):
     payload = bytearray(arrow({"op": ["add_edge"] * 3, "src": [1, 2, 3], "dst": [4, 5, 6]}))

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.events.hostile import BYTES
+from tests.thorough import thorough
 
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory):
     """What each body cost, in a process of its own whose memory is limited."""
+    folder = str(tmp_path_factory.mktemp("writer"))
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.events.hostile", str(tmp_path_factory.mktemp("writer"))],
+        [sys.executable, "-m", "tests.events.hostile", folder, "1", str(thorough(60, 300))],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -30,7 +32,7 @@ def worst(costs, what, most):
 
 
 def test_bodies_are_as_long_as_their_limit_and_no_longer(costs):
-    assert len(costs) > 400
+    assert len(costs) > thorough(160, 400)
     assert worst(costs, "bytes", BYTES + 4) == []
 
 

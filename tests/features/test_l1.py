@@ -14,6 +14,7 @@ from hopline.errors import ConfigError
 from hopline.features.l1 import COUNTS, CachePlan, L1FeatureCache
 from hopline.memory.arena import Arena
 from tests.shared_memory import create_shared
+from tests.thorough import thorough
 
 N, DIM, TTL = 60, 5, 10.0
 
@@ -105,7 +106,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 @given(slots=st.sampled_from([1, 2, 7, 20, N]), steps=st.lists(STEPS, max_size=40))
 def test_any_sequence_agrees_with_the_model_in_plain_python(slots, steps):
     """Writes may come late (a stamp before now); every row, expiry and eviction is the model's."""

@@ -12,8 +12,8 @@ import pytest
 
 from tests.fuzz.harnesses import HARNESSES
 from tests.fuzz.run import CORPUS, Budget, Found, fuzz_all
+from tests.thorough import thorough
 
-_BUDGET, _BUDGET_OF_A_RELEASE = Budget(seconds=1), Budget(seconds=5)
 #: Bytes of all kept corpora: they are read by every run.
 _MAX_CORPUS_BYTES = 100_000
 
@@ -40,8 +40,7 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
         for item in request.session.items
         if isinstance(item, pytest.Function) and "results" in item.fixturenames
     ]
-    budget = _BUDGET_OF_A_RELEASE if request.config.getoption("--all") else _BUDGET
-    with contextlib.closing(fuzz_all(names, budget)) as found:
+    with contextlib.closing(fuzz_all(names, Budget(seconds=thorough(1, 5)))) as found:
         yield Results(found)
 
 

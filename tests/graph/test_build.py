@@ -9,6 +9,7 @@ from hopline.errors import GraphError
 from hopline.graph import EdgeTable, Graph, NodeTable, csc
 from tests.graph.reference import assert_adjacency_equals_lists, neighbor_lists
 from tests.graphs import drawn, hetero_graph, power_law_graph
+from tests.thorough import thorough
 
 
 @st.composite
@@ -27,7 +28,7 @@ def edge_lists(draw, max_nodes=12, max_edges=60):
     return num_nodes, [s for s, _ in edges], [d for _, d in edges], times
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 @given(edge_lists())
 def test_csc_equals_brute_force(case):
     num_nodes, src, dst, time = case
@@ -53,7 +54,7 @@ def test_csc_equals_brute_force(case):
         assert list(zip(src, dst, strict=True)).count((source, target)) > 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(edge_lists(), st.randoms(use_true_random=False))
 def test_build_does_not_depend_on_edge_order(case, random):
     num_nodes, src, dst, time = case

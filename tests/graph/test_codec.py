@@ -14,6 +14,7 @@ from hopline.graph.extent import NO_RECORDS, degrees
 from hopline.jobs.batch.changes import changed_lists, match
 from tests.graph.unpacked import decompress, decompressed
 from tests.graphs import hetero_graph, power_law_graph
+from tests.thorough import thorough
 
 _LARGEST = 2**31 - 1
 
@@ -35,7 +36,7 @@ def rows(draw):
     return np.concatenate([*parts, np.empty(0, int)]).astype(np.int32), largest + 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(given_rows=rows(), seed=st.integers(0, 99))
 def test_any_neighbor_reads_back_alone_and_all_of_them_together(given_rows, seed):
     indices, num_sources = given_rows
@@ -50,7 +51,7 @@ def test_any_neighbor_reads_back_alone_and_all_of_them_together(given_rows, seed
     assert packed.nbytes <= 1.16 * min(form.nbytes for form in forms) + 20  # padding
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(
     count=st.sampled_from([0, 1, 15, 16, 17, 31, 32, 400]),
     longest=st.sampled_from([0, 1, 255, 256, 257, 2_000_000]),
@@ -85,7 +86,7 @@ def test_positions_outside_are_refused_and_negative_ones_count_from_the_end():
             packed[outside]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=thorough(25, 100), deadline=None)
 @given(
     largest=st.sampled_from([1e-45, 1e-38, 1e-6, 1.0, 255.0, 3.0e7, 1e38]),
     count=st.integers(0, 600),

@@ -9,12 +9,13 @@ from hopline.errors import BadRequest, GraphError
 from hopline.graph import Graph, IdIndex, id_values
 from hopline.graph.id_values import integer_id
 from hopline.graph.ids import IntIds, RangeIds, StringIds
+from tests.thorough import thorough
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 EDGES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**31, 2**32, 2**63 - 2, 2**63 - 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=thorough(25, 100), deadline=None)
 @given(st.lists(INT64 | st.sampled_from(EDGES), unique=True), st.lists(INT64 | st.sampled_from(EDGES)))
 def test_int_lookup_equals_a_dict(ids, others):
     index = IntIds.of(np.array(ids, np.int64), "ids")
@@ -24,7 +25,7 @@ def test_int_lookup_equals_a_dict(ids, others):
     assert index.external(np.arange(len(ids))).tolist() == ids
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=thorough(25, 100), deadline=None)
 @given(st.lists(st.text(), unique=True), st.lists(st.text()))
 def test_string_lookup_equals_a_dict(ids, others):
     index = StringIds.of(ids, "ids")

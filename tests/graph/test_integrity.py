@@ -13,6 +13,7 @@ from hopline.errors import GraphError
 from hopline.graph import Graph, GraphSchema, digest, integrity, storage
 from tests.graph.unpacked import decompressed
 from tests.graphs import power_law_graph
+from tests.thorough import thorough
 
 EDGES, IDS = "edges/node__to__node", "nodes/node/ids"
 
@@ -153,7 +154,7 @@ def is_sound(graph):
     return bool(ordered and right and part.max_degree == lists.max())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 @given(data=st.data(), form=st.sampled_from(["plain", "timed", "packed", "even"]))
 def test_any_changed_number_is_refused_or_leads_nowhere_wrong(saved, tmp_path_factory, data, form):
     folder = tmp_path_factory.mktemp("forged") / "graph"

@@ -13,6 +13,7 @@ from hopline.errors import GraphError
 from hopline.graph import Graph
 from hopline.graph.narrow import BFLOAT16_MAX, NarrowMatrix, encode
 from hopline.graph.residency import in_huge_pages, prefault
+from tests.thorough import thorough
 
 NARROW = ["bfloat16", "int8"]
 
@@ -28,7 +29,7 @@ def graph_of(features, dtype):
         elements=st.floats(-(2.0**100), 2.0**100, width=32),
     )
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=thorough(15, 60))
 def test_bfloat16_rounds_as_torch_does(values):
     expected = torch.from_numpy(values.copy()).to(torch.bfloat16).float().numpy()
     assert (np.asarray(encode(values, "bfloat16")) == expected).all()
@@ -41,7 +42,7 @@ def test_bfloat16_rounds_as_torch_does(values):
         elements=st.floats(-1e6, 1e6, width=32),
     )
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=thorough(15, 60))
 def test_int8_is_no_worse_than_the_whole_range_in_255_steps(values):
     found = np.asarray(encode(values, "int8"))
     spread = values.max(axis=0).astype(np.float64) - values.min(axis=0)

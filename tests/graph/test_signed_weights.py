@@ -15,6 +15,7 @@ from hopline.graph.live.changes import Changes, EdgeChanges
 from tests.graph.live.test_writer import live
 from tests.graph.unpacked import decompressed
 from tests.graphs import drawn
+from tests.thorough import thorough
 
 EDGE = "node__to__node"
 
@@ -89,7 +90,7 @@ def test_schema_names_edge_types_that_cannot_be_sampled_by_weight():
     assert schema.signed(["other"]) == drawn("a>b@1*1").schema.signed([EDGE]) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=thorough(25, 100), deadline=None)
 @given(
     largest=st.sampled_from([1e-45, 1e-38, 1e-6, 1.0, 127.0, 3.0e7, 1e38]),
     count=st.integers(0, 600),

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from hopline.errors import GraphError
 from tests.graphs import drawn, hetero_graph, power_law_graph
+from tests.thorough import thorough
 
 
 def edges_by_id(graph):
@@ -29,7 +30,7 @@ def test_subgraph_keeps_nodes_ids_features_and_edges_between_them():
     assert [(a, b) for _, a, b in edges_by_id(part)] == [("a", "a"), ("a", "b"), ("b", "d"), ("d", "a")]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=thorough(6, 25), deadline=None)
 @given(st.integers(0, 50), st.data())
 def test_subgraph_equals_a_filter_of_all_edges(seed, data):
     graph = hetero_graph(seed, num_users=20, num_items=15)

@@ -18,6 +18,7 @@ from hopline.errors import GraphError
 from hopline.graph import EdgeFile, Graph, NodeFile
 from hopline.graph.cells import Missing
 from hopline.graph.text_table import TextFormat
+from tests.thorough import thorough
 
 NO_HEADER = TextFormat(header=False)
 
@@ -337,7 +338,7 @@ def tables(draw):
     return pairs, dialect, draw(st.booleans()), draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=thorough(37, 150))
 @given(tables())
 def test_what_was_written_is_read_or_refused(tmp_path, table):
     pairs, dialect, with_note, encoding = table
@@ -358,7 +359,7 @@ def test_what_was_written_is_read_or_refused(tmp_path, table):
     assert edges_of(graph) == sorted(bare)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=thorough(25, 100))
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=6))
 def test_numbers_are_read_to_the_last_bit(tmp_path, values):
     nodes = "id,f\n" + "".join(f"{at},{value!r}\n" for at, value in enumerate(values))

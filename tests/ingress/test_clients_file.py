@@ -17,6 +17,7 @@ from hopline.ingress.clients_edit import add_key, remove_key
 from hopline.ingress.clients_file import ClientEntry, Grant, KeyEntry, parse_clients, read_clients
 from hopline.ingress.keys import digest, new_key
 from hopline.ingress.permissions import Permissions
+from tests.thorough import thorough
 
 ONE, TWO = "1" * 64, "2" * 64
 FILE = f"""
@@ -178,7 +179,7 @@ def test_keys_that_cannot_be_removed(tmp_path: Path) -> None:
 _NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(
     grants=st.dictionaries(
         _NAMES, st.tuples(st.lists(_NAMES, min_size=1, max_size=3), st.booleans()), max_size=4

@@ -107,6 +107,7 @@ async def test_a_lost_fork_server_takes_its_processes_along_and_others_are_start
         assert await answers(version)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", ["fork server", "model"])
 async def test_a_model_whose_process_is_killed_while_it_loads_is_loaded_by_another(starter, victim):
     model = running(starter)

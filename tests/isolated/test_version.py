@@ -184,6 +184,7 @@ async def test_a_killed_process_fails_what_it_had_and_is_started_again():
         assert sum(len(ran.requests) for ran in rig.ears.heard) == 7
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("do", "how"), [("crash", "signal 11"), ("exit", "exit code 3")])
 async def test_a_crash_leaves_other_models_alone(do, how):
     async with running() as bad, running() as good:
@@ -330,6 +331,7 @@ async def test_a_thread_that_hangs_is_noticed_though_the_process_lives():
         assert await rig.answers(3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_later", [0, 2])
 async def test_a_thread_that_hangs_is_noticed_though_few_requests_come(num_later):
     async with running(ModelLimits(isolate=True, hang_s=1.0), threaded=True) as rig:
@@ -483,6 +485,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("doing", ["idle", "busy"])
 async def test_no_process_outlives_its_server(doing):
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, doing], stdout=subprocess.PIPE, text=True)

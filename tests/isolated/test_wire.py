@@ -12,6 +12,7 @@ from hopline import errors
 from hopline.isolated import wire
 from hopline.process.wire import pack_error, unpack_error
 from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoredEdge, ScoreRequest, ScoreResult
+from tests.thorough import thorough
 
 REQUESTS = [
     ScoreRequest("m", nodes=[1, 2, 3]),
@@ -158,7 +159,7 @@ def test_numpy_ids_of_an_error_arrive_as_numbers():
     assert unpack_error(tell.errors[0][1]).missing == (3,)
 
 
-@settings(max_examples=200)
+@settings(max_examples=thorough(50, 200))
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 50), min_size=1))
 def test_messages_are_whole_however_the_stream_is_cut(payloads, cuts):
     stream = b"".join(len(data).to_bytes(4, "little") + data for data in payloads)

@@ -87,6 +87,7 @@ print(dict(compile_all([wanted])))
     assert run() == "{'there': 1}"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("memory", ["mapped", "huge"])
 def test_a_server_calls_only_what_is_compiled_ahead(packaged, tmp_path, memory):  # noqa: F811
     overrides = {

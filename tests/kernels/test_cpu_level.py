@@ -71,6 +71,7 @@ def test_what_did_not_come_compiled_goes_into_the_usual_cache(run, tmp_path):
     assert list((tmp_path / "compiled").rglob("*.nbi")) == []
 
 
+@pytest.mark.release
 def test_a_changed_source_is_not_served_by_kernels_that_came_compiled(run, tmp_path):
     first, *_ = run(own_levels()[0])
     (tmp_path / "code" / "kernels.py").write_text(KERNELS.replace("+ 1.0", "+ 2.0"))
@@ -94,6 +95,7 @@ def test_a_start_without_any_folder_to_write_works_and_says_what_is_missing(run,
     assert "NUMBA_CACHE_DIR" in said
 
 
+@pytest.mark.release
 def test_a_cache_that_can_only_be_read_is_read(run, tmp_path):
     """Such as NUMBA_CACHE_DIR in an image, filled by `hopline warm`."""
     run()

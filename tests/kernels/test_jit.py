@@ -95,6 +95,7 @@ def inner(x):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

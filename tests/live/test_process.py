@@ -178,6 +178,7 @@ async def test_what_keeps_a_writer_from_starting_is_said(orders: WriterOrders) -
     assert "Traceback" not in log
 
 
+@pytest.mark.release
 async def test_kills_while_clients_send_lose_nothing_and_double_nothing(
     orders: WriterOrders, link: WriterLink
 ) -> None:

@@ -12,6 +12,7 @@ from hopline.kernels.jit import njit
 from hopline.memory import sieve
 from hopline.memory.arena import Arena
 from hopline.types import ScoreResult
+from tests.thorough import thorough
 
 N, DIM = 40, 3
 
@@ -105,7 +106,7 @@ USERS = [States, Features, Answers]
 
 
 @pytest.mark.parametrize("user", USERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(size=st.integers(1, 12), keys=st.lists(st.integers(1, N - 1), max_size=120))
 def test_every_cache_evicts_as_the_paper_does(user, size, keys):
     cache, reference = user(size), Reference(size)
@@ -121,6 +122,7 @@ def newest(queue, newer, visited, first):  # type: ignore[no-untyped-def]
     return queue[sieve.HEAD]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("user", USERS)
 def test_another_policy_in_one_place_is_another_policy_in_every_cache(user, monkeypatch):
     monkeypatch.setattr(sieve, "victim", newest)

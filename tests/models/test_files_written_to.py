@@ -87,6 +87,7 @@ async def until_right(service, right):
             await rig.asyncio.sleep(0.02)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", ["", "cache_bytes = 1000000"])
 async def test_bytes_that_were_wrong_for_a_moment_leave_nothing(root, right, blind, settings):
     (root / "models" / "sage" / "serving.toml").write_text(settings)
@@ -102,6 +103,7 @@ async def test_bytes_that_were_wrong_for_a_moment_leave_nothing(root, right, bli
     await rig.stop(service)
 
 
+@pytest.mark.release
 async def test_a_model_in_a_separate_process_begins_anew(root, right):
     """The cached answers are here, and the files are read there: by a look each 2 s."""
     (root / "models" / "sage" / "serving.toml").write_text("isolate = true\ncache_bytes = 1000000\n")

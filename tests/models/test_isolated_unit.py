@@ -42,6 +42,7 @@ def submit(served, request):
     return future
 
 
+@pytest.mark.release
 async def test_answers_are_equal_bit_for_bit(config):
     loader = Loader(config, Metrics(), [], lambda name, version: None)
     load = await loader.load("sage", Unit("1"))

@@ -65,6 +65,7 @@ def test_a_store_that_is_away_is_named_and_copies_stand_in(client, tmp_path, mon
         open_repository("s3://models/away", tmp_path / "empty").models()
 
 
+@pytest.mark.release
 async def test_a_service_serves_from_a_bucket_and_restarts_without_it(client, tmp_path, monkeypatch):
     from tests.packaged import package
 

@@ -128,6 +128,7 @@ def test_the_scraper_chooses_the_format(accept: bytes | None, is_open: bool) -> 
     assert answer.body.endswith(b"# EOF\n") is is_open
 
 
+@pytest.mark.release
 async def test_prometheus_scrapes_openmetrics_and_stores_exemplars(tmp_path: Path) -> None:
     """From the port of `hopline stream`."""
     metrics = Metrics()

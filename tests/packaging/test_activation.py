@@ -63,6 +63,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ENDS)
 def test_probabilities_are_served_as_the_module_answers_them(name, tmp_path):
     columns, task, end = ENDS[name]
@@ -218,6 +219,7 @@ MIXED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MIXED)
 def test_probabilities_that_other_weights_take_out_of_the_range_are_questioned(name, tmp_path):
     columns, task, weights, end = MIXED[name]
@@ -228,6 +230,7 @@ def test_probabilities_that_other_weights_take_out_of_the_range_are_questioned(n
     expect_served(report, model, graph)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
 def test_answers_that_overflow_are_logits_and_not_a_mixture(task, tmp_path):
     """Rows without infinity may lie between 0 and 1; the others show that these are no probabilities."""

@@ -60,6 +60,7 @@ class NoNames(Two):
         return self.run(*args)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", [TakesData, TakesGraph, NeedsBatch, OtherNames, NoNames])
 def test_usual_signatures_are_split(model, tmp_path):
     package(model(), homogeneous(), tmp_path)
@@ -189,6 +190,7 @@ def test_what_is_no_model_of_nodes_is_refused_with_the_call_to_write(model, mess
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, torch.optim.swa_utils.AveragedModel])
 def test_wrappers_are_taken_off(wrap, tmp_path):
@@ -263,6 +265,7 @@ class Unread(Two):
         return self.run(x, edge_index)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", [Keywords, Positions])
 def test_data_that_forward_may_read_from_its_open_arguments_are_questioned(model, tmp_path):
     model, graph = model(), homogeneous(attr_dim=2)

@@ -75,6 +75,7 @@ def answers(report, graph, **request):
     return found.outputs["logits"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "options"), [(Typed, {}), (OfData, {}), (OtherNames, {"arguments": OTHERS})]
 )
@@ -87,6 +88,7 @@ def test_each_argument_receives_the_tensor_of_its_name(model, options, tmp_path)
     np.testing.assert_allclose(answers(report, graph, nodes=list(range(60))), wanted, atol=1e-5)
 
 
+@pytest.mark.release
 def test_the_call_names_each_tensor(tmp_path):
     graph = Graph.from_pyg(data_of(), columns=COLUMNS)
     call = "called as forward(x=features[4], country=country, edge_index=edge_index, pos=pos, flag=flag)"
@@ -212,6 +214,7 @@ def later(**columns):
     return Graph.from_pyg(data, columns=COLUMNS)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -67,6 +67,7 @@ def test_a_conv_needs_edge_attributes_if_pyg_cannot_run_it_without(kind):
         conv(torch.ones(3, 4), edges, *arguments)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("aggr", ["mean", "sum", "add", "max"])
 @pytest.mark.parametrize(
     "options",
@@ -97,6 +98,7 @@ AGGREGATIONS = [
 ]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("aggr", AGGREGATIONS, ids=str)
 @pytest.mark.parametrize("options", [{}, {"project": True}, {"root_weight": False}], ids=str)
 def test_sage_over_other_aggregations_equals_pyg(aggr, options):
@@ -108,6 +110,7 @@ def test_sage_over_other_aggregations_equals_pyg(aggr, options):
     assert_equals_pyg(trained(two_layers(first, pyg.SAGEConv(6, 3))), homogeneous())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("aggr", ["min", "std", "softmax"])
 def test_gin_and_graph_conv_over_other_aggregations_equal_pyg(aggr):
     for make in (
@@ -117,6 +120,7 @@ def test_gin_and_graph_conv_over_other_aggregations_equal_pyg(aggr):
         assert_equals_pyg(trained(two_layers(make(6, 8), make(8, 3))), homogeneous())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("options", [{}, {"towers": 2}, {"towers": 2, "divide_input": True},
     {"pre_layers": 2, "post_layers": 2}, {"train_norm": True, "act": "elu"}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("edges", [False, True])
@@ -136,6 +140,7 @@ def test_pna_equals_pyg(options, edges):
     assert_equals_pyg(trained(model), homogeneous(attr_dim=4 if edges else 0))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     "options",
     [{}, {"t": 0.3, "learn_t": True}, {"aggr": "powermean", "p": 3.0, "learn_p": True}, {"aggr": "max"},
@@ -153,6 +158,7 @@ def test_gen_equals_pyg(options, edges):
     assert_equals_pyg(trained(model), homogeneous(attr_dim=4 if edges else 0))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "options",
     [{}, {"add_self_loops": False}, {"normalize": False}, {"bias": False},
@@ -172,6 +178,7 @@ def test_gcn_equals_pyg(options, weight, hidden):
     assert_equals_pyg(trained(model), homogeneous(weight=weight))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
 @pytest.mark.parametrize(
     "options",
@@ -195,6 +202,7 @@ def test_gat_equals_pyg(conv, options, hidden):
     assert_equals_pyg(trained(model), homogeneous())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
 @pytest.mark.parametrize(
     "options",
@@ -207,6 +215,7 @@ def test_gat_with_edge_attributes_equals_pyg(conv, options):
     assert_equals_pyg(trained(model), homogeneous(attr_dim=2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("train_eps", [False, True])
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
 def test_gin_equals_pyg(train_eps, aggr):
@@ -216,6 +225,7 @@ def test_gin_equals_pyg(train_eps, aggr):
     assert_equals_pyg(trained(model), homogeneous())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("edge_dim", [None, 2])
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
 def test_gine_equals_pyg(edge_dim, aggr):
@@ -224,6 +234,7 @@ def test_gine_equals_pyg(edge_dim, aggr):
     assert_equals_pyg(trained(two_layers(first, second, "edge_attr")), homogeneous(attr_dim=edge_dim or 6))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("hidden", [4, 64])
@@ -234,6 +245,7 @@ def test_graph_conv_equals_pyg(aggr, weight, hidden):
     assert_equals_pyg(trained(model), homogeneous(weight=weight))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     "options",
     [{}, {"heads": 2}, {"heads": 2, "concat": False}, {"beta": True}, {"root_weight": False},
@@ -249,6 +261,7 @@ def test_transformer_equals_pyg(options, edge_dim, hidden):
     assert_equals_pyg(trained(model), homogeneous(attr_dim=edge_dim or 0))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("conv", [pyg.RGCNConv, pyg.FastRGCNConv])
 @pytest.mark.parametrize(
     "options",
@@ -268,6 +281,7 @@ def test_rgcn_equals_pyg(conv, options):
     assert_equals_pyg(trained(Model()), relational(12))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "conv",
     [

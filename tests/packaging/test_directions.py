@@ -53,6 +53,7 @@ TURNS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 def test_a_turned_edge_index_reads_the_reverse_lists(turn):
     plans = assert_equals_pyg(Both(turn), homogeneous(both=True))
@@ -80,6 +81,7 @@ CONVS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", CONVS.values(), ids=CONVS)
 def test_a_conv_that_reads_against_the_edges_equals_pyg(make):
     plans = assert_equals_pyg(trained(two_layers(make(), make())), homogeneous(both=True))
@@ -99,11 +101,13 @@ ATTRIBUTED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", ATTRIBUTED.values(), ids=ATTRIBUTED)
 def test_attributes_of_reverse_edges_equal_pygs(make):
     assert_equals_pyg(trained(two_layers(make(), make(), "edge_attr")), homogeneous(attr_dim=4, both=True))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -154,6 +158,7 @@ class Looped(nn.Module):
         return scatter(x[edges[1]] * rows[:, :1], edges[0], dim=0, dim_size=x.size(0))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "attr_dim"),
     [(Encoded(), 4), (Sending(), 0), (Looped(), 2)],
@@ -254,6 +259,7 @@ def expected(model, data, *names):
         return model.eval()(data.x, data.edge_index, *(data[name] for name in names)).numpy()
 
 
+@pytest.mark.release
 def test_served_answers_are_those_of_pyg_on_the_whole_graph(tmp_path):
     data, graph = one_way()
     graph, model = graph.save(tmp_path / "graph"), Turned()
@@ -299,6 +305,7 @@ def test_a_model_that_reads_along_the_edges_is_served_as_without_reverse_lists(t
     np.testing.assert_allclose(answer(report, graph, inline=[copy])[0], expected(model, data)[8], atol=1e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize(
@@ -344,6 +351,7 @@ def test_an_index_in_two_parts_is_refused_with_one_of_a_part(tmp_path):
         package(Net(), graph, tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by_column", [False, True])
 def test_edges_that_a_mask_leaves_out_are_refused_with_a_weight_that_is_taken(tmp_path, by_column):
     class Net(nn.Module):
@@ -382,6 +390,7 @@ def divided(logits, index, num_nodes):
     return e / scatter(e, index, 0, num_nodes)[index]
 
 
+@pytest.mark.release
 def test_a_softmax_over_out_edges_in_a_sum_over_in_edges_is_refused_with_what_works(tmp_path):
     data = one_way()[0]
     graph = Graph.from_pyg(Data(x=data.x, edge_index=data.edge_index), both_directions=True)

@@ -58,6 +58,7 @@ def package(model, graph, repository, fanouts=(-1, -1, -1)):
     return hopline.package(model, graph, repository, name="m", fanouts=list(fanouts), task="regression")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("graph", [graph_of(), graph_of((5, 9))], ids=["both directions", "one way"])
 @pytest.mark.parametrize("model", [Normed, lambda: pyg.ChebConv(6, 3, 2)], ids=["degree", "ChebConv"])
 def test_out_degrees_need_the_lists_of_both_directions(model, graph, tmp_path):
@@ -140,6 +141,7 @@ ALONG = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("reads", AGAINST.values(), ids=AGAINST)
 def test_what_is_read_against_the_edges_is_refused_though_each_edge_has_its_reverse(reads, tmp_path):
     """The answers are wrong for a later edge without a reverse, which a live graph can get."""
@@ -147,6 +149,7 @@ def test_what_is_read_against_the_edges_is_refused_though_each_edge_has_its_reve
         package(Read(reads), graph_of(), tmp_path, fanouts=(-1, -1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reads", ALONG.values(), ids=ALONG)
 def test_what_is_read_along_the_edges_is_right_for_later_ones_without_a_reverse(reads, tmp_path):
     torch.manual_seed(0)
@@ -179,6 +182,7 @@ class Followed(OfDestinations):
         return super().forward(x, edge_index) + more
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", [Followed(25), Followed(25, of_neighbours=True), Followed(400)])
 @pytest.mark.parametrize("graph", [graph_of(), graph_of((5, 9))], ids=["both directions", "one way"])
 def test_out_degrees_beyond_those_of_the_sample_are_found(model, graph, tmp_path):
@@ -225,6 +229,7 @@ def test_weights_of_the_whole_graph_are_served_where_none_is_negative(tmp_path):
             load_model(report.path, report.spec, later)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("conv", [pyg.GCNConv(6, 3), pyg.GraphConv(6, 3), pyg.LEConv(6, 3)])
 def test_layers_that_weigh_messages_do_not_rely_on_the_sign(conv, tmp_path):
     report = package(Weighted(conv), weighted(), tmp_path, fanouts=(-1,))

@@ -47,6 +47,7 @@ def kernels():
     return {op: dict(op.py_kernels) for op in exported_program._collect_all_valid_cia_ops()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_file_is_that_of_torchs_own_exporter(name, tmp_path):
     torch.manual_seed(0)
@@ -76,6 +77,7 @@ class Listed(nn.Module):
         return sum(each.relu() for each in x.chunk(1, 1))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("module", "is_decomposed"),
     [
@@ -101,6 +103,7 @@ def test_only_what_has_no_form_or_changes_or_lists_tensors_is_decomposed(
     assert bool(calls) == is_decomposed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("module", "is_promoted"), [*((each, False) for each in MODULES.values()), (Mixed(), True)]
 )

@@ -182,6 +182,7 @@ def expected(model, graph, target="node"):
     return reference.answers(CheckGraph.of(graph))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_model_with_statistics_of_all_rows_is_split_and_equals_pyg(make, tmp_path):
     graph, model = homogeneous(num_nodes=60, num_edges=240, offset=1.0), drawn(make())
@@ -190,6 +191,7 @@ def test_a_model_with_statistics_of_all_rows_is_split_and_equals_pyg(make, tmp_p
     np.testing.assert_allclose(found, expected(model, graph), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ids", [[f"u{row}" for row in range(50)], list(range(49, -1, -1))])
 def test_nodes_have_the_ids_of_the_caller(ids, tmp_path):
     torch.manual_seed(0)
@@ -201,6 +203,7 @@ def test_nodes_have_the_ids_of_the_caller(ids, tmp_path):
         np.testing.assert_allclose(found, model(data.x, data.edge_index), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "a condition"])
 def test_without_freeze_the_refusal_names_it_and_what_it_means(name, tmp_path):
     graph, model = homogeneous(offset=1.0), drawn(MODELS[name]())
@@ -275,6 +278,7 @@ class Semantic(nn.Module):
         return self.last(x_dict["paper"])
 
 
+@pytest.mark.release
 def test_the_weights_of_edge_types_of_a_hanconv_are_statistics(tmp_path):
     graph = hetero()
     model = drawn(Semantic(graph))
@@ -285,6 +289,7 @@ def test_the_weights_of_edge_types_of_a_hanconv_are_statistics(tmp_path):
     np.testing.assert_allclose(found, expected(model, graph, "paper"), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.release
 def test_statistics_of_edges_are_constants_too(tmp_path):
     graph, model = homogeneous(attr_dim=2), drawn(OfEdges())
     with pytest.raises(NotServable, match=r"over the attributes or weights of all edges.*freeze=True"):
@@ -324,6 +329,7 @@ def test_without_statistics_freeze_is_noted_and_changes_nothing(tmp_path):
     assert report.spec.frozen == {}
 
 
+@pytest.mark.release
 def test_statistics_of_several_outputs_and_of_pairs(tmp_path):
     class Named(Two):
         def forward(self, x, edge_index):

@@ -95,6 +95,7 @@ class BySize(Two):
         return h.relu() if h.size(0) < 5000 else h.tanh()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("model", "fanouts", "reason"),
     [
@@ -128,6 +129,7 @@ def test_edges_that_leave_a_node_are_refused_with_the_way_out(model, tmp_path):
         package(model, homogeneous(), tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "model", [Two(last=pyg.TAGConv(8, 3, K=2)), Two(pyg.GCNConv(6, 8, improved=True))], ids=["TAG", "GCN"]
 )
@@ -188,6 +190,7 @@ class Typed(Two):
         return h.relu() if isinstance(h, torch.Tensor) and not hasattr(h, "x_dict") else h
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", [Statement, Flag, Masked, Aliased, Input, Typed])
 def test_changes_in_place_and_questions_of_type_are_split_as_they_run(model, tmp_path):
     package(model(), homogeneous(), tmp_path)
@@ -375,6 +378,7 @@ class OfPna(nn.Module):
         return self.conv(x, edge_index, edge_attr)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [change_edges, change_first, change_to_layer, change_bias])
 def test_a_conv_with_replaced_parts_is_split_by_its_code(change, tmp_path):
     package(OfPna(change), homogeneous(attr_dim=2), tmp_path, fanouts=[-1])

@@ -288,6 +288,7 @@ def without_fault(tmp_path_factory, files):
     return package_it
 
 
+@pytest.mark.sample(20)
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught_by_packaging_alone(name, files, without_fault, tmp_path, monkeypatch):

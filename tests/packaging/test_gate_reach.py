@@ -52,6 +52,7 @@ def test_what_far_nodes_decide_is_refused(before, tmp_path):
         package(Two(before), tmp_path)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -99,6 +100,7 @@ def hooked(kind):
     return conv
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "kind", ["forward", "message", "inner", "replaced", "patched layer", "another layer"]
 )
@@ -154,6 +156,7 @@ def test_a_class_that_was_patched_is_not_what_it_was(tmp_path, monkeypatch):
     assert_served_on_large_features(package(model, tmp_path), model)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "before",
     [
@@ -186,6 +189,7 @@ class Coded(nn.Module):
         return self.conv(x, edge_index, self.table(edge_attr[:, 0].long() - self.first))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("first", [1, 5])
 @pytest.mark.parametrize(
     "conv",

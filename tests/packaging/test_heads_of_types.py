@@ -96,6 +96,7 @@ def assert_right(found, rows, node_type, *, is_probability=False):
     assert list(found) == ["item_probabilities", "item_label"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("kind", [Shop, OfTwoDepths])
 def test_each_type_s_answers_are_the_module_s_on_the_full_graph(tmp_path, kind, caches):
@@ -110,6 +111,7 @@ def test_each_type_s_answers_are_the_module_s_on_the_full_graph(tmp_path, kind, 
         assert_right(some, wanted["user"][[7, 3, 7]], "user")
 
 
+@pytest.mark.release
 def test_heads_that_are_given_by_node_type(tmp_path):
     module, graph = Encoder(), zoo.heterogeneous()
     heads = {"user": nn.Linear(4, 1), "item": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))}
@@ -138,6 +140,7 @@ def test_one_artifact_has_each_stage_once_and_types_share_cached_states(tmp_path
     assert sum(cache.num_hits for cache in caches) > 0
 
 
+@pytest.mark.release
 def test_sampled_answers_of_both_types_are_those_of_a_package_for_one(tmp_path):
     """The same sampler; a linear map may be computed on the other side of a sum in one of them."""
     graph, module = zoo.heterogeneous(), Shop()
@@ -173,6 +176,7 @@ def test_a_node_of_the_request_is_answered_by_the_head_of_its_type(tmp_path):
     assert_right(found, out["item"][[2, 60]].numpy(), "item")
 
 
+@pytest.mark.release
 def test_a_live_graph_answers_for_both_types(tmp_path):
     module, graph = Shop(), zoo.heterogeneous()
     report = package(module, graph, tmp_path)
@@ -248,6 +252,7 @@ def test_an_artifact_whose_heads_contradict_its_levels_is_refused(tmp_path):
             load_model(report.path, msgspec.structs.replace(report.spec, heads=(wrong,)), graph)
 
 
+@pytest.mark.release
 def test_statistics_of_all_nodes_are_constants_of_all_heads(tmp_path):
     module, graph = Repeated(), zoo.heterogeneous()
     report = package(module, graph, tmp_path, freeze=True)

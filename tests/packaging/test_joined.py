@@ -43,12 +43,14 @@ def hgt(*widths, heads=2, metadata=METADATA):
     return trained(model)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["paper", "author"])
 @pytest.mark.parametrize("widths", [(6, 6, 6), (6, 8, 4)], ids=str)
 def test_hgt_equals_pyg(widths, target):
     assert_equals_pyg(hgt(*widths), hetero(author_dim=6), target)
 
 
+@pytest.mark.release
 def test_hgt_over_rows_of_several_widths_equals_pyg():
     assert_equals_pyg(hgt({"paper": 6, "author": 5}, 4, 4, heads=4), hetero(), "paper")
 
@@ -70,6 +72,7 @@ def test_a_type_to_which_no_edges_lead_equals_pyg():
     assert_equals_pyg(trained(model), graph, "paper")
 
 
+@pytest.mark.release
 def test_hgt_is_served_as_stages(tmp_path):
     """Isolated nodes too; the answers of a batch are those of single nodes, to the bit."""
     graph, model = hetero(author_dim=6), hgt(6, 6, 6)
@@ -187,6 +190,7 @@ class Ignoring(nn.Module):
         return self.conv(x, edge_index)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", RELATIONAL.values(), ids=RELATIONAL)
 def test_edges_of_all_relations_in_one_list_equal_pyg(make):
     assert_equals_pyg(trained(Relations(make(), make())), relational())

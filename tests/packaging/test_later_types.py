@@ -120,6 +120,7 @@ def expect(report, model, data, target="user", **build):
     np.testing.assert_allclose(states, rows.numpy(), atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Shop, OfData, Constant])
 def test_an_edge_type_that_the_model_reads_and_was_packaged_without_is_refused(kind, tmp_path):
     model = kind(BUYS, BACK, KNOWS, ALIKE)
@@ -212,6 +213,7 @@ class Attributed(nn.Module):
         return self.conv(x, edge_index, edge_type, edge_attr)
 
 
+@pytest.mark.release
 def test_a_later_relation_has_the_columns_of_the_others(tmp_path):
     data = related(3)
     data.edge_attr = torch.randn(240, 2)

@@ -95,6 +95,7 @@ def expected(model, data):
 KINDS = {"range": None, "int": [7 * at + 3 for at in range(N)], "string": [f"u{at}" for at in range(N)]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_the_nodes(kind, tmp_path):
     data, graph = with_features(KINDS[kind])
@@ -107,6 +108,7 @@ def test_rows_are_those_of_the_nodes(kind, tmp_path):
     assert spec.graph_schema["node_types"]["node"]["feature_dim"] == 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["int", "string"])
 def test_a_later_graph_in_another_order_finds_its_rows_by_their_ids(kind, tmp_path):
     ids = KINDS[kind]
@@ -156,6 +158,7 @@ def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):
     np.testing.assert_allclose(found, expected(larger, more), atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("later", ["mean-row", {"parts.emb": [0.5] * 6, "bias": [1.0, -1.0, 2.0]}])
 def test_nodes_that_came_later_have_the_declared_row(tmp_path, later):
     """The user's own module, with the row in its tables: in a later graph, in a request, in a batch run."""
@@ -230,6 +233,7 @@ def test_a_row_of_later_nodes_is_of_a_declared_table(later, tmp_path):
         package(net, with_features()[1], tmp_path, fanouts=[-1], embeddings=None, later_nodes=later)
 
 
+@pytest.mark.release
 def test_a_row_for_later_nodes_is_a_list_an_array_or_a_tensor_or_a_text(tmp_path):
     model, graph = ByNumber(), with_features()[1]
     of_module = model.parts["emb"].weight[0]
@@ -363,6 +367,7 @@ def test_what_does_not_hold_the_rows_is_refused(tmp_path):
     assert "no learned row of nodes of type 'node' that are not in the graph" in str(refusal)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("later", ["zero", "mean-row"])
 def test_a_new_user_of_a_live_graph_gets_what_was_declared(tmp_path, later):
     """LightGCN of PyG: a node that came later counts with its row, and is answered from its neighbours."""
@@ -398,6 +403,7 @@ def _other(folder):
     (folder / "embeddings" / "node.ids.json").write_text("[1, 2]")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

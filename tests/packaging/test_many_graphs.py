@@ -187,6 +187,7 @@ def served(report, graph, **request):
     return found.outputs["logits"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_graphs_of_a_data_set_are_scored_as_by_pyg(name, tmp_path):
     model, data = MODELS[name](), graphs()
@@ -201,6 +202,7 @@ def test_graphs_of_a_data_set_are_scored_as_by_pyg(name, tmp_path):
     np.testing.assert_allclose(found, [alone(model, each) for each in data], atol=1e-4)
 
 
+@pytest.mark.release
 def test_edge_attributes_and_sets_of_rows(tmp_path):
     for model, data, fanouts in ((OfEdges(), graphs(attr_dim=2), [-1]), (Bag(), graphs(), [])):
         graph = Graph.from_pyg(data)
@@ -228,6 +230,7 @@ def described(data, number, edges="node__to__node"):
     return own, members
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attr_dim", [0, 2])
 def test_a_request_has_graphs_of_its_own(attr_dim, tmp_path):
     model = OfEdges() if attr_dim else Net(pyg.global_add_pool)
@@ -277,6 +280,7 @@ def test_a_graph_of_many_has_a_node_and_an_edge_for_each_membership():
     assert Graph.from_pyg(data[1]).schema.memberships == {}
 
 
+@pytest.mark.release
 def test_readouts_that_read_all_members_have_no_fanout(tmp_path):
     graph = Graph.from_pyg(graphs())
     report = package(Net(pyg.global_add_pool), graph, tmp_path, [3, 2])
@@ -315,6 +319,7 @@ class Normed(nn.Module):
         return self.last(pyg.global_mean_pool(h, batch))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", [TopK, Normed, lambda: Net(pyg.Set2Set(HIDDEN, 2), 2 * HIDDEN)])
 def test_what_reads_a_graph_in_another_way_is_refused(model, tmp_path):
     with pytest.raises(PackagingError):

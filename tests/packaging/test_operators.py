@@ -144,12 +144,14 @@ def _answers(function, x, folder):
     return got, stage(x).numpy()
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", OF_ONE)
 def test_of_one_number(name, tmp_path):
     x = (FINITE if name in ("powers", "remainder of doubles") else ALL).unsqueeze(1)
     np.testing.assert_allclose(*_answers(OF_ONE[name], x, tmp_path), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OF_TWO)
 def test_of_two_numbers(name, tmp_path):
     # torch has angles of two infinities and remainders of infinities; the form has NaN
@@ -159,6 +161,7 @@ def test_of_two_numbers(name, tmp_path):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_of_rows(name, tmp_path):
     np.testing.assert_allclose(*_answers(OF_ROWS[name], ROWS, tmp_path), rtol=1e-4, atol=1e-5)

@@ -265,6 +265,7 @@ class AttributesByCode(nn.Module):
         return self.conv(x, edge_index, edge_attr.tanh())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
 def test_a_neighbour_that_is_not_a_number_reaches_only_the_nodes_that_attend_to_it(tmp_path, conv):
     right = homogeneous()
@@ -284,6 +285,7 @@ def test_a_neighbour_that_is_not_a_number_reaches_only_the_nodes_that_attend_to_
     np.testing.assert_array_equal(after[~reads_first], before[~reads_first])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
 def test_a_package_for_a_gpu_has_attention_in_its_stages_and_answers_the_same(tmp_path, conv):
     graph, model = homogeneous(attr_dim=2), trained(conv(6, 4, heads=2, edge_dim=2))
@@ -319,6 +321,7 @@ def test_what_fills_up_a_call_never_leaks_even_if_it_is_not_a_number(tmp_path):
     np.testing.assert_array_equal(np.delete(after, owner, 0), np.delete(before, owner, 0))
 
 
+@pytest.mark.release
 def test_jumping_knowledge_by_lstm_and_a_trailing_linear(tmp_path):
     graph, model = homogeneous(), models.GIN(6, 8, 2, 3, jk="lstm", norm="BatchNorm")
     report = package(trained(model), graph, tmp_path, fanouts=[2, 2])
@@ -386,6 +389,7 @@ class Bipartite(nn.Module):
         return {"paper": self.paper(x_dict, edge_index_dict)["paper"], "author": author}
 
 
+@pytest.mark.release
 def test_link_heads_score_pairs_of_two_types(tmp_path):
     graph = hetero()
     features, edges = tensors(graph)
@@ -433,6 +437,7 @@ def test_what_cannot_be_split_is_refused_with_its_place(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -104,6 +104,7 @@ def scores(report, graph, sources, targets, rows=None):
     return outcome.outputs["logits"][:, 0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Dot, Unpacked])
 def test_a_model_of_pairs_of_one_type_is_packaged_unchanged(tmp_path, kind):
     torch.manual_seed(2)
@@ -118,6 +119,7 @@ def test_a_model_of_pairs_of_one_type_is_packaged_unchanged(tmp_path, kind):
     np.testing.assert_allclose(scores(report, graph, *map(list, ids)), wanted, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Hetero, WithRows])
 def test_a_model_of_two_types_and_of_rows_of_edges(tmp_path, shops, kind):
     torch.manual_seed(2)
@@ -188,6 +190,7 @@ class Counts(Dot):
         return super().forward(x, edge_index, edge_label_index) * self.calls
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Rolls, Ticks, Counts])
 def test_what_would_be_a_constant_of_the_trace_is_refused(tmp_path, kind):
     with pytest.raises(PackagingError):

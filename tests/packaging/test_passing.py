@@ -67,6 +67,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
 def test_a_conv_without_a_dense_form_equals_pyg(make):
     assert_equals_pyg(trained(two_layers(make(6), make(6))), homogeneous())
@@ -105,6 +106,7 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", WEIGHTED.values(), ids=WEIGHTED)
 def test_a_conv_that_reads_weights_of_edges_equals_pyg(make):
     assert_equals_pyg(trained(two_layers(make(), make(), "edge_weight")), homogeneous(weight=True))
@@ -243,6 +245,7 @@ OWN = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("make", OWN.values(), ids=OWN)
 def test_a_conv_of_ones_own_equals_pyg(make):
     assert_equals_pyg(make(), homogeneous())
@@ -299,6 +302,7 @@ def test_attributes_of_self_loops_that_remain_equal_pygs():
     assert_equals_pyg(Looped(loops), homogeneous(attr_dim=2))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "make",
     [Gated, Aggregating, lambda: pyg.EdgeConv(mlp(12, 6)), lambda: pyg.MFConv((6, 6), 6, max_degree=2)],
@@ -404,6 +408,7 @@ def hooked(conv):
     return conv
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("make", "graph"), GENERAL.values(), ids=GENERAL)
 def test_a_conv_whose_dense_form_has_no_place_for_an_option_equals_pyg(make, graph):
     assert_equals_pyg(make(), graph)
@@ -443,6 +448,7 @@ class OwnLoops(nn.Module):
         return self.second(self.first(x, edges).relu(), edges)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "of",
     [
@@ -582,6 +588,7 @@ def test_message_passing_by_hand_equals_its_own_answer():
     assert_equals_pyg(Model(), homogeneous())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(16))
 def test_a_random_conv_is_split_and_equals_its_own_answer(seed):
     assert random_passing.judge(seed) == "split", random_passing.write(seed)

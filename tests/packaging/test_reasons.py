@@ -74,6 +74,7 @@ class Sized(Two):
         return self.of(x, edge_index, super().forward(x, edge_index))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "of",
     [
@@ -99,6 +100,7 @@ def test_a_decision_by_a_number_of_nodes_or_edges_is_refused_with_its_line(of, t
         package(Sized(of), tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "of",
     [
@@ -162,6 +164,7 @@ class OverEdges(nn.Module):
         return self.conv(x, edge_index, column / self.reduce(column))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("reduce", [torch.max, torch.min, torch.sum, torch.mean, torch.std])
 @pytest.mark.parametrize("column", ["edge_attr", "edge_weight"])
 def test_a_number_of_all_edges_is_named(column, reduce, tmp_path):
@@ -206,6 +209,7 @@ class Gated(Two):
         return self.last(h, edge_index)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gate", [0.5, -0.5, -3.0])
 def test_a_branch_on_a_parameter_is_decided(gate, tmp_path):
     model = Gated(gate).eval()
@@ -235,6 +239,7 @@ class Remembers(Gated):
         return super().forward(x, edge_index)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["gate", "steps"])
 def test_a_branch_on_what_rows_change_is_refused(what, tmp_path):
     with pytest.raises(PackagingError, match=r"a condition on a tensor's numbers|differ from the module's"):
@@ -254,6 +259,7 @@ class Merged(Two):
         return super().forward(x, coalesce(edge_index))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "told"),
     [
@@ -303,6 +309,7 @@ class Compiled(Two):
         return super().forward(self.part(x), edge_index)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "of",
     [
@@ -328,6 +335,7 @@ class Head(nn.Module):
         return self.of((h_src * h_dst).sum(-1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("of", "match"),
     [
@@ -355,6 +363,7 @@ def in_order(x, edge_index):
     return scatter(x[edges[0]], edges[1], 0, x.size(0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("of", "remedy"),
     [
@@ -435,6 +444,7 @@ class OfData(Two):
         return super().forward(self.read(data), data.edge_index)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "method", ["is_undirected", "has_self_loops", "is_coalesced", "has_isolated_nodes"]
 )
@@ -444,6 +454,7 @@ def test_questions_to_the_whole_graph_are_named(method, tmp_path):
         package(OfData(lambda data: data.x if getattr(data, method)() else data.x * 2), tmp_path, graph)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "read",
     [
@@ -528,6 +539,7 @@ def test_what_unusual_names_were_taken_for_is_noted(tmp_path):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_nodes", [10, 60])
 def test_cdist_is_refused_by_name_and_the_advice_is_served(num_nodes, tmp_path):
     rng = np.random.default_rng(0)
@@ -573,6 +585,7 @@ def test_gradients_by_autograd_are_refused_by_name_and_the_advice_is_served(tmp_
 VALUES = torch.linspace(-3, 3, 7)
 
 
+@pytest.mark.release
 def test_numbers_of_distinct_values_are_refused_by_name_and_the_advice_is_served(tmp_path):
     table = nn.Embedding(60, 8)
     rows = table.weight.detach()
@@ -602,6 +615,7 @@ def settled(h):
     return h
 
 
+@pytest.mark.release
 def test_a_loop_until_values_settle_is_refused_by_name_and_the_advice_is_served(tmp_path):
     def steps(h):
         for _ in range(4):
@@ -632,6 +646,7 @@ class Unpacked(nn.Module):
         return self.model(Data(x=x, edge_index=edge_index, edge_type=edge_type))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("graph", [homogeneous(), relational()], ids=["one type", "several"])
 def test_the_edge_type_of_a_data_is_refused_by_name_and_the_advice_is_served(graph, tmp_path):
     with pytest.raises(
@@ -652,6 +667,7 @@ class Hgt(nn.Module):
         return self.last(self.conv(x_dict, edge_index_dict)["paper"])
 
 
+@pytest.mark.release
 def test_hgt_whose_forward_is_its_own_is_refused_and_another_one_is_split(tmp_path):
     graph, model = hetero(), Hgt(hetero())
     package(model, tmp_path / "split", graph, target="paper", fanouts=[-1])

@@ -67,6 +67,7 @@ class Embedded(Base):
         return h + self.table.weight
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("model", "named"),
     [

@@ -86,6 +86,7 @@ def package(model, repository, **options):
     return hopline.package(model, homogeneous(), repository, **options)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("middle", "source"),
     [
@@ -118,6 +119,7 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         package(Model(middle, clock=time.time), tmp_path)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("middle", "source"),
     [
@@ -206,6 +208,7 @@ def default(_, h, cache={}):  # noqa: B006
     return h * cache["calls"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("middle", "state", "name"),
     [
@@ -384,6 +387,7 @@ def test_clocks_and_settings_are_refused_whatever_answers_do_with_them(middle, t
         package(Model(middle, history=[]), tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("middle", [logs, keyed, keeps_for_inspection])
 def test_what_has_no_effect_on_answers_is_served(middle, tmp_path):
     report = package(Model(middle), tmp_path)
@@ -447,6 +451,7 @@ def corrupts_a_copy(model, h):
     return (h, h[torch.randperm(h.size(0))])[0]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(
     "middle",
     [
@@ -506,6 +511,7 @@ def test_random_numbers_that_a_head_reads_are_refused(tmp_path):
         package(Model(lambda _, h: h), tmp_path, head=Leaf())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "day",
     [
@@ -589,6 +595,7 @@ LAMBDAS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "middle",
     [
@@ -757,6 +764,7 @@ def by_letter(model):
     return float(len(model.kept[0])) + ord(model.kept[0][0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", [First, Listed, Appended])
 def test_the_order_of_a_set_that_init_read_is_that_of_the_module_which_is_packaged(module, tmp_path):
     package(module(by_letter), tmp_path, fanouts=[-1])
@@ -813,6 +821,7 @@ def test_other_dtypes_of_the_same_numbers_are_tried(reads, dtype, tmp_path):
         hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "reads",
     [
@@ -839,6 +848,7 @@ def test_answers_that_change_with_the_shape_of_a_single_column_are_refused(reads
         hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
 
 
+@pytest.mark.release
 def test_a_column_whose_shape_a_module_makes_itself_is_served(tmp_path):
     model = Typed(lambda model, x, e, a: (model.lin(x), e, model.lin(a.view(-1, 1))))
     hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
@@ -1000,6 +1010,7 @@ class Typed(nn.Module):
 """
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("line", "source"),
     [

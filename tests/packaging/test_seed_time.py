@@ -226,6 +226,7 @@ def graph_of_edges(edges):
     return Graph.from_pyg(edges, time_unit="s")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("of_batch", [False, True])
 def test_ages_of_rows_are_those_of_a_subgraph_for_each_seed(
@@ -252,6 +253,7 @@ def test_ages_of_rows_are_those_of_a_subgraph_for_each_seed(
     assert {outcome.as_of for outcome in outcomes} == {latest}, "now is the graph's latest time"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", [True, False])
 def test_ages_of_edges_are_those_of_a_graph_that_is_cut_for_each_seed(
     tmp_path, edges, graph_of_edges, first
@@ -295,6 +297,7 @@ def test_an_edit_that_removes_an_edge_keeps_the_times_of_the_others(tmp_path, ed
     assert "edges of a request have none" in str(outcome)
 
 
+@pytest.mark.release
 def test_nodes_with_times_are_not_described_by_requests(tmp_path, events, graph_of_events):
     model = Relational(events.edge_types).eval()
     options = {"fanouts": [-1, -1], "task": "multiclass", "target": "user"}
@@ -442,6 +445,7 @@ def test_windows_leave_out_older_edges_by_hop_and_edge_type(tmp_path, events, gr
     assert np.abs(found - without).max() > 1e-2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("windows", "message"),
     [

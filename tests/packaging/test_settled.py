@@ -57,6 +57,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("width", [3, 8, 17])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_treats_nan_as_torch_does(name, width, tmp_path):
@@ -83,6 +84,7 @@ ROW_SUMS = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("width", [5, 7, 8, 37, 50])
 @pytest.mark.parametrize("name", ROW_SUMS)
 def test_a_row_has_the_same_bits_at_every_place(name, width, tmp_path):
@@ -125,6 +127,7 @@ CONVS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CONVS)
 def test_a_nan_in_a_later_graph_reaches_every_answer_that_the_module_gives_it_to(name, tmp_path):
     torch.manual_seed(0)
@@ -167,6 +170,7 @@ def sessions(tmp_path_factory):
     return functools.cache(lambda name: exported(CODES[name], 3, tmp_path_factory.mktemp("codes")))
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("code", [-11, -3, -1, 0, 9, 10, 40, 3e30, float("nan")])
 @pytest.mark.parametrize("name", CODES)
 def test_a_code_is_refused_where_torch_refuses_it(name, code, sessions):

@@ -186,6 +186,7 @@ def assert_as_the_module(found, rows, tasks=TASKS, probabilities=()):
         assert label.dtype == np.int64
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [Tasks, AsDataclass, AsNamedTuple, AsTuple, ByDecoder])
 def test_each_output_is_the_module_s_on_the_full_graph(tmp_path, kind):
     module, graph = kind(), homogeneous()
@@ -217,6 +218,7 @@ def one_type(graph):
     return (*features.values(), *edges.values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_heads_for_several_tasks_over_one_encoder(tmp_path, as_dict):
     module, graph = Encoder(), homogeneous()
@@ -233,6 +235,7 @@ def test_heads_for_several_tasks_over_one_encoder(tmp_path, as_dict):
     assert_as_the_module(found, rows, tasks)
 
 
+@pytest.mark.release
 def test_outputs_of_two_layers_that_are_probabilities(tmp_path):
     module, graph = ByLevel(), homogeneous()
     tasks = {"fraud": "binary", "kind": "multiclass"}
@@ -293,6 +296,7 @@ class Typed(nn.Module):
         }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outside", [True, False])
 def test_one_of_several_node_types(tmp_path, outside):
     module, graph = Typed(outside).eval(), hetero()
@@ -324,6 +328,7 @@ def test_some_values_of_a_tuple_by_their_numbers(tmp_path):
     )
 
 
+@pytest.mark.release
 def test_every_combination_of_outputs_can_be_requested(tmp_path):
     module, graph = Tasks(), homogeneous()
     report = package(module, graph, tmp_path)

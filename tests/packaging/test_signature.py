@@ -352,6 +352,7 @@ def test_an_answer_that_is_no_row_of_each_node_is_named(answer, task, message, t
         hopline.package(Answers(answer), homogeneous(), tmp_path, name="m", fanouts=[-1], task=task)
 
 
+@pytest.mark.release
 def test_several_dimensions_are_columns_for_other_tasks(tmp_path):
     for version, (answer, task) in enumerate(
         [
@@ -452,6 +453,7 @@ def test_the_number_of_hops_is_named_at_once_though_the_last_ones_count_little(h
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("count", "teleport"), [(10, 0.1), (8, 0.3)])
 def test_a_last_hop_that_is_only_a_degree_is_counted(count, teleport, tmp_path):
     class Propagates(nn.Module):
@@ -483,6 +485,7 @@ class PositionalOnly(Scaled):
         return self.conv(x, edge_index)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Scaled, PositionalOnly])
 def test_hooks_of_the_model_receive_arguments_as_a_caller_gives_them(kind, tmp_path):
     model, graph = kind().eval(), homogeneous()

@@ -56,6 +56,7 @@ def package(model, graph, repository, **options):
     return hopline.package(model, graph, repository, **options)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("conv", "options"),
     [
@@ -73,6 +74,7 @@ def test_what_a_matrix_holds_otherwise_is_named(form, conv, options, tmp_path):
     assert "fanouts were given" not in str(caught.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("conv", "options"),
     [
@@ -86,12 +88,14 @@ def test_what_a_matrix_holds_the_same_way_is_served(conv, options, tmp_path):
     package(Sparse(conv), graph_of(**options), tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"repeats": True}, {"loops": True}])
 def test_one_odd_edge_outside_of_the_sample_is_enough(options, tmp_path):
     with pytest.raises(NotServable, match=r"repeated edges|self-loops"):
         package(Sparse(pyg.GCNConv), graph_of(2000, **options), tmp_path, check_nodes=64)
 
 
+@pytest.mark.release
 def test_pairs_and_stages_only_get_the_cause_too(tmp_path):
     graph = graph_of(repeats=True)
     for options in ({"task": "binary", "head": "dot"}, {}):
@@ -99,6 +103,7 @@ def test_pairs_and_stages_only_get_the_cause_too(tmp_path):
             package(Sparse(pyg.SAGEConv), graph, tmp_path, **options)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("trait", ["repeats", "loops"])
 def test_a_later_graph_with_edges_that_were_not_compared_is_refused(trait, tmp_path):
     graph = graph_of()
@@ -121,6 +126,7 @@ def test_a_list_of_edges_may_get_repeated_edges_and_self_loops(tmp_path):
     load_model(report.path, report.spec, graph_of(repeats=True, loops=True))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("described", "message"),
     [

@@ -12,6 +12,7 @@ from tests.packaging.in_torch import assert_equals_pyg, split
 from tests.packaging.test_dense import trained
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("jk", [None, "last", "cat", "max", "lstm"])
 @pytest.mark.parametrize("norm", [None, "BatchNorm", "LayerNorm"])
 def test_basic_gnn_equals_pyg(jk, norm):
@@ -20,6 +21,7 @@ def test_basic_gnn_equals_pyg(jk, norm):
     assert_equals_pyg(trained(model), homogeneous())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "model", [models.GCN, models.GIN, models.GAT, models.GraphSAGE], ids=lambda m: m.__name__
 )
@@ -160,6 +162,7 @@ class Hetero(nn.Module):
         return self.decode(x_dict["paper"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", "cat"])
 def test_hetero_conv_equals_pyg(aggr):
     plans = assert_equals_pyg(Hetero(aggr), hetero(), "paper")
@@ -169,6 +172,7 @@ def test_hetero_conv_equals_pyg(aggr):
     ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
 @pytest.mark.parametrize("target", ["paper", "author"])
 def test_to_hetero_equals_pyg(aggr, target):

@@ -73,6 +73,7 @@ def test_neighbours_of_another_type_are_never_copies():
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("given", [False, True])
 def test_weights_of_an_unseen_node_are_read_only_by_models_that_read_weights(given, tmp_path):
     graph = homogeneous(weight=True)

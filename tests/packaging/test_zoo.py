@@ -34,6 +34,7 @@ def test_names_of_entries_distinguish_them():
     assert len(ENTRIES) == sum(len(entries) for entries in tables)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_entry_answers_one_row_for_each_node_and_reads_its_neighbours(name, folder):
     entry = ENTRIES[name]
@@ -54,6 +55,7 @@ def _half(value):
     return value[..., ::2] if value.shape[0] == 2 else value[::2]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("only", "outcome", "fanouts"),
     [

@@ -124,6 +124,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("entry", "in_order"), [("served", True), ("bound", False)])
 async def test_a_child_ends_when_its_parent_is_killed(tmp_path, entry, in_order):
     mark = tmp_path / "mark"

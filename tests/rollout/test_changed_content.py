@@ -36,6 +36,7 @@ async def answers(service, **kwargs):
     ]
 
 
+@pytest.mark.release
 async def test_a_load_of_a_version_that_was_packaged_again_is_refused_with_the_way_out(root):
     service = await rig.started(root)
     before = await answers(service)

@@ -237,6 +237,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     await rig.stop(service)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("preflight", [0, 100])
 @pytest.mark.parametrize(
     ("fault", "reason"), [("errors", "error rate"), ("shifted", "disagreement|outputs shifted")]

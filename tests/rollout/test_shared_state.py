@@ -119,6 +119,7 @@ async def test_a_model_is_unloaded_whatever_another_worker_adds_meanwhile(root, 
             assert await answering(worker, 3) == {left["serving"]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 async def test_loads_and_unloads_from_several_callers_leave_one_state(root, workers, seed):
     rig.publish(root, "2")

@@ -27,6 +27,7 @@ from tests.redis_servers import RedisProcess, redis_process
 from tests.rollout import state_model as model
 from tests.rollout.state_model import Believed
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick, quick_redis
+from tests.thorough import thorough
 
 COUNT = 2
 FIRST = ["1", "2"]
@@ -270,7 +271,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=thorough(6, 25),
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -289,7 +290,7 @@ class RedisMachine(Machine):
         return f"{self.server.url}/0?prefix=fleet-{next(self.fleets)}:"
 
 
-RedisMachine.TestCase.settings = settings(Machine.TestCase.settings, max_examples=8)
+RedisMachine.TestCase.settings = settings(Machine.TestCase.settings, max_examples=thorough(3, 8))
 
 
 @pytest.mark.usefixtures("redis_of_machine")

@@ -9,6 +9,7 @@ from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from tests.sampling.reference import sample_positions
+from tests.thorough import thorough
 
 EDGE = "node__to__node"
 
@@ -38,7 +39,7 @@ def positions_of(sampler: Sampler, nodes: np.ndarray, as_of: int | None = None) 
     return [p.tolist() for p in np.split(block.positions, block.offsets[1:-1])]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=thorough(30, 120), deadline=None)
 @given(
     seed=st.integers(0, 50),
     fanout=st.sampled_from([-1, 0, 1, 2, 5, 10, 300]),
@@ -56,7 +57,7 @@ def test_kernel_equals_reference_bit_for_bit(seed, fanout, mode, salt, as_of):
     assert positions_of(sampler, nodes, as_of) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(
     seed=st.integers(0, 20),
     fanout=st.integers(1, 12),
@@ -71,7 +72,7 @@ def test_sample_of_a_node_does_not_depend_on_batch_mates_or_order(seed, fanout, 
     assert together == [alone[v] for v in order[:size]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(seed=st.integers(0, 20), fanout=st.integers(0, 12), mode=st.sampled_from(["uniform", "weighted"]))
 def test_sample_is_without_replacement_and_as_large_as_it_can_be(seed, fanout, mode):
     g = graph(seed)
@@ -86,7 +87,7 @@ def test_sample_is_without_replacement_and_as_large_as_it_can_be(seed, fanout, m
         assert len(positions) == min(fanout, eligible)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(seed=st.integers(0, 20), as_of=st.integers(-1, 51), mode=st.sampled_from(["uniform", "recent"]))
 def test_no_edge_is_later_than_the_time_cut(seed, as_of, mode):
     g = graph(seed)
@@ -175,7 +176,7 @@ def signed(g: Graph) -> Graph:
     return Graph.from_edges(ends, num_nodes=40, edge_time=edges.time, edge_weight=weight)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(
     seed=st.integers(0, 50),
     fanout=st.sampled_from([-1, 0, 2, 10]),

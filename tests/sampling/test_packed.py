@@ -10,6 +10,7 @@ from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
 from tests.graph.unpacked import decompressed
 from tests.sampling.reference import sample_positions
+from tests.thorough import thorough
 
 EDGE = "node__to__node"
 N = 60
@@ -35,7 +36,7 @@ def blocks(g: Graph, fanout: int, mode: str, nodes: np.ndarray, salt: int, as_of
     return [block.offsets.tolist(), block.positions.tolist(), block.neighbors.tolist()]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=thorough(25, 100), deadline=None)
 @given(
     seed=st.integers(0, 30),
     times=st.booleans(),
@@ -55,7 +56,7 @@ def test_packed_lists_are_sampled_as_plain_ones_with_the_same_weights(
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(seed=st.integers(0, 30), fanout=st.integers(1, 12), mode=st.sampled_from(["uniform", "recent"]))
 def test_without_weights_the_choice_is_that_of_the_graph_itself(seed, fanout, mode):
     plain = graph(seed)
@@ -90,7 +91,7 @@ def test_one_heavy_edge_and_many_light_ones_in_a_list_of_many_blocks():
         )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([0, 3, 500, 511, 512, 513, 1024, 2500]), min_size=1, max_size=4),
     salt=st.integers(0, 99),

@@ -9,6 +9,7 @@ from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from tests.sampling.test_keyed import EDGE, graph
+from tests.thorough import thorough
 
 NUM_NODES, LATEST = 40, 49
 
@@ -34,7 +35,7 @@ def only(g, low, high):
     return Graph.from_edges(ends, np.zeros((NUM_NODES, 1), np.float32), edge_time=part.time[kept])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=thorough(20, 80), deadline=None)
 @given(
     seed=st.integers(0, 20),
     fanout=st.sampled_from([-1, 0, 1, 3, 10]),

@@ -592,6 +592,7 @@ class Pipelined:
             asyncio.get_running_loop().call_soon(deliver, error)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("policy", [{}, {"max_rows": 2}, {"max_rows": 2, "queue_delay_s": 0.001}])
 @pytest.mark.parametrize("seed", range(3))

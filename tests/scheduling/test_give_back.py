@@ -18,6 +18,7 @@ from hopline.scheduling.policy import HIGH, LOW, NORMAL, BatchPolicy, CostModel
 from hopline.scheduling.work import LargerThanPredicted, Work
 from hopline.types import ScoreRequest
 from tests.scheduling.test_batcher import THREAD, Rig
+from tests.thorough import thorough
 
 US_PER_ROW = 10.0
 
@@ -321,4 +322,4 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=thorough(15, 60), stateful_step_count=40, deadline=None)

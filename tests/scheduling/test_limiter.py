@@ -20,6 +20,7 @@ from hopline.errors import ConfigError
 from hopline.scheduling import limiter
 from hopline.scheduling.limiter import LocalBucket, LocalLimits, Rate
 from hopline.scheduling.shared_limiter import Limits, SharedLimits
+from tests.thorough import thorough
 
 S = 10**9
 
@@ -151,7 +152,7 @@ def test_a_rate_without_a_burst_is_one_seconds_worth() -> None:
     assert Rate.of(0, 5) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thorough(50, 200), deadline=None)
 @given(
     per_s=st.floats(0.001, 1e6),
     burst=st.integers(1, 50),
@@ -170,14 +171,14 @@ def test_no_window_has_more_than_burst_and_rate(per_s: float, burst: int, steps:
             assert last - first + 1 <= burst + Fraction(per_s) * window_s
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=thorough(12, 50), deadline=None)
 @given(per_s=st.sampled_from([1, 2, 10, 1000]), burst=st.integers(1, 5), num=st.integers(1, 60))
 def test_a_caller_at_the_rate_is_never_refused(per_s: int, burst: int, num: int) -> None:
     bucket = LocalBucket(Rate(per_s, burst))
     assert not any(bucket.take(request * S // per_s) for request in range(num))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, S), st.integers(0, 3)), max_size=60))
 def test_workers_with_one_file_admit_what_one_bucket_admits(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]

@@ -17,12 +17,13 @@ from hopline.ingress.clients_file import Grant, KeyEntry
 from hopline.ingress.keys import new_key
 from tests.server.live_rig import World, serving
 from tests.servers import running
+from tests.thorough import thorough
 
 HOOKS = "tests.server.contract_hooks"
 COMMAND = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"]
 #: A valid body may be refused: an unknown output, features of another size, a model without rollout.
-OPTIONS = ["--exclude-checks", "positive_data_acceptance", "--max-examples", "8", "--seed", "1"]
-#: Without the limits of each field, which the server with a live graph is tried with.
+OPTIONS = ["--exclude-checks", "positive_data_acceptance", "--seed", "1"]
+#: Without the limits of each field, which take most of the time.
 FEWER = ["--phases", "examples,fuzzing,stateful"]
 
 
@@ -33,8 +34,9 @@ def check(url: str, models: str, folder: Path, *options: str) -> None:
         "CONTRACT_MODELS": models,
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
+    few = ["--max-examples", str(thorough(3, 8)), *([] if thorough(0, 1) else FEWER)]
     done = subprocess.run(
-        [*COMMAND, f"{url}/openapi.json", *OPTIONS, *options],
+        [*COMMAND, f"{url}/openapi.json", *OPTIONS, *few, *options],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -68,11 +70,9 @@ def clients(tmp_path: Path) -> tuple[Path, str]:
     return file, key.text
 
 
-def test_a_server_with_authentication_keeps_its_contract(
-    clients: tuple[Path, str], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.release
+def test_a_server_with_authentication_keeps_its_contract(clients: tuple[Path, str], tmp_path: Path) -> None:
     file, key = clients
-    fewer = [] if request.config.getoption("--all") else FEWER
     with running(auth__clients_file=file) as server:
-        check(server.url, "sage,link", tmp_path, "-H", f"x-api-key: {key}", *fewer)
+        check(server.url, "sage,link", tmp_path, "-H", f"x-api-key: {key}")
         assert statuses(server.url, headers={"x-api-key": key}).keys() >= {"200", "401", "403"}

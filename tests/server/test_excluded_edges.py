@@ -37,6 +37,7 @@ def place(tmp_path_factory):
     return folder, edges, wanted
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolate", [False, True])
 def test_requests_that_do_not_say_are_answered_as_the_model_was_packaged(place, isolate):
     folder, edges, wanted = place

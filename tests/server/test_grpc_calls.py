@@ -72,6 +72,7 @@ async def test_a_health_watch_gets_the_stop_and_does_not_hold_it_up() -> None:
             assert await asyncio.to_thread(server.process.wait, 15) == 0
 
 
+@pytest.mark.release
 async def test_silent_and_idle_connections_do_not_hold_up_a_stop() -> None:
     with running() as server:
         host, _, port = server.grpc.rpartition(":")
@@ -123,6 +124,7 @@ async def test_what_is_no_request_ends_a_stream_with_the_reason() -> None:
             assert "not a ModelInferRequest" in await stream.details()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_connections", [1, 8])
 async def test_a_burst_is_answered_whole(num_connections: int) -> None:
     """gRPC itself cancels calls while more than 1,000 wait to be begun, whichever connections they are of.

@@ -172,6 +172,7 @@ def test_precomputed_answers_of_such_a_model_are_refused(place: Place, tmp_path:
               repository=str(place.repository), threads=1)  # fmt: skip
 
 
+@pytest.mark.release
 def test_an_isolated_model(place: Place) -> None:
     file = place.repository / "shop" / "serving.toml"
     before = file.read_text() if file.exists() else None
@@ -184,6 +185,7 @@ def test_an_isolated_model(place: Place) -> None:
         file.unlink() if before is None else file.write_text(before)
 
 
+@pytest.mark.release
 def test_a_live_graph_answers_as_one_that_is_built_again(place: Place) -> None:
     """After events, with states in the cache: the module on the changed graph."""
     with serving(**place.settings()) as live:
@@ -218,6 +220,7 @@ def test_a_live_graph_answers_as_one_that_is_built_again(place: Place) -> None:
         np.testing.assert_allclose(found[name][f"{name}_probabilities"], wanted[name], atol=1e-4)
 
 
+@pytest.mark.release
 def test_another_model_says_which_type_it_takes(tmp_path: Path) -> None:
     graph = zoo.heterogeneous().save(tmp_path / "graph")
     package(Shop(), graph, tmp_path / "models", task="binary", target="user")

@@ -71,6 +71,7 @@ def some(world: World, name: str) -> list[dict[str, Any]]:
     return [first, described(world, f"{name}b", ["n5", name])]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", ["plain", "apart"])
 def test_an_answer_is_that_of_a_later_request_by_id_and_of_a_graph_built_again(
     world: World, live: Live, model: str
@@ -250,6 +251,7 @@ def test_the_open_inference_protocol_keeps_nodes(world: World, live: Live) -> No
     same(live.workers[0].score("plain", nodes=["oip"]), world.wanted("plain", nodes=["oip"]))
 
 
+@pytest.mark.release
 def test_a_graph_that_is_a_snapshot_keeps_nothing(world: World) -> None:
     with running(DEFAULT_SERVICE, **world.settings()) as server:
         body = {"inline": [GOOD], "keep": True, "as_of": NOW}
@@ -305,6 +307,7 @@ def test_kept_nodes_survive_a_restart_and_a_kill(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.release
 def test_nodes_of_several_types_are_kept(tmp_path: Path) -> None:
     """A user who buys an item, both new: the oracle is the same by events, on another server."""
     graph = zoo.heterogeneous().save(tmp_path / "graph")

@@ -88,6 +88,7 @@ def test_the_last_answer_says_that_the_connection_closes() -> None:
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sent", [0, 20, 90])
 def test_a_connected_client_that_is_slow_to_send_its_request_is_answered(sent: int) -> None:
     body = b'{"nodes":[1]}'
@@ -104,6 +105,7 @@ def test_a_connected_client_that_is_slow_to_send_its_request_is_answered(sent: i
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.release
 def test_a_client_that_sends_nothing_delays_the_end_by_seconds_only() -> None:
     with running(server__drain_delay_s=0.0) as server:
         host, port = server.address.split(":")
@@ -146,6 +148,7 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
             assert server.process.wait(5) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_a_thread_that_never_ends_does_not_keep_the_server(workers: int, num_signals: int) -> None:
@@ -157,6 +160,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_server(workers: int, num_sig
         assert server.process.wait(5 + 10 * (num_signals == 1)) == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("setting", ["http_port", "grpc_port"])
 def test_a_port_in_use_is_reported_before_anything_is_loaded(setting: str, workers: int) -> None:

@@ -128,6 +128,7 @@ def agrees(shop: Shop, worker: Worker) -> None:
     np.testing.assert_array_equal(found["outputs"]["logits"], shop.wanted(nodes))
 
 
+@pytest.mark.release
 def test_only_who_may_administer_changes_the_graph(live: Live, keys: dict[str, str]) -> None:
     event = {"op": "add_edge", "edge_type": "user__knows__user", "src": 1, "dst": 2}
     url = f"{live.server.url}/v1/graph/events"

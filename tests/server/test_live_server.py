@@ -115,6 +115,7 @@ class Sender(threading.Thread):
         self.join()
 
 
+@pytest.mark.release
 def test_a_table_is_looked_up_for_what_has_not_changed(world: World, live: Live) -> None:
     worker = live.workers[0]
     worker.applied(world.events(2))
@@ -127,6 +128,7 @@ def test_a_table_is_looked_up_for_what_has_not_changed(world: World, live: Live)
     until(lambda: rows("looked_up") and rows("changed") and rows("new"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("encode", [as_json, as_lines, as_arrow])
 def test_events_are_seen_by_all_workers_at_once_with_the_bits_of_a_fresh_build(
     world: World, live: Live, encode: Any
@@ -296,6 +298,7 @@ def test_kills_of_the_writer_lose_nothing_and_double_nothing(world: World, live:
     agree(world, live)
 
 
+@pytest.mark.release
 def test_workers_that_are_killed_and_replaced_go_on_where_the_graph_is(world: World, live: Live) -> None:
     before = live.worker_pids
     os.kill(before[0], signal.SIGKILL)
@@ -330,6 +333,7 @@ def test_workers_that_are_killed_and_replaced_go_on_where_the_graph_is(world: Wo
 
 
 # a shadow computes only where a processor has nothing else to do
+@pytest.mark.release
 @pytest.mark.quiet
 def test_copies_for_a_shadow_agree_while_the_graph_changes(world: World, live: Live) -> None:
     """The candidate is the same model, in processes of its own: maybe at another version of the graph.

@@ -149,6 +149,7 @@ def test_the_description_names_certificates_as_credentials(world: World) -> None
     assert {"certificate": ["score"]} in found["paths"]["/v1/models/{model}/score"]["post"]["security"]
 
 
+@pytest.mark.release
 def test_a_required_certificate_is_needed_for_any_connection(
     world: World, settings: tuple[Authority, dict[str, Any]]
 ) -> None:

@@ -209,6 +209,7 @@ def test_batch_files(place: Place, tmp_path: Path) -> None:
     assert_right({name: np.array(table.column(name).to_pylist()) for name in DEFAULTS}, place.wanted)
 
 
+@pytest.mark.release
 def test_precomputed_answers(place: Place, tmp_path: Path) -> None:
     from hopline.commands.batch import batch
 
@@ -224,6 +225,7 @@ def test_precomputed_answers(place: Place, tmp_path: Path) -> None:
         assert both["kind_label"] == [int(place.wanted["kind_label"][5])]
 
 
+@pytest.mark.release
 def test_an_isolated_model(place: Place) -> None:
     file = place.repository / "tasks" / "serving.toml"
     before = file.read_text() if file.exists() else None
@@ -235,6 +237,7 @@ def test_an_isolated_model(place: Place) -> None:
         file.unlink() if before is None else file.write_text(before)
 
 
+@pytest.mark.release
 def test_a_live_graph(place: Place) -> None:
     """Answers after events are those of the module on a graph that is built again."""
     with serving(**place.settings()) as live:
@@ -262,6 +265,7 @@ def test_a_live_graph(place: Place) -> None:
     np.testing.assert_allclose(found["kind_probabilities"], out["kind"].softmax(1), atol=1e-4)
 
 
+@pytest.mark.release
 def test_the_command_line(place: Place, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

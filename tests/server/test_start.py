@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from hopline.config.schema import Config
 from hopline_brokers.stream.links import OwnWriter
@@ -37,6 +38,7 @@ async def test_a_server_that_waits_for_its_graph_ends_on_request(
             os.kill(own._child.pid, signal.SIGCONT)
 
 
+@pytest.mark.release
 def test_a_server_says_that_it_is_ready_when_its_graph_is() -> None:
     with running("tests.server.late_graph:LateGraph") as server:
         assert httpx.get(f"{server.url}/readyz").status_code == 200

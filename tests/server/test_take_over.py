@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
 from hopline.config.schema import Config
@@ -106,6 +108,7 @@ def stream_settings(folder: Path) -> Config:
     return Config().replace(graph__path=folder / "graph", live__spare_edges=100_000)
 
 
+@pytest.mark.release
 async def test_a_stream_whose_successor_never_comes_writes_again(folder: Path) -> None:
     config = stream_settings(folder)
     writer = SocketWriter(folder / "graph.live" / "writer.sock")
@@ -136,6 +139,7 @@ async def test_two_streams_have_one_writer(folder: Path) -> None:
         assert await asyncio.wait_for(second._child.wait(), 120) == 4
 
 
+@pytest.mark.release
 async def test_another_servers_writer_stays_and_is_named(
     folder: Path, start: Callable[..., Started]
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_worker_that_hangs_is_killed_and_no_client_waits_for_it() -> None:
         assert len(lost) <= 16
 
 
+@pytest.mark.release
 def test_workers_that_cannot_write_a_file_serve_on() -> None:
     """As on a full disk: their metrics stay unchanged, and nothing else is missing."""
     with running(server__workers=2) as server:

@@ -457,6 +457,7 @@ def test_workers_share_keys_and_rates(tmp_path: Path) -> None:
         assert statuses.count(429) == 30
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("changes", "message"),

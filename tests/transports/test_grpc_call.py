@@ -18,6 +18,7 @@ from hopline.config.reader import load_config
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
 from tests.fake_service import FakeService
+from tests.thorough import thorough
 from tests.transports.grpc_rig import endpoint_of, grpc_server
 from tests.transports.http2_rig import Alone, Answer, Client, Served
 from turnserve.budget import Budget
@@ -49,7 +50,7 @@ def failed(answer: Any, code: StatusCode) -> str:
     return text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(1, 20), max_size=40))
 def test_messages_may_be_cut_anywhere(messages: list[bytes], cuts: list[int]) -> None:
     client = Client(Served())

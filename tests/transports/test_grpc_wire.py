@@ -20,6 +20,7 @@ from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
 from hopline.types import Deliver, ScoreRequest, Ticket
 from tests.fake_service import FakeService
+from tests.thorough import thorough
 from tests.transports.grpc_rig import grpc_server
 from tests.transports.http2_rig import Client, Served, frames_of
 from turnserve.http2.frames import (
@@ -69,7 +70,7 @@ async def eventually(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=4), st.data())
 def test_bytes_cut_at_random_are_answered_as_if_they_were_whole(
     bodies: list[bytes], data: st.DataObject

@@ -28,6 +28,7 @@ from hopline.transports.http import HttpApp
 from hopline.transports.http_bodies import Reading
 from hopline.types import Deliver, ScoreRequest
 from tests.fake_service import FakeService
+from tests.thorough import thorough
 from tests.transports import hostile
 from tests.transports.hostile import Hostile
 from turnserve.grpc.status import StatusCode
@@ -185,7 +186,9 @@ def held(loop: Loop, ask: Callable[[Hostile], Any], sent: Hostile) -> None:
 
 encodings = st.sampled_from(["", "gzip", "deflate"])
 lasting = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=thorough(15, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -218,6 +218,7 @@ def test_columns_are_counted_before_they_are_built() -> None:
         check({}, columns % b",".join([b'"x"'] * 51))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unit", [b"0", b'{"a":1}', b'""', b"[]", b'"%b"' % (b"x" * 10_000)])
 def test_a_body_that_was_not_compressed_has_the_share_of_a_mebibyte(unit: bytes) -> None:
     rows = (unit + b",") * (2**26 // len(unit))  # a list of as many units takes 14 s to join

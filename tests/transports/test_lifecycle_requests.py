@@ -105,6 +105,7 @@ def test_load_and_unload_through_every_door(server: RunningServer, client: Clien
     grpc.close()
 
 
+@pytest.mark.release
 def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
     publish(root, "2")
     loose = ["--gate", "min_requests=100000", "--gate", "max_disagreement=1", "--gate", "max_psi=1000"]
@@ -131,6 +132,7 @@ def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
     assert "promoted  looks good" in command(server, "rollout", "status")[1]
 
 
+@pytest.mark.release
 def test_refusals_come_back_as_their_classes(server: RunningServer, client: Client) -> None:
     admin = Admin(client)
     with pytest.raises(ModelNotFound, match="there are: 1"):
@@ -181,6 +183,7 @@ def _workers(server: RunningServer) -> list[str]:
     return found.stdout.split()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_no_request_is_lost_or_answered_twice_while_everything_changes(
     server: RunningServer, root: Path, protocol: str
@@ -249,6 +252,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transport", ["http", "grpc"])
 def test_a_client_that_hangs_up_during_a_load_stops_nothing(
     held: RunningServer, root: Path, transport: str

@@ -23,6 +23,7 @@ def document(**overrides):
     return describe(operations_of(config.server), config)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "settings",
     [{}, SECURED, {"server.health_route": "/ping", "server.predict_route": "/invocations"}],

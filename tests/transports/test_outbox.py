@@ -112,6 +112,7 @@ async def test_answers_that_wait_count_in_the_budget_and_those_without_room_are_
         await eventually(lambda: budget.used == 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
 async def test_a_large_answer_arrives_whole_and_returns_its_room(close: bytes) -> None:
     budget = Budget(40 * MIB)

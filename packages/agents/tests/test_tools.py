@@ -43,6 +43,7 @@ def content(result: Any) -> Any:
     return json.loads(result.content[0].text)
 
 
+@pytest.mark.release
 async def test_an_agent_lists_models_generates_and_scores(server: RunningServer) -> None:
     async with AsyncClient(server.url) as client:
         tools = AgentTools(client)

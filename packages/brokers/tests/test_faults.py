@@ -112,6 +112,7 @@ async def test_a_redis_stream_with_lower_ids_is_a_gap(redis_server):
     await source.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("num_new", [0, 3, 60])
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_a_redis_that_was_restarted_empty_is_a_gap(tmp_path, num_new, is_away):
@@ -195,6 +196,7 @@ class Described:
         return {resource: answer}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete", None])
 async def test_offsets_that_are_missing_in_a_compacted_kafka_topic_are_a_gap(
     kafka_server, monkeypatch, caplog, policy

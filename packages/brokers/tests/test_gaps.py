@@ -177,6 +177,7 @@ async def test_entries_that_redis_deletes_among_unread_ones_are_a_gap(redis_serv
         await reader.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("broker", ["redis", "nats"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_hole_is_read_without_a_gap_and_no_gap_is_without_a_hole(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hopline.brokers.base import Message, Outgoing
 from hopline.brokers.registry import open_sink, open_source
 from hopline_brokers.testing.suite import collect
@@ -44,6 +46,7 @@ async def answers(address: str, count: int) -> list[Message]:
         await source.close()
 
 
+@pytest.mark.release
 def test_a_version_that_is_missing_holds_no_others_up_and_is_answered_once_it_is_there(
     tmp_path: Path,
 ) -> None:

@@ -92,6 +92,7 @@ async def answering(desk, service=None, **settings):
         await queue.close()
 
 
+@pytest.mark.sample(1)
 async def test_requests_are_answered_as_over_http(any_broker):
     """Each once, under its own id, to the topic that it names or to the common one."""
     async with desk_at(any_broker) as desk:
@@ -113,6 +114,7 @@ async def test_requests_are_answered_as_over_http(any_broker):
         assert 'hopline_broker_requests_total{outcome="ok"} 51' in service.metrics.render().decode()
 
 
+@pytest.mark.sample(1)
 async def test_what_is_no_request_is_put_aside_with_the_reason_and_reported(any_broker):
     async with desk_at(any_broker) as desk:
         bad = [
@@ -142,6 +144,7 @@ async def test_what_is_no_request_is_put_aside_with_the_reason_and_reported(any_
         assert len(answers) - len(errors) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -210,6 +213,7 @@ async def test_a_message_that_was_delivered_too_often_is_put_aside(redis):
         assert dead.headers[REASON] == "it was delivered 3 times and never settled"
 
 
+@pytest.mark.sample(1)
 async def test_a_message_in_work_is_not_given_to_another_reader(any_broker):
     """However long its reader works on it: here longer than `claim_after_s` and `ack_wait_s`."""
     async with desk_at(any_broker) as desk:
@@ -242,6 +246,7 @@ async def test_no_more_requests_are_under_way_than_allowed(redis):
         assert service.most == 4
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("prefix", "reply_to", "said"),
     [
@@ -286,6 +291,7 @@ async def test_a_large_request_is_answered_and_its_long_id_is_none(redis):
         assert ERROR not in answer.headers
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("own", ["\udcff\udcfe", "a\nb", "\x1b[31m", "a\u2028b"])
 async def test_an_id_that_no_log_could_take_is_none(redis, own):
     """Bytes that are no text kept all lines of a batch out of the logs."""
@@ -313,6 +319,7 @@ async def test_an_answer_that_the_broker_refuses_holds_nothing_up(redis):
         await other.close()
 
 
+@pytest.mark.sample(1)
 async def test_an_answer_that_cannot_be_written_repeats_no_other(any_broker):
     """A topic that is none, or that no text has: each of the other requests is answered once."""
     async with desk_at(any_broker) as desk:
@@ -342,6 +349,7 @@ def nats_broker():
         yield server
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("said", [None, b"thank you", b"{}"])
 async def test_a_reply_to_that_no_stream_stores_holds_nothing_up(nats_broker, said):
     """An ordinary subscriber receives the answer, and says nothing, or something of its own."""
@@ -379,6 +387,7 @@ async def _publish(server, subject, headers, payload):
     await writer.wait_closed()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "headers", [b"\r\n", b"NATS/1.0 \xff\r\n\r\n", b"NATS/1.0\r\n\xff\xfe: \xff\r\n\r\n"]
 )

@@ -72,6 +72,7 @@ def _good(count):
     return sorted(f"good{number}" for number in range(count))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -92,6 +93,7 @@ async def test_messages_that_are_retried_hold_no_others_up(any_broker, kind, bod
         assert sorted(message.headers[REQUEST_ID] for message in answers) == _good(20)
 
 
+@pytest.mark.sample(1)
 async def test_messages_that_wait_are_read_again_by_the_next_server(any_broker):
     """Those behind them are not, but those that were being settled, however the broker remembers that."""
     async with desk_at(any_broker) as desk:

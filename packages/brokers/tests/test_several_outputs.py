@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from hopline.server import DEFAULT_SERVICE
 from packages.brokers.tests.servers import RedisServer, broker_server
 from packages.brokers.tests.test_live_queue import answers, put
@@ -13,6 +15,7 @@ from tests.server.test_several_outputs import NAMES, Place, assert_right
 from tests.servers import running
 
 
+@pytest.mark.release
 def test_an_answer_has_every_output_by_its_name(tmp_path: Path) -> None:
     place = Place(tmp_path)
     bodies = [

@@ -33,6 +33,7 @@ def checked(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=UTF8)
 
 
+@pytest.mark.release
 def test_check_passes_and_explains_itself(checked: "subprocess.CompletedProcess[str]") -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "All checks passed" in checked.stdout

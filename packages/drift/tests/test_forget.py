@@ -133,6 +133,7 @@ def test_a_writer_goes_on_from_there(places: Places) -> None:
     home.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("step", ["journal", *STEPS, "search", "end"])
 def test_a_kill_before_any_step_is_resumed(places: Places, step: str) -> None:
     wanted = expected(places)
@@ -152,6 +153,7 @@ def test_a_kill_before_any_step_is_resumed(places: Places, step: str) -> None:
     assert not journal_of(places).exists()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("at", range(14))
 def test_a_kill_at_any_file_is_resumed(places: Places, at: int) -> None:
     """At each rename, exchange, removal and overwriting of a file."""

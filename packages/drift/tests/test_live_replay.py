@@ -220,6 +220,7 @@ def test_every_answer_is_repeated_bit_for_bit(day: Day) -> None:
     assert len(report.answered_by) >= 41
 
 
+@pytest.mark.release
 def test_late_answers_begin_with_a_snapshot(day: Day, tmp_path: Path) -> None:
     late = [entry for entry in entries_of(day.log) if number_of(entry) >= 45 and entry.outcome == "ok"]
     report = day.replay(rewritten(late, tmp_path / "log"), concurrency=1)
@@ -238,6 +239,7 @@ def test_a_planted_difference_is_found(day: Day, tmp_path: Path) -> None:
     assert [each.request_id for each in report.worst] == [one.request_id]
 
 
+@pytest.mark.release
 def test_an_answer_under_another_version_of_the_graph_is_found(day: Day, tmp_path: Path) -> None:
     """Answers of version 30, said to be of version 50, differ where the graph has changed."""
     entries = entries_of(day.log)
@@ -250,6 +252,7 @@ def test_an_answer_under_another_version_of_the_graph_is_found(day: Day, tmp_pat
     assert {each.request_id for each in report.worst} <= {entry.request_id for entry in moved}
 
 
+@pytest.mark.release
 def test_another_event_in_the_changes_is_found(day: Day, tmp_path: Path) -> None:
     manifest = read_manifest(day.folder)
     folder, changed = tmp_path / "graph.live", 0
@@ -274,6 +277,7 @@ def test_another_event_in_the_changes_is_found(day: Day, tmp_path: Path) -> None
     assert all(versions[each.request_id] >= changed for each in report.worst)
 
 
+@pytest.mark.release
 def test_what_cannot_be_reached_any_more_is_listed_with_the_reason(day: Day, tmp_path: Path) -> None:
     folder = tmp_path / "graph.live"
     shutil.copytree(day.folder, folder)
@@ -331,6 +335,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
+@pytest.mark.release
 def test_the_command_takes_a_live_folder_one_version_or_settings(
     day: Day, run: Any, tmp_path: Path
 ) -> None:
@@ -394,6 +399,7 @@ def shown(run: Any, day: Day, *words: object) -> list[Entry]:
     return [msgspec.json.decode(line, type=Entry) for line in out.splitlines()]
 
 
+@pytest.mark.release
 def test_entries_are_found(day: Day, run: Any) -> None:
     entries = entries_of(day.log)
     lineage = read_manifest(day.folder).lineage

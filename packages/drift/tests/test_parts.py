@@ -38,6 +38,7 @@ def offered(size: int, count: int, batch: int, seed: int) -> list[int]:
     return [request.nodes[0] for request, _ in reservoir.items]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 7, 300])
 def test_each_request_has_the_same_chance_whatever_the_batches(batch):
     hits = np.zeros(300)

@@ -62,6 +62,7 @@ def logged(config, request):
     return config(**{"prediction_log.format": request.param})
 
 
+@pytest.mark.sample(1)
 async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
     async with logging_service(logged) as service:
         await answered(service)
@@ -86,6 +87,7 @@ def edited():
         yield ScoreRequest("plain", nodes=[f"n{i}"], edits=edits[: 1 + i % 3], outputs=("logits",))
 
 
+@pytest.mark.sample(1)
 async def test_requests_with_edits_are_answered_again_bit_for_bit(logged):
     async with logging_service(logged) as service:
         found = [await service.score(request) for request in edited()]
@@ -128,6 +130,7 @@ async def test_another_version_gives_other_answers(config):
     assert all("plain/2" in pair for pair in report.answered_by)
 
 
+@pytest.mark.release
 async def test_a_queue_of_its_own_that_is_full_is_waited_for(config):
     settings = config()
     async with logging_service(settings) as service:
@@ -498,6 +501,7 @@ def test_answers_on_versions_of_a_live_graph_are_listed_and_fail_the_command(log
     assert "All 300 answers are identical" in out
 
 
+@pytest.mark.release
 def test_a_server_is_not_sent_what_it_writes_down(log, places, run):
     settings = {"graph__path": places / "graph", "models__repository": places / "models"}
     with running("hopline.service:Service", **settings, prediction_log__path=log) as server:

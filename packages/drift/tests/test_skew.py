@@ -89,6 +89,7 @@ def new_rows(entries):
     return [node["columns"] for entry in entries for node in entry["inputs"].get("inline", [])]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("table", ["train.parquet", "train.csv"])
 def test_an_honest_log_has_no_skew(run, table):
     report, found = run(table=table)
@@ -112,6 +113,7 @@ def forgotten(entries):
         del row["mcc"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("change", "column", "kind", "said"),
     [
@@ -238,6 +240,7 @@ def test_rows_of_a_tabular_model_are_compared_with_its_table(tmp_path):
     }
 
 
+@pytest.mark.release
 def test_columns_of_edges_of_new_nodes_are_compared_with_the_graphs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made, log, key = Shop(tmp_path, turns=False), tmp_path / "log", "merchant__paid_by__account"

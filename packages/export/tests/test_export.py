@@ -191,6 +191,7 @@ def test_rows_are_those_of_an_asof_join(whole, tmp_path):
     assert joined["at"].isna().any()
 
 
+@pytest.mark.release
 def test_times_of_nodes_and_of_the_question_are_what_a_model_reads(tmp_path):
     """A temporal encoder over five tables; seeds exist from their times on."""
     data = relational.draw(1)

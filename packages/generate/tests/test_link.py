@@ -51,6 +51,7 @@ async def text_of(link: ProcessLink, prompt: str) -> str:
     return "".join(part.text for part in parts)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_first_patient", [True, False])
 async def test_a_worker_that_meets_a_process_that_hangs_gets_another_one(
     tmp_path: Path, is_first_patient: bool

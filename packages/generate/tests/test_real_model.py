@@ -60,6 +60,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, size: int) -> None:
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.release
 def test_a_template_that_does_not_parse_is_refused(tmp_path: Path) -> None:
     job = Import(str(smollm2()), tmp_path / "models", "slm", "1", chat_template="{% for", links=True)
     with pytest.raises(ArtifactError, match="Expected variable names at row 1"):
@@ -181,6 +182,7 @@ def test_clients_that_leave_free_their_blocks(client: openai.OpenAI, server: Run
     server.wait_until(cancelled, 12)
 
 
+@pytest.mark.release
 def test_rows_are_scored_like_those_of_any_model(server: RunningServer) -> None:
     import httpx
 

@@ -20,6 +20,7 @@ from hopline_generate.naive_engine import NaiveEngine
 from hopline_generate.request import Prompt, Sampling
 from hopline_generate.runner import Detokenizer, Runner, RunnerSettings, StopStrings, Text, decode_together
 from packages.generate.tests.models import naive
+from tests.thorough import thorough
 
 Make = Callable[..., Runner]
 
@@ -223,7 +224,11 @@ class Drawing(NaiveEngine):
         max_size=8,
     )
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(10, 40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_the_text_of_a_seed_depends_on_nothing_else(
     tmp_path: Path, requests: list[tuple[int, int, bool, int]]
 ) -> None:

@@ -132,6 +132,7 @@ async def test_deadline_ends_a_text_and_frees_its_place(service: Service) -> Non
         await service.score(request)
 
 
+@pytest.mark.release
 async def test_pipeline_writes_a_sentence_and_falls_back(service: Service) -> None:
     rows = {"amount": [20.0, 250.0]}
     result = await service.score(ScoreRequest("explained", columns=rows))
@@ -149,6 +150,7 @@ async def test_pipeline_writes_a_sentence_and_falls_back(service: Service) -> No
     assert late.degraded == ("filled:why",)
 
 
+@pytest.mark.release
 async def test_no_stream_is_cut_by_a_switch(service: Service) -> None:
     await service.load("slow", "1")
     stream = Stream(service, "slow", "x")
@@ -220,6 +222,7 @@ async def test_process_that_hangs_is_killed_and_started_again(service: Service) 
     assert b'model="echo",version="1",reason' not in metrics
 
 
+@pytest.mark.release
 async def test_draining_finishes_texts_and_takes_no_more(service: Service) -> None:
     await service.load("slow", "1")
     stream = Stream(service, "slow", "x")

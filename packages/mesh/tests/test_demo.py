@@ -118,6 +118,7 @@ async def test_behind_the_end_nothing_is_measured(monkeypatch: pytest.MonkeyPatc
     assert [gap.reason for gap in blind.gaps] == ["the simulated day is over"]
 
 
+@pytest.mark.release
 async def test_its_detector_has_learned_and_finds_the_first_fault() -> None:
     said: list[str] = []
     feed = demo.SimulatedFeed(12, 0, 30.0, said.append)

@@ -3,10 +3,13 @@
 The processes are those of the benchmark's phase `end_to_end`, which plays all faults.
 """
 
+import pytest
+
 from packages.mesh.benchmarks import end_to_end
 from packages.mesh.benchmarks.stand import StandPlan, stand
 
 
+@pytest.mark.release
 def test_a_fault_is_reported_once_and_a_killed_watch_goes_on_with_it(tmp_path):
     # Without a trained model: training takes longer than all the rest.
     plan = StandPlan(services=6, train_at=10_000, settings=(("min_duration_s", 5), ("clean_s", 5)))

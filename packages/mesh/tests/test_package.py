@@ -81,6 +81,7 @@ def test_every_signature_is_of_a_kernel_that_is_there_and_has_a_type_for_each_ar
         assert [str(kernels.numba_type(each)) for each in types] == list(types)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", ["hopline_mesh.watch.run", "hopline_mesh.commands"])
 def test_the_watch_needs_no_torch_to_start(module):
     code = f"import {module}, sys; print([m for m in ('torch', 'sklearn', 'pyarrow') if m in sys.modules])"
@@ -88,6 +89,7 @@ def test_the_watch_needs_no_torch_to_start(module):
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "setting", ["interval_s={}", "interval_s={0} {0}", "nothing{}=1", "matchers={}", "{}"]
 )

@@ -12,6 +12,7 @@ from hopline.errors import HoplineError, Overloaded
 from hopline.types import ScoreRequest
 from packages.pipelines.tests.rig import Rig
 from tests.fake_version import FakeVersion, hand_in
+from tests.thorough import thorough
 
 THRESHOLD = 3.0
 
@@ -105,7 +106,7 @@ def rig_of(graph, when):
 columns = st.lists(st.integers(-4, 8), min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 @given(graphs(), columns, st.sampled_from(["immediately", "later"]))
 def test_a_graph_of_steps_answers_what_numpy_does(graph, x, when):
     async def check():
@@ -120,7 +121,7 @@ def test_a_graph_of_steps_answers_what_numpy_does(graph, x, when):
     asyncio.run(check())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 @given(graphs(), columns, st.data())
 def test_whichever_model_fails_there_is_one_outcome_and_it_is_named(graph, x, data):
     async def check():
@@ -143,7 +144,7 @@ def test_whichever_model_fails_there_is_one_outcome_and_it_is_named(graph, x, da
     asyncio.run(check())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thorough(37, 150), deadline=None)
 @given(graphs(), columns, st.data())
 def test_a_run_cancelled_at_any_moment_delivers_nothing_and_leaves_nothing(graph, x, data):
     async def check():

@@ -121,6 +121,7 @@ def raylet_of(node):
     return raylet.process.pid
 
 
+@pytest.mark.release
 def test_a_node_that_is_killed_costs_no_byte(model, cluster, second, small_tasks, tmp_path, monkeypatch):
     folder, graph = model
     whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
@@ -149,6 +150,7 @@ def test_a_node_that_is_killed_costs_no_byte(model, cluster, second, small_tasks
     check_same(whole.folder, found.folder)
 
 
+@pytest.mark.release
 def test_a_killed_driver_goes_on_where_it_was(model, cluster, tmp_path):
     folder, graph = model
     whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
@@ -166,6 +168,7 @@ def test_a_killed_driver_goes_on_where_it_was(model, cluster, tmp_path):
     check_same(whole.folder, out)
 
 
+@pytest.mark.release
 def test_nodes_named_and_exact(model, cluster, tmp_path):
     folder, graph = model
     nodes = graph.nodes["node"].ids.external(np.arange(0, NODES, 7))

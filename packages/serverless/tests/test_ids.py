@@ -10,6 +10,7 @@ from hopline.errors import BadRequest, GraphError
 from hopline.graph import Graph
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline_serverless.ids import HashedIds, PlainHashTable, id_hash, ids_of_graph
+from tests.thorough import thorough
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 
@@ -21,7 +22,7 @@ def looked_up(index, wanted):
     return index.lookup(wanted).tolist(), plain.lookup(wanted).tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=thorough(12, 50), deadline=None)
 @given(st.lists(INTS, min_size=1, max_size=40, unique=True), st.lists(st.integers(-(2**70), 2**70)))
 @example([0, -1, 2**63 - 1, -(2**63), 1 - 2**63], [1, 2**63, 2**64, -(2**64), 2**64 - 1])
 def test_integers_are_found_as_by_compiled_code(known, others):
@@ -30,7 +31,7 @@ def test_integers_are_found_as_by_compiled_code(known, others):
     assert plain[: len(known)] == list(range(len(known)))[::-1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=thorough(12, 50), deadline=None)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=40, unique=True), st.lists(st.text(max_size=12)))
 @example(["", "12345678", "123456789", "ÿ" * 8], ["\x00", "1234567"])
 def test_strings_are_found_as_by_compiled_code(known, others):

@@ -155,6 +155,7 @@ def remembering(tmp_path_factory):
         yield url
 
 
+@pytest.mark.release
 def test_prometheus_reports_budgets_over_the_window_and_burn_rates(remembering, file):
     slow, available, failing, quiet = over_window(Prometheus(remembering), read_objectives(file))
     # 71 hours at 0.1 %, one at 1 %; of 100 ok requests a second

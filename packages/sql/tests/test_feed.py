@@ -286,6 +286,7 @@ def served(graph, repository, ids, events=(), **settings):
             return client.score("risk", ids, outputs=["logits"]).outputs["logits"].tobytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_random_series_of_changes_gives_the_graph_and_the_answers_of_a_rebuild(
     address, tmp_path, seed, monkeypatch

@@ -72,6 +72,7 @@ def typed(folder, command, database):
     return done.stdout
 
 
+@pytest.mark.release
 def test_one_command_leads_from_a_database_to_a_served_answer(tmp_path, monkeypatch):
     from adbc_driver_postgresql import dbapi
 
@@ -97,6 +98,7 @@ def test_one_command_leads_from_a_database_to_a_served_answer(tmp_path, monkeypa
     assert "is_fraud" not in graph.frame("payments")
 
 
+@pytest.mark.release
 def test_one_command_line_leads_from_tables_to_the_score_of_a_new_account(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "fraud.py").write_text(blocks("py")[0])

@@ -14,6 +14,7 @@ from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from hopline.graph import EdgeFile, Graph, NodeFile
 from hopline.graph.stored_columns import cells_of
+from tests.thorough import thorough
 
 REFUSED, MISSING = "refused", None
 JANUARY = 1_706_659_200.0  # 2024-01-31, seconds since 1970
@@ -102,6 +103,7 @@ def same(one, other):
     return one == other or (one is not None and other is not None and np.array_equal([one], [other]))
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize(("kind", "texts", "value"), TABLE, ids=lambda each: str(each)[:30])
 def test_each_text_of_the_table_is_what_it_says_in_files_and_stores(
     kind, texts, value, tmp_path, redis_server
@@ -128,7 +130,9 @@ _ANY = st.text(st.characters(codec="utf-8", exclude_characters='"'), max_size=12
 _TEXTS = st.lists(st.one_of(_NUMBER, _TIME, _WORD, _ANY), min_size=4, max_size=4)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(8, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(texts=_TEXTS)
 @example(texts=["4503599627370497.5", "1.7976931348623159e308", "179769313486231570e291", "-0.0"])
 @example(

@@ -129,6 +129,7 @@ def test_what_a_row_lacks_is_labelled_and_named_and_a_wrong_value_is_no_feature(
     ), log
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -163,6 +164,7 @@ def test_a_store_without_the_columns_that_a_model_reads_is_refused_with_the_diff
     assert said in str(raised.value)
 
 
+@pytest.mark.release
 def test_columns_of_parquet_files_are_served(world, tmp_path):
     accounts = world.frame.assign(id=world.ids, unread=1.5, opened=pd.to_datetime(world.frame["opened"]))
     accounts.to_parquet(tmp_path / "account.parquet")
@@ -176,6 +178,7 @@ def test_columns_of_parquet_files_are_served(world, tmp_path):
         np.testing.assert_allclose(found.outputs["logits"], world.pyg(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.release
 def test_workers_share_encoded_rows(world, redis):
     url = f"{redis.url}?absent=null"
     with (
@@ -195,6 +198,7 @@ def test_workers_share_encoded_rows(world, redis):
         assert client.score("risk", ["a1"]).degraded == ()
 
 
+@pytest.mark.release
 def test_a_prefetcher_fetches_and_encodes_for_the_workers(world, redis, tmp_path):
     paths = {"shared_file": tmp_path / "rows", "prefetcher": tmp_path / "socket"}
     given = settings(world, f"{redis.url}?absent=null") | {
@@ -218,6 +222,7 @@ def test_a_prefetcher_fetches_and_encodes_for_the_workers(world, redis, tmp_path
         assert server.metric('hopline_feature_rows_total{tier="origin",result="found"}') == 0
 
 
+@pytest.mark.release
 def test_a_live_graph_has_the_nodes_and_the_store_their_columns(world, redis, tmp_path):
     live = {"live__enabled": True, "live__folder": tmp_path / "live"}
     redis.call("HSET", "hopline:account:new", *(word for pair in STORED.items() for word in pair))

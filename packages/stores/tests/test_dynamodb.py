@@ -341,6 +341,7 @@ async def test_items_that_a_write_left_out_are_written(behind, between):
     check_rows(await store.fetch(GROUP, [9]), np.ones((1, 4)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("status", "code"),
     [

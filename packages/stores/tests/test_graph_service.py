@@ -56,6 +56,7 @@ def ask(service, *nodes, **kwargs):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 async def test_answers_are_those_of_the_folder(places, redis_nodes, expected, cache_bytes):
     url = cluster_url(redis_nodes)
@@ -111,6 +112,7 @@ async def test_a_lost_master_is_unavailable_and_never_a_wrong_answer(places, own
     await stop(service)
 
 
+@pytest.mark.release
 async def test_a_master_that_comes_back_is_used_again(places, own_redis_nodes, expected):
     url = cluster_url(own_redis_nodes)
     await push(places[1], url)

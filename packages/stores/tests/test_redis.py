@@ -757,6 +757,7 @@ async def test_slots_that_move_while_the_store_is_used(redis_nodes):
     await store.close()
 
 
+@pytest.mark.release
 async def test_a_server_of_a_cluster_that_is_killed_and_comes_back():
     with redis_cluster() as servers:
         store = await filled(cluster_url(servers))

@@ -63,6 +63,7 @@ def opened(url):
         fleet.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-random"])
 def test_a_server_that_may_evict_the_state_is_refused(server, policy):
     server.call("CONFIG", "SET", "maxmemory-policy", policy)
@@ -211,6 +212,7 @@ def test_members_give_back_what_a_server_lost(server, join):
     assert late.newest().state == after
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -41,6 +41,7 @@ from packages.tabular.tests.list_world import COUNT, ListWorld, edges
 from packages.tabular.tests.test_live_columns import Live
 from tests.commands.typed import typed
 from tests.servers import running
+from tests.thorough import thorough
 
 #: Known to the graph of `Codes`; some have the signs that separate lists and names.
 CODES = ["a", "b", "new shop", "x=1", "é", "#", "v_0"]
@@ -169,7 +170,7 @@ def test_frames_of_pandas_and_polars_tables_of_duckdb_and_files_are_the_same(tmp
     pd.testing.assert_frame_equal(graph.frame("node"), expected)
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@settings(max_examples=thorough(15, 60), deadline=None, phases=[Phase.generate])
 @given(
     lists=st.lists(
         st.none() | st.lists(st.none() | st.sampled_from([*CODES, "", " a ", "p|q"]), max_size=6),
@@ -281,7 +282,7 @@ CELLS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.generate])
+@settings(max_examples=thorough(4, 15), deadline=None, phases=[Phase.generate])
 @given(rows=st.lists(CELLS, min_size=1, max_size=8), data=st.data())
 def test_a_row_is_the_same_row_in_a_request_an_event_a_store_and_a_graph_that_is_built_with_it(
     world, tmp_path_factory, rows, data
@@ -364,6 +365,7 @@ def test_a_graph_with_other_codes_has_the_same_answers_or_is_refused(world, tmp_
         world.answerer(written(tmp_path, frame, ()))
 
 
+@pytest.mark.release
 def test_a_server_takes_lists_logs_them_and_answers_400_to_others(world, tmp_path):
     folder = world.report.path.parents[2]
     settings = {"graph__path": folder / "graph", "models__repository": folder / "models"}
@@ -394,6 +396,7 @@ def test_a_server_takes_lists_logs_them_and_answers_400_to_others(world, tmp_pat
     assert not [each for each in report["skew"] if each["kind"] in ("encoded", "row")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_skew_against_a_training_table_with_lists(world, tmp_path, suffix):
     """A log of the training rows has none, and one whose tags are others has it."""

@@ -32,6 +32,7 @@ from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import Column, read_tabular
 from packages.tabular.tests.tabular_models import columns_of, is_fraud, payments, pipeline, risk_class
 from tests.fake_version import hand_in
+from tests.thorough import thorough
 
 ROW = {"amount": 12.5, "age": 30, "balance": None, "category": "grocery", "country": "DE", "weekday": 3}
 
@@ -115,7 +116,7 @@ def test_only_requested_outputs_are_answered(models: Path) -> None:
     assert list(result.outputs) == ["label"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=thorough(6, 25), deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_a_requests_answer_does_not_depend_on_its_batch(
     models: Path, sizes: list[int], random: Any

@@ -177,6 +177,7 @@ def test_a_batch_run_has_the_same_answers_and_a_second_one_sees_changed_rows(wor
     np.testing.assert_allclose(second, world.pyg(frame), atol=1e-4)
 
 
+@pytest.mark.release
 def test_answers_do_not_depend_on_pages_of_memory_and_edges_on_disk_are_refused(worlds):
     huge = {"graph__memory": "huge"}
     with running(SERVICE, **paths(worlds[1]), **huge) as found, hopline.Client(found.url) as client:
@@ -192,6 +193,7 @@ def everyone(process):
     return [process, *(each for child in tasks for each in everyone(int(child)))]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("turns", [False, True], ids=["two types", "one type"])
 def test_rows_of_events_survive_a_server_that_is_killed(worlds, turns, tmp_path):
     world = worlds[turns]
@@ -221,6 +223,7 @@ def test_rows_of_events_survive_a_server_that_is_killed(worlds, turns, tmp_path)
         np.testing.assert_array_equal(logits, wanted)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("turns", [False, True], ids=["two types", "one type"])
 def test_an_account_that_pays_a_new_merchant_is_kept_with_its_payments(worlds, turns, tmp_path):
     """The oracle is the same by events, on another server."""

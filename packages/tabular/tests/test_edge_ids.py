@@ -26,6 +26,7 @@ from packages.tabular.tests.fraud_world import as_sent
 from packages.tabular.tests.test_live_edge_columns import KEY, Live, paid, unpaid
 from packages.tabular.tests.test_scored_edges import WIRES, World, by_client, by_json
 from tests.servers import running
+from tests.thorough import thorough
 
 COUNT = 900
 IDS = [f"p-{at}é" for at in range(COUNT)]
@@ -107,6 +108,7 @@ def test_the_command_line_scores_payments_by_id(world, server):
     assert all(f"{value:.4g}" in found.output for value in by_json(server, [{"id": IDS[5]}])[0])
 
 
+@pytest.mark.release
 def test_a_replay_of_payments_by_id_gives_the_same_answers(world, server, tmp_path):
     log = tmp_path / "log"
     with running(wires.SERVICE, **world.settings(prediction_log__path=log)) as found:
@@ -196,6 +198,7 @@ def test_a_graph_without_ids_is_named():
         graph.edge().located(["a"])
 
 
+@pytest.mark.release
 def test_a_batch_reads_a_table_of_ids_and_names_edges_by_them(world, tmp_path):
     pd.DataFrame({"id": [IDS[700], IDS[5]]}).to_csv(tmp_path / "some.csv", index=False)
     pd.DataFrame({"id": [IDS[700], "x"]}).to_csv(tmp_path / "wrong.csv", index=False)
@@ -228,6 +231,7 @@ def payment(at, name, account="a0", merchant=0):
     return paid(account, merchant, row)[0]
 
 
+@pytest.mark.release
 def test_a_payment_of_an_event_is_scored_by_its_id_and_a_taken_id_is_refused(world):
     live = Live(world)
     with pytest.raises(EdgeNotFound):
@@ -276,7 +280,7 @@ ENDS = st.tuples(st.integers(0, 2), st.integers(0, 1))
 EVENTS = st.lists(st.tuples(ENDS, NAMES | st.none()), min_size=1, max_size=14)
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@settings(max_examples=thorough(4, 12), deadline=None, phases=[Phase.generate])
 @given(events=EVENTS, cuts=st.lists(st.integers(1, 13), max_size=4))
 def test_which_ids_are_taken_does_not_depend_on_batches(world, events, cuts):
     """Adding and removing in any batches: a dictionary of who has an id is the oracle."""

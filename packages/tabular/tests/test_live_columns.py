@@ -34,6 +34,7 @@ from packages.tabular.tests.fraud_world import as_sent, ask, fitted_form
 from packages.tabular.tests.test_store import TYPES, fetch
 from tests.graph.live.keepers import Kept
 from tests.shared_memory import create_shared
+from tests.thorough import thorough
 
 
 class Live:
@@ -111,7 +112,7 @@ def as_stored(row):
     }
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@settings(max_examples=thorough(4, 12), deadline=None, phases=[Phase.generate])
 @given(rows=st.lists(ROWS, min_size=2, max_size=8), cached=st.booleans(), data=st.data())
 def test_a_row_of_any_values_is_the_same_inline_in_an_event_a_store_a_batch_and_a_graph_built_with_it(
     world, tmp_path_factory, rows, cached, data
@@ -261,6 +262,7 @@ def test_a_time_of_pandas_is_read_without_loss():
     assert cell_of("timestamp", pd.NaT) is None
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda each: str(each)[:40])
 def test_a_wrong_value_names_column_and_value_and_costs_no_other_event(world, wrong, message):
     live = Live(world)
@@ -288,6 +290,7 @@ def test_a_row_without_a_column_or_with_features_is_refused_with_what_the_type_h
     assert live.send({**added("x", ROW), "features": None, "src": None}) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["s", "ms", "us", "ns", "text"])
 def test_a_row_of_arrow_is_the_row_of_json(world, form):
     frame = fraud.accounts(30, 8)
@@ -339,6 +342,7 @@ def test_wrong_columns_of_arrow_are_refused_by_row_or_as_a_whole(world):
     assert {each.index for each in merchant.refused} >= {1}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [

@@ -33,6 +33,7 @@ from packages.tabular.tests.test_edge_columns import KEY, ROW, Shop, described, 
 from packages.tabular.tests.test_preprocess import as_sent, ask
 from tests.graph.live.keepers import Kept
 from tests.shared_memory import create_shared
+from tests.thorough import thorough
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def assert_same(found, graph):
 
 
 @BOTH
-@settings(max_examples=10, deadline=None, phases=[Phase.generate])
+@settings(max_examples=thorough(3, 10), deadline=None, phases=[Phase.generate])
 @given(steps=st.lists(STEP, min_size=1, max_size=4), cached=st.booleans())
 def test_after_any_events_the_graph_is_the_one_that_is_built_of_the_rows(worlds, turns, steps, cached):
     """Bit for bit: stored cells, attributes, and answers."""

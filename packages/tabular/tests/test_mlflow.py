@@ -166,6 +166,7 @@ def probabilities(path, frame):
     return model.answer([rows], [len(frame)])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["sklearn", "xgboost"])
 def test_an_estimator_with_an_input_example_is_packaged(store, tmp_path, kind):
     frame = tabular_models.payments(300, 2)

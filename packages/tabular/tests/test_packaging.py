@@ -44,6 +44,7 @@ from packages.tabular.tests.tabular_models import (
     pipeline,
     risk_class,
 )
+from tests.thorough import thorough
 
 
 def served(report: Any) -> TabularModel:
@@ -57,6 +58,7 @@ def expected(estimator: Any, frame: Any) -> Any:
     return found[:, 1] if found.shape[1] == 2 else found
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("predictor", "target"),
     [
@@ -97,6 +99,7 @@ def test_unseen_rows_have_the_estimators_answers(predictor, target, tmp_path):
         assert (names == estimator.predict(unseen).astype(str))[certain].all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("num_classes", [2, 4])
 @pytest.mark.parametrize("num_trees", [20, 300])
 def test_classes_with_as_many_trees_have_the_estimators_label(num_classes, num_trees, tmp_path):
@@ -161,7 +164,7 @@ row_strategy = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=thorough(15, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(row_strategy, min_size=1, max_size=12))
 def test_any_rows_have_the_estimators_answers(fraud, rows):
     estimator, report = fraud
@@ -176,7 +179,7 @@ def test_any_rows_have_the_estimators_answers(fraud, rows):
     np.testing.assert_allclose(answers, wanted, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(st.data())
 def test_a_row_has_the_same_bytes_alone_and_in_any_batch(fraud, data):
     model = served(fraud[1])

@@ -376,6 +376,7 @@ def test_preprocessing_and_learned_rows_of_one_type(tmp_path):
 TIMES = pd.to_datetime("2024-01-01") + pd.to_timedelta(np.arange(12) * 86_400, "s")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "step",
     [
@@ -410,6 +411,7 @@ def test_a_transformer_that_was_fitted_on_times_in_another_form_is_refused(tmp_p
     package(seconds)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seconds", [600, 3600, 86_400])
 def test_a_scaler_of_years_is_served_on_a_graph_of_an_hour(tmp_path, seconds):
     """Its features change by 1e-4 there; one fitted on milliseconds is refused all the same."""

@@ -104,6 +104,7 @@ def of_edges(model, request):
     return found.sort_values("amount", ignore_index=True) if len(found) else found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("turns", [False, True], ids=["two types", "one type"])
 def test_columns_of_edges_are_read_of_known_nodes_of_new_ones_and_of_events(turns, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -34,6 +34,7 @@ def score(server, **body):
     return httpx.post(f"{server.url}/v1/models/risk/score", content=json.dumps(body))
 
 
+@pytest.mark.release
 def test_columns_of_a_new_node_are_scored_over_http_and_from_the_client(world, server):
     expected = world.pyg(fitted_form(FRAME), [[3, 5]])[-1]
     answer = score(server, inline=[{"columns": ROW, "neighbors": [3, 5]}], outputs=["logits"])
@@ -143,6 +144,7 @@ def test_rows_of_the_graph_have_the_same_answer_from_the_server(world, server):
     assert as_sent(frame.iloc[0]).keys() == ROW.keys()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -167,6 +169,7 @@ def test_answers_do_not_depend_on_where_the_graph_lies(world, settings):
     np.testing.assert_allclose(new.outputs["logits"][0], expected, atol=1e-4)
 
 
+@pytest.mark.release
 def test_a_model_in_a_process_of_its_own_takes_columns(world, tmp_path):
     shutil.copytree(world.report.path.parent, tmp_path / "models" / "risk")
     (tmp_path / "models" / "risk" / "serving.toml").write_text("isolate = true\n")

@@ -193,6 +193,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(10)
 @EVERY
 @pytest.mark.parametrize(("nodes", "context", "message"), WRONG, ids=[each[2][:30] for each in WRONG])
 def test_a_wrong_row_is_named_by_place_column_and_value(wires, wire, nodes, context, message):

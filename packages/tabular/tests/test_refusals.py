@@ -207,6 +207,7 @@ def files(tmp_path):
     return tmp_path
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("reference", "sample"),
     [

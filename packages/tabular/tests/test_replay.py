@@ -70,6 +70,7 @@ async def test_entries_name_and_show_the_preprocessing(repository, tmp_path):
         np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.release
 async def test_a_server_is_called_through_the_client(repository, tmp_path, serve):  # noqa: F811
     config = await logged(repository, tmp_path)
     with serve("--repository", repository) as url:

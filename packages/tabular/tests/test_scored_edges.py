@@ -284,6 +284,7 @@ def test_a_model_of_edges_lists_no_pairs_as_inputs(server):
     assert info["properties"]["node_types"] == {"account": "string", "merchant": "int"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("setting", ["isolate = true", 'cache_bytes = "1 MiB"'])
 def test_a_model_in_its_own_process_and_a_cache_of_answers_keep_rows_apart(world, setting):
     file, new = world.folder / "models" / "risk" / "serving.toml", shop.payments(2, seed=4)
@@ -298,6 +299,7 @@ def test_a_model_in_its_own_process_and_a_cache_of_answers_keep_rows_apart(world
         file.unlink()
 
 
+@pytest.mark.release
 async def test_a_replay_of_the_log_gives_the_same_answers(world, tmp_path):
     log = tmp_path / "log"
     with running(SERVICE, **world.settings(prediction_log__path=log)) as found:
@@ -310,6 +312,7 @@ async def test_a_replay_of_the_log_gives_the_same_answers(world, tmp_path):
     assert report.compared == 20
 
 
+@pytest.mark.release
 def test_events_change_the_row_of_an_edge_that_is_scored_by_its_ends(world, tmp_path):
     settings = {"live__enabled": True, "live__spare_nodes": 500, "live__spare_edges": 5_000}
     row = as_sent(shop.payments(1, seed=6).iloc[0].to_dict())

@@ -219,6 +219,7 @@ def test_a_vector_of_another_length_or_kind_is_refused_by_name(world, cells, mes
     live.answers(["n1"])
 
 
+@pytest.mark.release
 def test_a_server_takes_lists_and_answers_400_to_others(world):
     folder = world.report.path.parents[2]
     settings = {"graph__path": folder / "graph", "models__repository": folder / "models"}

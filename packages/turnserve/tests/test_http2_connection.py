@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packages.turnserve.tests.http2_rig import Client, Served, frames_of
+from tests.thorough import thorough
 from turnserve.http2.frames import ErrorCode, frame, rst_stream, window_update
 from turnserve.http2.input import MAX_STREAMS
 from turnserve.http2.stream import RECEIVE_WINDOW
@@ -33,7 +34,7 @@ def test_a_call_is_answered_with_headers_data_and_a_status() -> None:
     assert answer.reset is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=5), st.integers(1, 64))
 def test_bytes_may_come_in_any_pieces(messages: list[bytes], piece: int) -> None:
     client = Client(Served())
@@ -56,7 +57,7 @@ def test_many_streams_are_answered_in_any_order() -> None:
     assert client.server.idle
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=thorough(6, 25), deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 60_000), min_size=1, max_size=4),
     window=st.integers(0, 70_000),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import thorough
 from turnserve.http2.frames import ErrorCode
 from turnserve.http2.head import HeadError, HeadReader, block_of
 
@@ -17,7 +18,7 @@ HEADER = st.tuples(NAMES, VALUES, st.booleans())
 STEPS = st.lists(st.one_of(st.lists(HEADER, max_size=6), st.sampled_from([0, 60, 200, 4096])), max_size=30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thorough(50, 200), deadline=None)
 @given(STEPS)
 def test_what_is_remembered_is_what_would_be_read(steps: list[object]) -> None:
     encoder, oracle, reader = hpack.Encoder(), hpack.Decoder(), HeadReader()

@@ -16,16 +16,17 @@ from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, NodeChanges, Rejected
 from hopline.graph.live.codec import StoredBatch, decode_entry, encode_entry
 from tests.graph.live.batches import INTS, STRINGS, added_edges, batches, same
+from tests.thorough import thorough
 
 
 @given(batches())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thorough(75, 300), deadline=None)
 def test_a_batch_comes_back_as_it_was(batch: Changes) -> None:
     assert same(codec.decode_changes(codec.encode_changes(batch)), batch)
 
 
 @given(batches(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thorough(75, 300), deadline=None)
 def test_damaged_bytes_are_refused_or_are_another_batch(batch: Changes, data: st.DataObject) -> None:
     whole = bytearray(codec.encode_changes(batch))
     for _ in range(data.draw(st.integers(0, 4))):
@@ -42,7 +43,7 @@ def test_damaged_bytes_are_refused_or_are_another_batch(batch: Changes, data: st
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thorough(75, 300), deadline=None)
 def test_any_bytes_are_refused(junk: bytes) -> None:
     for data in (junk, b"HLch" + junk, b"HLch" + len(junk).to_bytes(4, "little") + junk):
         with pytest.raises(BadRequest):

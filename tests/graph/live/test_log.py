@@ -19,6 +19,7 @@ from hopline.files import draft_of
 from hopline.graph.live import segment
 from hopline.graph.live.log import Log, replay
 from tests.graph.live.conftest import SmallDisk
+from tests.thorough import thorough
 
 LINEAGE = "0123456789abcdef"
 
@@ -136,7 +137,11 @@ def test_what_follows_a_record_that_lost_some_of_its_padding_is_not_lost(tmp_pat
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=thorough(15, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_a_flipped_byte_is_refused_unless_it_is_of_the_last_record(
     tmp_path: Path, data: st.DataObject
 ) -> None:

@@ -35,6 +35,7 @@ print(json.dumps(sorted(loaded() - before)))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous"])
 def test_nothing_is_compiled_after_a_preflight(kind, tmp_path):
     done = subprocess.run(

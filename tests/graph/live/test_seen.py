@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.graph.live.seen import SeenWindow, hashed
+from tests.thorough import thorough
 
 
 class Naive:
@@ -36,7 +37,7 @@ IDS = st.lists(
 
 
 @given(st.integers(1, 20), st.lists(st.tuples(IDS, st.booleans()), max_size=12), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thorough(50, 200), deadline=None)
 def test_as_a_dict_would_say(capacity: int, steps: list[tuple[list[str], bool]], restore: bool) -> None:
     window, naive = SeenWindow(capacity), Naive(capacity)
     for ids, durable in steps:

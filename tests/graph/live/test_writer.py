@@ -19,6 +19,7 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from tests.graph.live.drawn import BUYS, KNOWS, USER, Oracle
 from tests.shared_memory import create_shared
+from tests.thorough import thorough
 
 
 def plan_of(graph: Graph, spare: int = 2_000, **more: object) -> LivePlan:
@@ -55,7 +56,7 @@ def assert_same(found: Graph, wanted: Graph) -> None:
         assert found.edges[key].has_repeated_edges == edges.has_repeated_edges
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
@@ -72,7 +73,7 @@ def test_any_sequence_of_batches_equals_a_fresh_build(seed: int, sizes: list[int
     assert_same(view.snapshot(), oracle.graph())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     sizes=st.lists(st.integers(1, 40), min_size=4, max_size=12),

@@ -70,6 +70,7 @@ def online(world, sources, targets, rows, how="none"):
     return {name: np.concatenate(found) for name, found in outputs.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("given", "means"), [("", "self"), ("none", "none"), ("reverse", "reverse")])
 def test_edges_of_the_graph_have_the_scores_of_the_server_bit_for_bit(world, tmp_path, given, means):
     report, found = run(world, tmp_path / "out", EdgeChoice(exclude=given))
@@ -165,6 +166,7 @@ def test_a_run_goes_on_where_it_ended_and_another_one_is_refused(world, tmp_path
     assert all((found[name] == right[name]).all() for name in OUTPUTS)
 
 
+@pytest.mark.release
 def test_a_killed_run_ends_with_the_same_bytes(world, tmp_path):
     _, right = run(world, tmp_path / "right", EdgeChoice())
     spawn = multiprocessing.get_context("spawn")

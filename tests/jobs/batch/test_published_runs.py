@@ -45,6 +45,7 @@ def whole(model, tmp_path_factory):
     return score(folder, graph, tmp_path_factory.mktemp("whole") / "whole", outputs=OUTPUTS)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("moment", [0, 8, 11])
 def test_a_run_is_published_whole(model, whole, place, tmp_path, moment):
     folder, graph = model

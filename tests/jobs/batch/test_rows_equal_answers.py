@@ -19,6 +19,7 @@ from tests.jobs.batch.conftest import computed, online, score
 NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "general", "hetero", "learned"]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", NODE_MODELS)
 def test_all_rows_are_the_online_answers(cases, tmp_path, name, threads):
@@ -126,6 +127,7 @@ def test_some_nodes_are_scored_in_the_order_of_the_file_and_alone(cases, tmp_pat
     assert found.report.levels[0].computed < zoo.N
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_narrow_features_are_widened(tmp_path, dtype):
     torch.manual_seed(1)

@@ -12,6 +12,7 @@ from hopline.graph import Graph
 from hopline.jobs.batch.changes import match
 from tests.engine import zoo
 from tests.jobs.batch.conftest import score
+from tests.thorough import thorough
 
 MODELS = ["plain", "sage", "gcn", "gat", "mixed"]
 
@@ -86,7 +87,7 @@ KINDS = [
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=st.integers(0, 1000), kinds=st.lists(st.sampled_from(KINDS), max_size=4), exact=st.booleans())
 @settings(
-    max_examples=12,
+    max_examples=thorough(4, 12),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -30,6 +30,7 @@ from packages.brokers.tests.stream.fakes import (
     refused,
     text,
 )
+from tests.thorough import thorough
 
 NODES = {"user": {f"u{i}": [0.0] * 3 for i in range(5)}, "item": {}}
 
@@ -159,6 +160,7 @@ async def steps(max_batch):
     return faults.count
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("max_batch", [1, 3, 100])
 async def test_a_process_that_dies_between_any_two_steps_loses_nothing_and_repeats_nothing(max_batch):
     count = await steps(max_batch)
@@ -178,7 +180,8 @@ async def test_a_process_that_dies_between_any_two_steps_loses_nothing_and_repea
         assert at(disk) == {"fake/a": 7, "fake/b": 5}
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.release
+@settings(max_examples=thorough(10, 40), deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=8), st.integers(1, 6))
 def test_many_deaths_are_as_good_as_none(deaths, max_batch):
     async def run():
@@ -198,7 +201,7 @@ streams = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(streams, st.lists(st.integers(1, 30), max_size=6), st.integers(1, 7), st.booleans())
 def test_events_are_judged_once_and_in_their_turn_whatever_dies(payloads, deaths, max_batch, adds):
     more = {"max_batch": max_batch, "on_unknown_node": "add" if adds else "reject"}

@@ -141,6 +141,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.sample(1)
 async def test_killed_at_any_moment_it_loses_no_event_and_applies_none_twice(server, folder):
     await server.make("edges")
     await server.make("dead")
@@ -207,6 +208,7 @@ async def test_it_says_how_it_goes_and_ends_in_order(folder):
         assert found == [5, 8]
 
 
+@pytest.mark.release
 async def test_it_stops_with_3_at_an_event_of_the_chosen_kind(folder):
     with broker_server(RedisServer) as server:
         events = [payload(1), json.dumps({"op": "set_features", "node": 1, "features": [1.0]}).encode()]
@@ -219,6 +221,7 @@ async def test_it_stops_with_3_at_an_event_of_the_chosen_kind(folder):
             assert edges(folder)[0] == [1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -90,6 +90,7 @@ def test_beyond_the_gate_nothing_is_written(cases, tmp_path):
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gat", "gine", "link", "states"])
 def test_attention_blocks_pairs_and_embeddings(cases, blocks, name, tmp_path):
     case = blocks if name == "gine" else cases[name]

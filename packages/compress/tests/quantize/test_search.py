@@ -12,6 +12,7 @@ from hopline_compress.quantize.judge import BucketFigures, Figures
 from hopline_compress.quantize.nodes import draw, judged
 from hopline_compress.quantize.operators import Layer
 from hopline_compress.quantize.search import Search
+from tests.thorough import thorough
 
 LAYERS = [Layer(f"1.node/{name}", "1.node", name, name, (64, 64)) for name in "abc"]
 
@@ -109,7 +110,7 @@ def test_small_layers_and_layers_that_nothing_reaches_are_not_tried(tmp_path):
     assert "no calibration node reaches it" in run.kept["2.node/u"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=400), st.integers(1, 80), st.integers(0, 2**32 - 1)
 )

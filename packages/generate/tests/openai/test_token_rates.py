@@ -84,6 +84,7 @@ def test_a_client_that_has_used_its_tokens_is_refused_in_openais_form_on_all_pat
     ] * 4
 
 
+@pytest.mark.release
 def test_others_are_not_limited_and_refusals_are_counted(rated: Rated) -> None:
     asked = {"text_input": "0123456789"}
     while (answer := rated.post("few", "/v2/models/echo/generate", asked)).status_code == 200:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hopline_mesh.collect.answer import read_answer, read_matrix
 from hopline_mesh.errors import QueryFailed
+from tests.thorough import thorough
 
 labels = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
 numbers = st.floats(width=64).map(
@@ -40,7 +41,7 @@ def body(result, **other):
     ).encode()
 
 
-@settings(max_examples=60)
+@settings(max_examples=thorough(15, 60))
 @given(st.lists(st.tuples(labels, st.floats(0, 2e9), numbers), max_size=20))
 def test_series_are_read_as_python_reads_them(series):
     text = body([{"metric": names, "value": [time_s, value]} for names, time_s, value in series])
@@ -52,7 +53,7 @@ def test_series_are_read_as_python_reads_them(series):
     assert answer.unreadable == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=thorough(15, 60))
 @given(st.binary(max_size=60) | anything.map(lambda value: json.dumps(value).encode()))
 def test_nothing_else_is_raised_than_that_it_failed(text):
     said = ""
@@ -64,7 +65,7 @@ def test_nothing_else_is_raised_than_that_it_failed(text):
     assert said.isprintable()
 
 
-@settings(max_examples=60)
+@settings(max_examples=thorough(15, 60))
 @given(st.lists(anything, max_size=5))
 def test_what_is_no_series_is_counted(parts):
     answer = read_answer(body([{"metric": {"a": "b"}, "value": [1.0, "2"]}, *parts]))

@@ -39,6 +39,7 @@ def pod_of(overlay, tmp_path):
     return [sys.executable, "-m", "hopline.cli", *container["args"]], outside | env, container
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_watch_of_a_manifest_starts_and_its_probes_succeed(overlay, tmp_path):
     command, env, container = pod_of(overlay, tmp_path)

@@ -146,6 +146,7 @@ def test_thresholds_are_not_raised_by_what_was_planned():
     assert raised.thresholds["node.cpu_cores"] > 1.5 * calm["node.cpu_cores"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("edit", [None, failing(150, 300, 450), busy(300)])
 def test_each_series_of_each_interval_is_counted_once(edit):
     detector = learned(edit)

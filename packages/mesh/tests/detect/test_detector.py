@@ -473,6 +473,7 @@ def test_a_service_that_still_gets_calls_or_has_measurements_is_not_gone(fitted)
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("usual", "learned"), [(0.002, True), (0.001, True), (0.001, False)])
 def test_a_count_that_is_mostly_zero_shows_a_burst(usual, learned):
     """Failures a second, of ten requests; then a fifth of these fail."""

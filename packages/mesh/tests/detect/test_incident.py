@@ -19,6 +19,7 @@ from hopline_mesh.schema import Schema
 from packages.mesh.tests.detect import blame_rules, plain_incident
 from packages.mesh.tests.detect.meshes import paths_of
 from packages.mesh.tests.detect.test_blame import FEATURES
+from tests.thorough import thorough
 
 SERVICES = 12
 #: Few services, so that evidence of several kinds meets.
@@ -47,7 +48,7 @@ def calls_of(services):
     return st.lists(st.tuples(slots, slots), max_size=40, unique=True)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=thorough(100, 400), deadline=None)
 @given(clues_of(SERVICES), calls_of(SERVICES))
 def test_groups_are_those_of_the_plain_form(clues, calls):
     found = together(clues, paths_of(calls))
@@ -58,7 +59,7 @@ def score_of(blames):
     return {(blame.service, blame.caller): pytest.approx(blame.score, rel=1e-9) for blame in blames}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=thorough(100, 400), deadline=None)
 @given(clues_of(FEW), calls_of(FEW))
 def test_suspects_are_those_of_the_rules(clues, calls):
     found = suspects(clues, paths_of(calls), most=50)
@@ -66,6 +67,7 @@ def test_suspects_are_those_of_the_rules(clues, calls):
     assert [blame.score for blame in found] == sorted((blame.score for blame in found), reverse=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_suspects_of_much_evidence_are_those_of_the_rules(seed):
     drawn = random.Random(seed)
@@ -80,7 +82,7 @@ def test_suspects_of_much_evidence_are_those_of_the_rules(seed):
         assert score_of(suspects(clues, paths_of(calls), most=50)) == blame_rules.scores(clues, calls)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thorough(50, 200), deadline=None)
 @given(clues_of(FEW), calls_of(FEW), st.randoms())
 def test_suspects_do_not_depend_on_the_order_of_evidence(clues, calls, drawn):
     clues = list({clue.key: clue for clue in clues}.values())

@@ -135,6 +135,7 @@ def test_memory_and_rates_are_left_alone_unless_they_are_named():
     assert fired(maximum(columns=["memory_bytes"]), one) == [(1, 3, "a")]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("column", "times"),
     [

@@ -227,6 +227,7 @@ def test_two_folders_with_other_columns_are_refused(folder, tmp_path):
         run(folder, "--learn-from", tmp_path / "other", "--detector", "maximum")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

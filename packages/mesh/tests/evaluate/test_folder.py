@@ -21,6 +21,7 @@ from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot
 from packages.mesh.tests.evaluate.files import NODES, T0, files, write_folder
+from tests.thorough import thorough
 
 
 @pytest.fixture
@@ -206,7 +207,7 @@ def recordings(draw):
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=thorough(10, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(recordings())
 def test_what_is_written_is_read_again(tmp_path_factory, one):
     folder = tmp_path_factory.mktemp("round")

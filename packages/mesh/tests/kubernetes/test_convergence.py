@@ -17,6 +17,7 @@ from packages.mesh.tests.kubernetes.things import (
     services,
     sizes,
 )
+from tests.thorough import thorough
 
 APPS = ("cart", "web", "pay")
 KINDS = (DEPLOYMENTS, PODS, ENDPOINT_SLICES)
@@ -168,7 +169,7 @@ def knows(story):
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(15, 60), deadline=None)
 @given(actions=ACTIONS, data=st.data())
 def test_any_order_of_news_and_lists_ends_where_a_fresh_list_does(actions, data):
     cluster = Cluster()

@@ -65,6 +65,7 @@ async def test_incident_is_one_firing_and_one_resolved_notification(shared: tupl
     await alerts.close()
 
 
+@pytest.mark.release
 async def test_restart_in_the_middle_is_not_seen(shared: tuple[str, Webhooks]) -> None:
     url, hooks = shared
     before = Alerts([Alertmanager(url)])
@@ -83,6 +84,7 @@ async def test_restart_in_the_middle_is_not_seen(shared: tuple[str, Webhooks]) -
     await after.close()
 
 
+@pytest.mark.release
 async def test_incident_that_comes_back_is_the_same_alert_again(shared: tuple[str, Webhooks]) -> None:
     url, hooks = shared
     alerts = Alerts([Alertmanager(url)])

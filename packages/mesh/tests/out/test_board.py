@@ -19,6 +19,7 @@ from hopline_mesh.out.live_graph import live_graph
 from hopline_mesh.out.record import MAX_POINTS, MAX_SERIES, Point, Series, seen_in
 from hopline_mesh.roster import Roster
 from packages.mesh.tests.out.drawn import CALLS, SERVICES, incident, snapshot, verdict
+from tests.thorough import thorough
 
 
 def test_evidence_is_followed_from_before_the_incident_to_after_its_end() -> None:
@@ -84,7 +85,7 @@ def test_interval_in_which_nothing_was_collected_leaves_the_last_graph_up() -> N
     assert graph["nodes"] == []
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=thorough(12, 50))
 @given(st.lists(st.floats(0, 1e6, allow_nan=False), max_size=3 * MAX_POINTS))
 def test_series_stays_bounded_and_in_order_whatever_the_clock_does(times: list[float]) -> None:
     series = Series("p99_ms", "shop/cart", None)

@@ -11,6 +11,7 @@ from hopline_mesh.out.alert import alert_of
 from hopline_mesh.out.words import amount, clean, evidence_text, headline, summary, suspects_text
 from hopline_mesh.schema import EDGE_FEATURES, NODE_FEATURES
 from packages.mesh.tests.out.drawn import incident
+from tests.thorough import thorough
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_incident_without_suspects_is_an_alert_too() -> None:
     }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=thorough(50, 200))
 @given(
     st.text(max_size=300),
     st.sampled_from([*NODE_FEATURES, *EDGE_FEATURES, "odd_delta"]),

@@ -67,6 +67,7 @@ def service() -> str:
     return max(live.state()["services"], key=lambda each: each["request_rate"])["service"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "told"),
     [("scale", "scale"), ("rollout", "rollout"), ("drain", "drain"), ("shift", "rollout")],
@@ -80,6 +81,7 @@ def test_planned_changes_are_recognised_and_end(service, kind, told):
     assert watched.troubles == set()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "trouble"),
     [("crash_loop", "crash_loop"), ("memory_leak", "oom_kill"), ("stuck_rollout", "stuck_rollout")],

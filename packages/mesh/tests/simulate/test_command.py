@@ -41,6 +41,7 @@ def test_a_recording_on_disk_is_that_in_memory(tmp_path):
         np.testing.assert_array_equal(one.edge_features, other.edge_features)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("preset", ["plain", "calm", "high-churn"])
 def test_options_of_the_mesh_hold_for_every_preset(tmp_path, preset):
     options = ("--rate", 60, "--daily", 0, "--missing", 0, "--no-autoscale")
@@ -97,6 +98,7 @@ def test_it_serves_for_as_long_as_it_is_configured(tmp_path):
     assert told["control"].removeprefix("http://") in config.read_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it(number):
     words = ["mesh", "simulate", "--port", "0", "--kubernetes-port", "0", "--services", "4", "--json"]
@@ -193,6 +195,7 @@ def test_faults_that_cannot_be_are_refused(text):
         read_fault(text)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "arguments",
     [

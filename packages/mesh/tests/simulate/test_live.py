@@ -388,6 +388,7 @@ def test_orders_come_over_http(served):
     assert httpx.post(f"{url}/kubernetes/compact").json() == {"resource_version": before}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("method", "path", "content", "code", "says"),
     [

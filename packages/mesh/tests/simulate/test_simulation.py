@@ -240,6 +240,7 @@ def test_scrapes_that_fail_are_gaps_and_not_zeros():
     assert 0.1 < lost < 0.4
 
 
+@pytest.mark.release
 def test_a_thousand_services_are_simulated():
     run = simulate(MeshPlan(services=1000, rate=5000.0, hours=0.02, warm_up_s=60.0), seed=1)
     snapshot, _ = played(run)[-1]

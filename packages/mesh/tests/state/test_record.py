@@ -11,11 +11,12 @@ from hopline_mesh.roster import Roster
 from hopline_mesh.snapshot import Gap
 from hopline_mesh.state.record import RecordReader, RecordWriter
 from packages.mesh.tests.meshes import same, snapshot
+from tests.thorough import thorough
 
 CONTEXT = Context(changes=(Change("scale", "ns/s1", 3.0, detail="3 to 7 pods"),))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=thorough(7, 30), deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 3))
 def test_snapshots_come_back_under_any_roster(sizes, known):
     writer, roster = RecordWriter(), Roster()

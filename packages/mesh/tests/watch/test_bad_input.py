@@ -108,6 +108,7 @@ async def test_prometheus_that_is_down_and_comes_back(watched):
     assert not alarms(watched)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
 async def test_series_that_are_missing_are_no_anomaly(watched, share):
     rng = np.random.default_rng(1)
@@ -224,6 +225,7 @@ async def test_a_kill_while_prometheus_is_down_ends_no_incident(faulty, tmp_path
     assert caplog.text.count("measurements: works again") == 1
 
 
+@pytest.mark.release
 async def test_a_kill_in_quiet_time_raises_no_alarm(calm, tmp_path):
     one = Watched(calm, tmp_path / "state")
     await one.play(0, 20)

@@ -80,6 +80,7 @@ def test_a_trained_detector_takes_over_up_to_date_and_not_in_the_middle_of_an_in
     assert {path.name.partition("-")[0] for path in folder.iterdir()} == {"history"}
 
 
+@pytest.mark.release
 def test_trouble_that_never_ends_does_not_keep_what_was_learned_away(folder, played, monkeypatch):
     monkeypatch.setattr("hopline_mesh.watch.trainer._MAX_WAIT", 40)  # a quarter of it the first time
     one, outcomes = trainer(folder)
@@ -144,6 +145,7 @@ def test_a_training_without_enough_memory_fails_alone_and_says_so(folder, played
     assert "not enough memory; raise the container's limit" in caplog.text
 
 
+@pytest.mark.release
 def test_what_it_leaves_out_itself_is_reported_in_the_log(tmp_path, caplog):
     state = StateFolder(tmp_path / "state", 2**24, 1e9)
     plan = MeshPlan(services=6, hours=300 * 15 / 3600, autoscale=False, bursts_per_hour=0.0)

@@ -9,6 +9,7 @@ import time
 
 import httpx
 import numpy as np
+import pytest
 
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
@@ -54,6 +55,7 @@ def test_answers_are_bit_equal_and_every_row_comes_through_the_prefetcher(places
         assert server.metric('hopline_feature_rows_total{tier="origin",result="found"}') == 0
 
 
+@pytest.mark.release
 def test_with_two_workers_each_row_crosses_the_network_once(places: Places) -> None:
     settings = places.settings(server__workers=2, **PATIENT)
     with running("serve", settings) as server, running("prefetch", settings):  # whichever comes first
@@ -132,6 +134,7 @@ class Load:
 SHORT_LIVED = {"features__ttl_s": 0.6}
 
 
+@pytest.mark.release
 def test_a_prefetcher_that_ends_under_load_costs_no_answer_and_no_quality(places: Places) -> None:
     settings = places.settings(server__workers=2, **SHORT_LIVED, **PATIENT)
     with running("serve", settings) as server, Load(places, server) as load:
@@ -173,6 +176,7 @@ def test_workers_do_not_wait_for_a_stopped_prefetcher(places: Places) -> None:
             load.until_more_than(server.metric(DONE), DONE)
 
 
+@pytest.mark.release
 def test_a_row_that_the_store_lacks_is_reported_and_not_requested_again(places: Places) -> None:
     settings = places.settings(features__groups="node=few", **PATIENT)
 
@@ -192,6 +196,7 @@ def test_a_row_that_the_store_lacks_is_reported_and_not_requested_again(places: 
         assert server.metric('hopline_feature_rows_total{tier="origin",result="missing"}') == 0
 
 
+@pytest.mark.release
 def test_rows_outlive_a_restart_and_another_layout_does_not_touch_them(places: Places) -> None:
     settings = places.settings()
     with running("serve", settings) as server:
