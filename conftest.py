@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator
 
 import pytest
+from _pytest.unraisableexception import collect_unraisable
 
 from tests.trust import keep_contexts
 from tests.turns import Turns
@@ -79,9 +80,11 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     """Collect what a file of tests leaves, in its last test, and keep the rest from the collector.
 
-    The rest is what was imported meanwhile, such as torch's exporter.
+    The rest is what was imported meanwhile, such as torch's exporter. A socket that nobody closed fails
+    that test: pytest, which has looked before, would fail the first one of another file.
     """
     yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        collect_unraisable(item.config)

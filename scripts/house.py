@@ -17,7 +17,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import networkx
@@ -85,8 +85,9 @@ class Source:
         return len(lines)
 
 
+@cache
 def sources(package: Path) -> list[Source]:
-    """Every Python file of a package, in order of its path."""
+    """Every Python file of a package, in order of its path; files are parsed once."""
     return [Source(package, path) for path in sorted(package.rglob("*.py"))]
 
 

@@ -123,7 +123,7 @@ BUDGET: dict[str, int] = {
     "live": 1842,
     "memory": 400,
     "models": 1825,
-    "observe": 980,
+    "observe": 983,
     "packaging": 10726,
     "process": 1792,
     "records": 1865,

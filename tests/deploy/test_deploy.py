@@ -52,6 +52,7 @@ def named(text):
     return set(re.findall(r"(?<![\w:])hopline_[a-z0-9_]+", text))
 
 
+@pytest.mark.release
 def test_promtool_takes_rules_their_tests_and_the_example():
     folder = DEPLOY / "prometheus"
     assert "SUCCESS" in promtool("check", "rules", RULES)

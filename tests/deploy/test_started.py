@@ -220,6 +220,7 @@ def test_a_version_that_was_rolled_back_does_not_return_with_a_rescheduled_pod(p
             assert server.end() == 0
 
 
+@pytest.mark.release
 def test_the_live_pod_applies_events_of_its_stream(packaged, tmp_path):
     objects = built("live")
     container, stream = container_of(objects), container_of(objects, "stream")

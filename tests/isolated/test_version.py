@@ -312,6 +312,7 @@ async def test_a_stopped_process_keeps_no_deadline_from_holding_and_is_replaced(
         assert rig.restarts("hung") == 1
 
 
+@pytest.mark.release
 async def test_a_stopped_process_without_requests_is_replaced():
     async with running(ModelLimits(isolate=True, hang_s=1.0)) as rig:
         pid = rig.version.pid
@@ -344,6 +345,7 @@ async def test_a_thread_that_hangs_is_noticed_though_few_requests_come(num_later
         assert rig.restarts("hung") == 1
 
 
+@pytest.mark.release
 async def test_slow_is_not_hung():
     async with running(ModelLimits(isolate=True, hang_s=2.0), threaded=True) as rig:
         pid = rig.version.pid
@@ -372,6 +374,7 @@ async def test_a_withdrawn_request_is_not_delivered_and_not_computed():
         assert rig.version.queued_rows == 0
 
 
+@pytest.mark.release
 async def test_limits_hold_before_the_process_is_called():
     limits = ModelLimits(isolate=True, max_concurrency=4, rate_per_s=1000.0, burst=6)
     async with running(limits, threaded=True) as rig:

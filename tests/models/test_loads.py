@@ -233,6 +233,7 @@ async def logits(service, model, version=None):
     return (await service.score(request)).outputs["logits"]
 
 
+@pytest.mark.release
 async def test_loads_that_need_a_store_that_is_being_opened_wait_for_it(stored, tmp_path, monkeypatch):
     later = Graph.open(stored / "later")
     moved = (

@@ -22,6 +22,28 @@ def work(progress, file=None):
     return file.getvalue()
 
 
+def test_nothing_is_drawn_from_the_caller_s_random_numbers():
+    """Rich draws a number when it is imported, by the first work of a process."""
+    code = (
+        "import random, sys; before = random.getstate(); sys.stderr.isatty = lambda: True\n"
+        "from hopline.observe.progress import shown\n"
+        "with shown(None): pass\n"
+        "assert 'rich.style' in sys.modules; assert random.getstate() == before"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_terminal_rich_is_not_imported():
+    code = (
+        "import sys; from hopline.observe.progress import shown\n"
+        "with shown(True) as progress: progress('step', 0.0)\n"
+        "assert 'rich' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:4]) == (0, "step"), done.stderr
+
+
 class Terminal(io.StringIO):
     encoding = "utf-8"
 

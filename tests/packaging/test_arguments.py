@@ -113,6 +113,7 @@ class MayWeigh(Two):
         return self.run(x, edge_index, edge_weight)
 
 
+@pytest.mark.release
 def test_weights_that_may_or_may_not_be_meant_are_questioned(tmp_path):
     model, graph = MayWeigh(pyg.GraphConv), weighted()
     with pytest.raises(PackagingError) as caught:

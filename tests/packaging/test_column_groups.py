@@ -229,6 +229,7 @@ def test_a_later_graph_with_tensors_of_other_dtypes_is_refused(columns, message,
         load_model(report.path, report.spec, later(**columns))
 
 
+@pytest.mark.release
 def test_a_fraction_among_integers_is_refused(tmp_path):
     graph = Graph.from_pyg(data_of(), columns=COLUMNS)
     report = package(Typed(), graph, tmp_path)

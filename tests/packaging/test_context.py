@@ -119,6 +119,7 @@ def neighbors(node_type, at):
     return {"__".join(key): lists[at] for key, lists in LISTS.items() if key[2] == node_type}
 
 
+@pytest.mark.release
 def test_a_new_account_at_a_new_merchant(model, answerer):
     accounts = [InlineNode(NEW["account"][i], neighbors("account", i), f"a{i}") for i in range(3)]
     merchants = tuple(

@@ -268,6 +268,7 @@ def test_served_answers_are_those_of_pyg_on_the_whole_graph(tmp_path):
     np.testing.assert_allclose(found, expected(model, data, "edge_attr"), atol=1e-5)
 
 
+@pytest.mark.release
 def test_a_later_graph_must_have_the_same_directions(tmp_path):
     _, graph = one_way()
     report = package(Turned(), graph, tmp_path)

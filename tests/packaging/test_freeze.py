@@ -389,6 +389,7 @@ def test_a_loop_until_a_statistic_settles_takes_the_steps_of_the_graph_of_packag
     np.testing.assert_allclose(found, expected(model, graph), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.release
 def test_the_served_answers_are_compared_with_the_module_as_it_was_passed(tmp_path, monkeypatch):
     """A copy with wrong constants agrees with the package: only the module itself shows them."""
     from hopline.packaging import locality

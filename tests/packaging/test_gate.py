@@ -317,6 +317,7 @@ class Deviation(nn.Module):
         return self.last(self.conv(x, edge_index))
 
 
+@pytest.mark.release
 def test_inner_values_are_measured_by_their_own_rounding_not_by_that_of_the_answers(tmp_path):
     options = {"fanouts": [-1], "task": "regression"}
     report = package(Deviation(), homogeneous(offset=30.0), tmp_path, **options)
@@ -452,6 +453,7 @@ class Log(Root):
         return torch.log(torch.relu(self.conv(x, edge_index) - self.bound))
 
 
+@pytest.mark.release
 def test_rows_of_infinity_are_noted(tmp_path):
     graph = homogeneous()
     report = package(Log(-1.0), graph, tmp_path, fanouts=[-1], task="regression")

@@ -189,7 +189,7 @@ class Coded(nn.Module):
         return self.conv(x, edge_index, self.table(edge_attr[:, 0].long() - self.first))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", [1, 5])
 @pytest.mark.parametrize(
     "conv",

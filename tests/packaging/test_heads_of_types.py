@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import hopline
 from hopline.artifact import HEADS_FORMAT, read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import StateCachePlan, load_model
@@ -14,6 +13,7 @@ from hopline.engine.tasks import default_outputs, outputs_of
 from hopline.errors import ArtifactError, PackagingError
 from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest
+from tests import packaged
 from tests.engine import zoo
 from tests.packaging.live_graph import live_view
 
@@ -55,7 +55,7 @@ class OfTwoDepths(Shop):
 
 def package(module, graph, repository, **options):
     options = {"name": "shop", "fanouts": [-1, -1], "task": TASKS, "check_nodes": 40, **options}
-    return hopline.package(module.eval(), graph, repository, **options)
+    return packaged.package(module.eval(), graph, repository, **options)
 
 
 def truth(module, graph):

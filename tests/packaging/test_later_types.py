@@ -162,6 +162,7 @@ def test_a_node_type_that_the_model_names_may_not_come_later(tmp_path):
     assert report.spec.types_without == ("tag__of__user", "user__has__tag")
 
 
+@pytest.mark.release
 def test_an_edge_type_without_edges_is_refused_where_the_model_branches_on_that(tmp_path):
     model = Guarded(BUYS, BACK, KNOWS)
     report = packaged(model, shop(BUYS, BACK, KNOWS), tmp_path)
@@ -194,6 +195,7 @@ class Related(nn.Module):
         return self.conv(x, edge_index, edge_type)
 
 
+@pytest.mark.release
 def test_a_relation_that_the_model_reads_and_was_packaged_without_is_refused(tmp_path):
     model = Related(4)
     report = packaged(model, related(3), tmp_path, target="node", fanouts=[-1])

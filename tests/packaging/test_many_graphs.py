@@ -243,6 +243,7 @@ def test_a_request_has_graphs_of_its_own(attr_dim, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.release
 def test_a_request_names_sets_of_known_nodes(tmp_path):
     """Sets may overlap, repeat a node or be empty; states are those of the whole graph."""
     model, data = Net(pyg.global_mean_pool), graphs()
@@ -258,6 +259,7 @@ def test_a_request_names_sets_of_known_nodes(tmp_path):
         np.testing.assert_allclose(found, model.last(pooled), atol=1e-4)
 
 
+@pytest.mark.release
 def test_ids_of_graphs_are_those_of_the_caller(tmp_path):
     data = graphs(6)
     graph = Graph.from_pyg(data, ids=[f"molecule {i}" for i in range(6)])

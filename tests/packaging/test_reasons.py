@@ -470,6 +470,7 @@ def test_questions_of_size_and_content_are_served(read, tmp_path):
     assert package(OfData(read), tmp_path).spec.parity["max_abs_diff"] < 1e-4
 
 
+@pytest.mark.release
 def test_a_graph_without_edges_packages_a_model(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     graph = Graph.from_edges(np.zeros((2, 0), np.int64), x)

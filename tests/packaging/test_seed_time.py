@@ -384,6 +384,7 @@ class Optional(Ages):
         return super().forward(x, edge_index, edge_attr, edge_time, seed_time, batch)
 
 
+@pytest.mark.release
 def test_an_optional_seed_time_is_questioned(tmp_path, graph_of_edges):
     options = {"name": "m", "fanouts": [-1, -1], "task": "binary"}
     with pytest.raises(PackagingError, match=r"arguments=\{'seed_time': 'seed_time'\}; if not"):

@@ -195,6 +195,7 @@ def test_each_output_is_the_module_s_on_the_full_graph(tmp_path, kind):
         assert_as_the_module(served(report, graph, caches=caches), truth(module, graph))
 
 
+@pytest.mark.release
 def test_one_artifact_computes_shared_levels_once(tmp_path):
     """Stages, state and rows are those of the encoder; only the head's columns are all outputs'."""
     module, graph = Tasks(), homogeneous()
@@ -316,6 +317,7 @@ def test_outputs_that_task_does_not_name_are_noted(tmp_path):
     assert_as_the_module(served(report, graph), truth(module, graph), {"kind": "multiclass"})
 
 
+@pytest.mark.release
 def test_some_values_of_a_tuple_by_their_numbers(tmp_path):
     module, graph = AsTuple(), homogeneous()
     report = package(module, graph, tmp_path, task={"output_2": "multiclass", "output_0": "binary"})
@@ -340,6 +342,7 @@ def test_every_combination_of_outputs_can_be_requested(tmp_path):
             np.testing.assert_array_equal(found[name], everything[name][[3, 0, 3]])
 
 
+@pytest.mark.release
 def test_classes_of_each_output(tmp_path):
     report = package(Tasks(), homogeneous(), tmp_path, classes={"kind": ["a", "b", "c"]})
     (kind,) = [each for each in report.spec.head.outputs if each.name == "kind"]

@@ -198,6 +198,7 @@ async def test_files_that_are_put_back_are_loaded_where_they_were_refused(root, 
     assert np.array_equal(await answers(later, version="1"), await answers(workers[0], version="1"))
 
 
+@pytest.mark.release
 async def test_an_isolated_process_that_is_restarted_refuses_a_version_that_was_packaged_again(root):
     (root / "models" / "sage" / "serving.toml").write_text("isolate = true\n")
     service = await rig.started(root)

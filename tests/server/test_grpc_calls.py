@@ -112,6 +112,7 @@ async def test_a_stream_takes_no_more_than_it_may_and_loses_nothing() -> None:
     assert answers == ["1000", *map(str, range(300))]
 
 
+@pytest.mark.release
 async def test_what_is_no_request_ends_a_stream_with_the_reason() -> None:
     with running() as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel:

@@ -260,6 +260,7 @@ def test_a_graph_that_is_a_snapshot_keeps_nothing(world: World) -> None:
         assert "this server's graph is read-only" in answer.json()["error"]["message"]
 
 
+@pytest.mark.release
 def test_only_clients_that_may_change_the_graph_keep_nodes(world: World, tmp_path: Path) -> None:
     file = tmp_path / "clients.toml"
     keys = {

@@ -73,6 +73,7 @@ def test_sigterm_finishes_what_was_admitted_over_http_and_grpc() -> None:
             httpx.get(f"{server.url}/healthz")
 
 
+@pytest.mark.release
 def test_the_last_answer_says_that_the_connection_closes() -> None:
     with running(server__drain_delay_s=0.0) as server:
         host, port = server.address.split(":")
@@ -115,6 +116,7 @@ def test_a_client_that_sends_nothing_delays_the_end_by_seconds_only() -> None:
             assert server.process.wait(10) == 0
 
 
+@pytest.mark.release
 def test_the_drain_is_bounded() -> None:
     with running(server__drain_timeout_s=0.3, server__drain_delay_s=0) as server:
         host, port = server.address.split(":")
@@ -175,6 +177,7 @@ def test_a_port_in_use_is_reported_before_anything_is_loaded(setting: str, worke
     assert f"server.{setting}: port {port} on 127.0.0.1 is in use by another process" in error
 
 
+@pytest.mark.release
 def test_grpc_can_be_off() -> None:
     with running(server__grpc_port=-1) as server:
         assert server.grpc == ""

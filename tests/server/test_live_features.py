@@ -38,6 +38,7 @@ def write(store: str, rows: dict[str, np.ndarray]) -> None:
     asyncio.run(put())
 
 
+@pytest.mark.release
 def test_edges_are_in_the_graph_and_features_in_the_store(tmp_path: Path, store: str) -> None:
     world = World(tmp_path / "world")
     world.nodes = {name: row(world.rng, 6) for name in world.nodes}  # not those of the graph folder

@@ -70,6 +70,7 @@ def test_a_bucket(s3, tmp_path):
         assert fetched(base, snapshot, tmp_path / "cache") == version
 
 
+@pytest.mark.release
 def test_a_bucket_that_is_away_or_refuses_is_named(s3, tmp_path, monkeypatch):
     graph = graph_of(tmp_path / "graph")
     done = publish(SnapshotStore("s3://snapshots/refused"), graph.path)

@@ -531,6 +531,7 @@ def test_who_is_not_let_in_has_nothing_read(tmp_path: Path) -> None:
         assert answer.status == 401
 
 
+@pytest.mark.release
 def test_tokens_of_an_issuer_are_accepted_by_both_transports_also_while_it_is_down() -> None:
     with issuing() as issuer:
         issuer.rotate("a")

@@ -273,6 +273,7 @@ def test_a_client_that_hangs_up_during_a_load_stops_nothing(
     assert {row["version"]: row["state"] for row in index} == {"1": "READY", "2": "READY"}
 
 
+@pytest.mark.release
 def test_callers_of_one_load_wait_for_it_together(held: RunningServer, root: Path) -> None:
     publish(root, "2")
     url = f"{held.url}/v2/repository/models/sage/load"

@@ -11,6 +11,7 @@ class TestKafka(BrokerSuite):
         return kafka_server
 
 
+@pytest.mark.release
 class TestKafkaFailures(BrokerFailureSuite):
     @pytest.fixture
     def server(self, kafka_server):

@@ -567,6 +567,7 @@ async def test_a_nats_login_is_used_and_never_shown():
 # Deaths
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [RedisServer, NatsServer])
 async def test_a_broker_killed_at_random_loses_and_repeats_nothing(kind):
     """While messages are sent and read; what the sink was not told of may be there twice."""

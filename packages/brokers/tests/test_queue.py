@@ -443,6 +443,7 @@ async def test_a_broker_that_is_away_holds_answers_until_it_is_back():
             assert {message.headers[REQUEST_ID] for message in answers} == {f"r{i}" for i in range(10)}
 
 
+@pytest.mark.release
 def test_two_workers_answer_every_request_though_one_is_killed(redis):
     """At least once; with the same answer, however often."""
 

@@ -53,7 +53,7 @@ def levels(watched: DriftMonitor) -> dict[tuple[str, str], str]:
 def test_nothing_is_raised_over_many_windows_in_which_nothing_changes(started):
     watched, clock, traffic, served = started
     raised = 0
-    for _ in range(thorough(12, 50)):
+    for _ in range(thorough(8, 50)):
         run(watched, clock, traffic, served, 6)
         raised += len(levels(watched))
     seen = {f"{kind} {name}" for kind, name in quantities(watched)}

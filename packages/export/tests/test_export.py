@@ -147,6 +147,7 @@ def test_the_module_on_the_exported_graphs_answers_what_is_served(whole, tmp_pat
     assert at == 70
 
 
+@pytest.mark.release
 def test_sampled_layers_read_the_edges_that_are_marked(sampled, tmp_path):
     """Some edges are read by one layer only; the module that is given each layer's edges is served."""
     frame = sampled.seeds(60, tmp_path / "seeds.parquet")

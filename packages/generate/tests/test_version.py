@@ -199,6 +199,7 @@ async def test_process_that_dies_fails_its_texts_and_is_started_again(service: S
     assert (await Stream(service, "slow", "x").result()).version == "1"
 
 
+@pytest.mark.release
 async def test_process_that_hangs_is_killed_and_started_again(service: Service) -> None:
     await service.load("slow", "1")
     version = version_of(service, "slow")

@@ -144,6 +144,7 @@ class TestReading(FeatureStoreSuite):
         return samples_store
 
 
+@pytest.mark.sample(1)
 class TestWriting(WritableFeatureStoreSuite):
     samples = (MERCHANTS, SMALL_LARGE)
 

@@ -44,6 +44,7 @@ class TestRedisStore(WritableFeatureStoreSuite):
         await store.close()
 
 
+@pytest.mark.sample(1)
 class TestRedisClusterStore(WritableFeatureStoreSuite):
     @pytest.fixture
     async def empty_store(self, redis_nodes):
@@ -757,7 +758,6 @@ async def test_slots_that_move_while_the_store_is_used(redis_nodes):
     await store.close()
 
 
-@pytest.mark.release
 async def test_a_server_of_a_cluster_that_is_killed_and_comes_back():
     with redis_cluster() as servers:
         store = await filled(cluster_url(servers))

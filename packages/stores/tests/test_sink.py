@@ -299,6 +299,7 @@ class TestRedis(SinkSuite):
         return place
 
 
+@pytest.mark.release
 class TestRedisCluster(SinkSuite):
     @pytest.fixture
     def place(self, redis_nodes):
@@ -315,6 +316,7 @@ def aws(tmp_path_factory):
         yield url
 
 
+@pytest.mark.release
 class TestDynamoDb(SinkSuite):
     @pytest.fixture
     def place(self, aws):

@@ -260,6 +260,7 @@ def sent(row):
     return {"amount": row.amount, "tags": row.tags, "emb": row.emb, "country": row.country}
 
 
+@pytest.mark.release
 def test_a_new_node_with_codes_has_pygs_answer(world):
     frame = frame_of(5)
     frame["tags"] = [each and [*each, "later", "a "] for each in frame["tags"]]

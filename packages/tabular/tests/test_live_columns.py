@@ -396,6 +396,7 @@ def strict_world(folder):
     return world
 
 
+@pytest.mark.release
 def test_a_row_that_only_the_preprocessing_refuses_costs_only_the_answers_that_read_it(tmp_path):
     live = Live(strict_world(tmp_path))
     before = live.answers(list(range(12)))

@@ -145,6 +145,7 @@ def assert_same(found, graph):
             assert found.edges[key].columns.table.equals(edges.columns.table)
 
 
+@pytest.mark.sample(1)
 @BOTH
 @settings(max_examples=thorough(3, 10), deadline=None, phases=[Phase.generate])
 @given(steps=st.lists(STEP, min_size=1, max_size=4), cached=st.booleans())
@@ -293,6 +294,7 @@ def test_rows_survive_the_log_a_snapshot_and_a_restart(worlds, turns, tmp_path):
     assert_same(found, table.graph(turns))
 
 
+@pytest.mark.release
 def test_slots_of_removed_edges_are_used_again_and_a_pinned_version_keeps_its_rows(worlds):
     """Many times as many edges as there is room for rows, and a reader that stays behind."""
     live = Live(worlds[1], spare_edges=10)

@@ -93,6 +93,7 @@ def test_references_that_name_no_version_are_refused(reference):
         parse(reference)
 
 
+@pytest.mark.release
 def test_an_artifact_is_copied_and_says_where_it_came_from(store, artifact, tmp_path):
     version = store.registered("risk", artifact, tags={"owner": "fraud team"})
     store.client.set_registered_model_alias("risk", "champion", version.version)

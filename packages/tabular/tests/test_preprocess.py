@@ -433,6 +433,7 @@ def test_a_scaler_of_years_is_served_on_a_graph_of_an_hour(tmp_path, seconds):
     package(years)
 
 
+@pytest.mark.release
 def test_booleans_of_a_frame_of_ones_own_are_categories(tmp_path):
     frame = pd.DataFrame({"active": [True, False, True] * 4})
     graph = loop_graph(frame)

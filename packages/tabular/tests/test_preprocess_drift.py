@@ -41,6 +41,7 @@ def new_nodes(countries, count=500):
     ]
 
 
+@pytest.mark.release
 def test_known_and_new_nodes_are_read_by_the_columns_of_their_table(model):
     frame = fraud.accounts()
     known = ScoreRequest("risk", nodes=[f"a{row}" for row in range(20)])

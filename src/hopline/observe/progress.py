@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import time
 from collections.abc import Iterator
-
-from rich.console import Console
-from rich.progress import Progress as Bars
-from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from hopline.types import Progress, silent
 
@@ -26,12 +23,11 @@ def shown(progress: Progress | bool | None, what: str = "") -> Iterator[Progress
     if callable(progress):
         yield progress
         return
-    console = Console(stderr=True)
-    on_terminal = console.is_terminal and not _in_notebook()
+    on_terminal = sys.stderr.isatty() and not _in_notebook()
     if progress is False or (progress is None and not on_terminal and not _in_notebook()):
         yield silent
     elif on_terminal:
-        with _spinners(console) as spinning:
+        with _spinners() as spinning:
             yield spinning
     else:
         yield _Lines(what)
@@ -43,7 +39,14 @@ def _in_notebook() -> bool:
 
 
 @contextlib.contextmanager
-def _spinners(console: Console) -> Iterator[Progress]:
+def _spinners() -> Iterator[Progress]:
+    drawn = random.getstate()
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+    random.setstate(drawn)  # rich draws a number when it is imported
+    console = Console(stderr=True)
     utf8 = console.encoding.lower().startswith("utf")
     columns = (
         SpinnerColumn("dots" if utf8 else "line", finished_text="[green]✓" if utf8 else "ok"),

@@ -131,6 +131,7 @@ def test_thresholds_are_not_raised_by_what_more_load_explains():
         assert other.thresholds[column] <= 1.35 * calm.thresholds[column], column
 
 
+@pytest.mark.release
 def test_thresholds_are_not_raised_by_what_was_planned():
     begin_s = START_S + 295 * INTERVAL_S
 

@@ -292,6 +292,7 @@ def test_kinds_of_faults_are_all_known():
     assert set(FAULTS) - set(MEASURED) == {"stuck_rollout"}
 
 
+@pytest.mark.release
 def test_a_mesh_that_does_not_scale_has_enough_pods_for_its_busiest_hours():
     noon_s = MeshPlan().start_s + 12 * 3600.0
     plan = unkind_plan(MeshPlan(services=12, autoscale=False, hours=4.0, start_s=noon_s), 3)

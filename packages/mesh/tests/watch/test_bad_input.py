@@ -200,6 +200,7 @@ async def test_a_fault_is_one_incident_through_a_kill_and_a_gap(faulty, tmp_path
     assert after[0].incidents[0].id in told
 
 
+@pytest.mark.release
 async def test_a_kill_while_prometheus_is_down_ends_no_incident(faulty, tmp_path, caplog):
     caplog.set_level("INFO", "hopline_mesh")
     one = Watched(faulty, tmp_path / "state")

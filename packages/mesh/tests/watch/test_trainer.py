@@ -226,6 +226,7 @@ def test_intervals_without_measurements_are_not_waited_for_or_learned(tmp_path, 
     state.close()
 
 
+@pytest.mark.release
 def test_a_training_that_prints_a_lot_ends(folder, played, monkeypatch):
     monkeypatch.setenv("PYTHONVERBOSE", "1")  # more than a pipe holds
     one, outcomes = trainer(folder)
