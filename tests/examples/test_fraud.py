@@ -62,6 +62,7 @@ def test_whole_story_holds_and_ends_with_one_json_line(stand_in, monkeypatch, ca
     assert figures["tolokers_auc_served"] == pytest.approx(figures["tolokers_auc_offline"], abs=1e-6)
 
 
+@pytest.mark.release
 def test_embedding_helps_trees_where_the_neighbourhood_decides(stand_in):
     told = []
     found = auc_of_splits(2, lambda done, text: told.append(done))

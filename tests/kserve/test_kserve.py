@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("cases", "number"), [("client_cases", 12), ("manifest_cases", 7)])
 def test_in_a_process_of_its_own(cases: str, number: int) -> None:
     file = Path(__file__).with_name(f"{cases}.py")

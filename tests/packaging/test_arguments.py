@@ -198,6 +198,7 @@ def test_wrappers_are_taken_off(wrap, tmp_path):
     package(wrap(Encoder()), homogeneous(), tmp_path)
 
 
+@pytest.mark.release
 def test_a_model_that_kept_results_of_training_is_packaged(tmp_path):
     model = Encoder()
     model.last_loss = model.first.lin_l.weight.sum() * 2

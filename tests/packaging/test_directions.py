@@ -283,6 +283,7 @@ def test_a_later_graph_must_have_the_same_directions(tmp_path):
         load_model(report.path, report.spec, own)
 
 
+@pytest.mark.release
 def test_a_node_that_a_request_describes_is_refused_since_its_edges_would_change_others(tmp_path):
     data, graph = one_way()
     report = package(Turned(), graph, tmp_path)

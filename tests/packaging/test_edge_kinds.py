@@ -218,6 +218,7 @@ class Weighted(nn.Module):
         return self.conv(x, edge_index, edge_weight)
 
 
+@pytest.mark.release
 def test_weights_of_the_whole_graph_are_served_where_none_is_negative(tmp_path):
     graph = weighted(both_directions=True)
     report = package(Weighted(pyg.ChebConv(6, 3, 2)), graph, tmp_path, fanouts=(-1, -1))

@@ -298,6 +298,7 @@ def test_an_embedding_model_answers_the_modules_own_rows(tmp_path):
     np.testing.assert_allclose(np.linalg.norm(states, axis=1), 1.0, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("offset", "is_noted"), [(0.0, False), (300.0, True)])
 def test_answers_that_float32_does_not_settle_are_noted(offset, is_noted, tmp_path):
     graph = homogeneous(offset=offset)

@@ -6,6 +6,7 @@ Packaging alone must catch each: it writes no artifact, or (runtime "auto") one 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import pytest
 import torch
@@ -288,9 +289,16 @@ def without_fault(tmp_path_factory, files):
     return package_it
 
 
-@pytest.mark.sample(20)
+def some_of_each_family():
+    """Every sixth fault of each family; the others are left to the check of a release."""
+    seen = Counter()
+    for name, (family, _, _) in FAULTS.items():
+        yield pytest.param(name, marks=[pytest.mark.release] * bool(seen[family] % 6))
+        seen[family] += 1
+
+
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", list(some_of_each_family()))
 def test_a_planted_fault_is_caught_by_packaging_alone(name, files, without_fault, tmp_path, monkeypatch):
     family, plant, model = FAULTS[name]
     without_fault(model)

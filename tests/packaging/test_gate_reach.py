@@ -52,7 +52,7 @@ def test_what_far_nodes_decide_is_refused(before, tmp_path):
         package(Two(before), tmp_path)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -96,7 +96,7 @@ def assert_right(found, rows, node_type, *, is_probability=False):
     assert list(found) == ["item_probabilities", "item_label"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("kind", [Shop, OfTwoDepths])
 def test_each_type_s_answers_are_the_module_s_on_the_full_graph(tmp_path, kind, caches):
@@ -217,6 +217,7 @@ class Repeated(Shop):
         return out | {"item": out["item"] + x_dict["item"].mean()}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [

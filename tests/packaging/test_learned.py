@@ -139,6 +139,7 @@ def test_ids_that_differ_in_zero_characters_at_their_end_have_rows_of_their_own(
     np.testing.assert_allclose(answer(report, graph, nodes=ids), expected(model, data), atol=1e-5)
 
 
+@pytest.mark.release
 def test_nodes_that_came_later_are_refused_by_name_or_have_zeros(tmp_path):
     ids = KINDS["string"]
     data, graph = with_features(ids)

@@ -187,7 +187,7 @@ def served(report, graph, **request):
     return found.outputs["logits"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_graphs_of_a_data_set_are_scored_as_by_pyg(name, tmp_path):
     model, data = MODELS[name](), graphs()

@@ -210,6 +210,7 @@ def test_a_changed_file_is_noticed_when_read(sage, tmp_path):
         full_graph.states(copy, sage[1])
 
 
+@pytest.mark.release
 def test_an_existing_version_is_refused_and_replaced_only_on_request(sage):
     model, graph, report, _ = sage
     repository = report.path.parents[1]

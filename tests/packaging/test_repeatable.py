@@ -511,7 +511,7 @@ def test_random_numbers_that_a_head_reads_are_refused(tmp_path):
         package(Model(lambda _, h: h), tmp_path, head=Leaf())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.release
 @pytest.mark.parametrize(
     "day",
     [
@@ -821,7 +821,7 @@ def test_other_dtypes_of_the_same_numbers_are_tried(reads, dtype, tmp_path):
         hopline.package(model, whole_numbers(), tmp_path, name="m", fanouts=[-1], task="multiclass")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.release
 @pytest.mark.parametrize(
     "reads",
     [

@@ -226,7 +226,7 @@ def graph_of_edges(edges):
     return Graph.from_pyg(edges, time_unit="s")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("of_batch", [False, True])
 def test_ages_of_rows_are_those_of_a_subgraph_for_each_seed(

@@ -255,6 +255,7 @@ class Pooled(Encoder):
         return self.toxic(h), self.weight(h)
 
 
+@pytest.mark.release
 def test_a_model_of_graphs_answers_several_outputs(tmp_path):
     module = Pooled().eval()
     edges = [torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])[:, : 2 * (size - 1)] for size in (1, 2, 3) * 8]

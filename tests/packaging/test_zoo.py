@@ -55,7 +55,7 @@ def _half(value):
     return value[..., ::2] if value.shape[0] == 2 else value[::2]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("only", "outcome", "fanouts"),
     [

@@ -416,6 +416,7 @@ def test_a_row_that_only_the_preprocessing_refuses_costs_only_the_answers_that_r
         np.testing.assert_array_equal(ask(each, nodes=list(range(12))), before)
 
 
+@pytest.mark.release
 def test_a_graph_of_which_many_rows_are_not_accepted_is_refused_when_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("hopline.engine.encoders._MOST_REFUSED", 3)
     world = strict_world(tmp_path)

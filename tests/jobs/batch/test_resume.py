@@ -42,7 +42,7 @@ def whole(large, tmp_path_factory):
     return score(folder, graph, tmp_path_factory.mktemp("whole") / "whole", outputs=("logits", "embedding"))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(large, whole, tmp_path, moment):
     folder, graph = large
