@@ -142,6 +142,20 @@ async def test_who_is_beside_a_hub_leaves_the_batch_and_is_known_the_next_time(f
     await rig.version.join()
 
 
+async def test_many_new_nodes_are_computed_beside_the_loop_however_cheap_the_model_is(folder, graph):
+    rig = Running(folder, graph)
+    rig.version.queue.cost.us_per_row = 1e-3  # learned from requests of rows that are cached
+    described = [InlineNode(np.ones(4, np.float32), {"node__to__node": [PLAIN, PLAIN + 1]})] * 300
+    few = rig.ask(inline=described[:10])
+    assert isinstance(await few, ScoreResult)
+    assert rig.on_thread == []
+    many, plain = rig.ask(inline=described), rig.ask(PLAIN)
+    assert isinstance(await many, ScoreResult)
+    assert isinstance(await plain, ScoreResult)
+    assert rig.on_thread[0] == []  # the nodes that it names
+    await rig.version.join()
+
+
 @pytest.mark.parametrize("node", [HUB, BESIDE])
 async def test_a_request_that_does_not_fit_is_refused_and_its_batch_mates_are_served(folder, graph, node):
     rig = Running(folder, graph, **{"limits.max_request_bytes": 32 * 2**20})

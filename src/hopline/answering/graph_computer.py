@@ -21,6 +21,7 @@ from hopline.answering.seed_tensors import seed_tensors
 from hopline.config.schema import Config
 from hopline.engine.answer import Answerer, cut_of
 from hopline.engine.guard import Guard
+from hopline.engine.inline_features import INLINE_ROWS
 from hopline.engine.model import Model
 from hopline.engine.request_ids import sides_of
 from hopline.engine.scored_edges import BY_ID, edges_between
@@ -33,7 +34,7 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.store_columns import FetchedEdges
 from hopline.observe.metrics import ModelMetrics
 from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
-from hopline.scheduling.work import Work
+from hopline.scheduling.work import MANY_ROWS, Work
 from hopline.types import AnyArray, IdArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
@@ -345,6 +346,7 @@ class GraphComputer(Computer):
         work.direct, work.below = direct, below
         work.rows = rows = int(direct + predicted.share * below)
         work.num_bytes = rows * self.row_bytes
+        work.beside = INLINE_ROWS * (len(work.request.inline) + len(work.request.context)) >= MANY_ROWS
 
     def larger(self, work: Work) -> None:
         """Remember what a request is about that was larger than predicted."""

@@ -95,7 +95,7 @@ class RequestSize:
                 edges = listed if fanout < 0 else min(listed, fanout)
                 rows = node.edge_attr.get(key, ())
                 are_encoded = len(rows) and isinstance(rows[0], Mapping)
-                direct += edges + listed * (INLINE_ROWS if are_encoded else 1 / LISTED_PER_ROW)
+                direct += edges + (listed * INLINE_ROWS if are_encoded else listed / LISTED_PER_ROW)
                 below += edges * each
         return direct, min(below, self.most_below)
 

@@ -38,6 +38,7 @@ from hopline.scheduling.lanes import Lanes, came_first, displaced_by, first_of, 
 from hopline.scheduling.policy import LOW, BatchPolicy, CostModel
 from hopline.scheduling.turnstile import Turn
 from hopline.scheduling.work import (
+    MANY_ROWS,
     LargerThanPredicted,
     Observer,
     Released,
@@ -324,7 +325,8 @@ class Batcher:
             self._rest()
             return
         self._running = batch
-        if self.cost.predict_us(rows) <= inline_cost_us:
+        is_cheap = self.cost.predict_us(rows) <= inline_cost_us
+        if is_cheap and (rows < MANY_ROWS or not any(work.beside for work in batch)):
             # Asking for processor time is two system calls: too much for every cheap batch.
             self._untimed += 1
             if self._untimed < self._time_after:
