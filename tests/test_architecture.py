@@ -133,7 +133,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1571,
     "snapshots": 1095,
     "testing": 6,
-    "transports": 6708,
+    "transports": 6709,
 }
 
 

@@ -326,7 +326,7 @@ class Batcher:
             return
         self._running = batch
         is_cheap = self.cost.predict_us(rows) <= inline_cost_us
-        if is_cheap and (rows < MANY_ROWS or not any(work.beside for work in batch)):
+        if is_cheap and (rows < MANY_ROWS or not any(work.needs_thread for work in batch)):
             # Asking for processor time is two system calls: too much for every cheap batch.
             self._untimed += 1
             if self._untimed < self._time_after:

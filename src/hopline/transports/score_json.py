@@ -193,8 +193,9 @@ def score_request(
         columns = columns_of(body.rows)
     pairs: Any = body.pairs
     nodes: Any = body.nodes  # the id index refuses a mixture of integers and strings
-    sent_inline: Any = body.inline or ()  # some are converted where they were decoded
-    inline = [node if type(node) is InlineNode else inline_node(node) for node in sent_inline]
+    inline: Any = body.inline or ()
+    if inline:  # some are converted where they were decoded
+        inline = [node if type(node) is InlineNode else inline_node(node) for node in inline]
     both = None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
     sent = _options_of(body)
     options = {}

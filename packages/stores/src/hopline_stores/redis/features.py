@@ -6,7 +6,7 @@
     <prefix>#<name>           a note (`published.py`)
 
 Any writer of such keys can feed Hopline. This file handles keys, schemas and rows; the protocol is in
-`resp.py`, connections in `redis_connection.py` and `redis_server.py`, clusters in `redis_cluster.py`.
+`resp.py`, connections in `connection.py` and `server.py`, clusters in `cluster.py`.
 """
 
 from __future__ import annotations
