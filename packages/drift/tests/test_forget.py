@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +15,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hopline.errors import GraphError
+from hopline.errors import ConfigError, GraphError
+from hopline.features.base import FeatureGroup
+from hopline.features.registry import open_store
+from hopline.features.stamped import stamped_group
 from hopline.graph import Graph
 from hopline.graph.live.home import LiveHome
 from hopline.live.snapshots import open_graph
@@ -25,6 +30,9 @@ from hopline_drift.forget.run import STEPS, Places, forget, journal_of
 from hopline_drift.log_reader import LogReader
 from hopline_drift.parquet import write_parquet
 from tests.graph.live.keepers import Kept
+from tests.redis_servers import RedisProcess, own_redis
+
+__all__ = ["own_redis"]
 
 #: Distinctive, since files are searched for their bytes.
 NAMES = [f"person-{at:06d}" for at in range(60)]
@@ -207,3 +215,55 @@ def test_the_command_reports_what_is_out_of_reach(places: Places) -> None:
     report = json.loads(result.output)
     assert not any(report["left"].values())
     assert any("backups" in each for each in report["not_reached"])
+
+
+async def fill(url: str) -> None:
+    """Rows of all nodes: numbers and their copies of L2, columns under another name, and another group."""
+    store = open_store(url)
+    await store.open()
+    people = FeatureGroup("people", 6)
+    for group in (people, stamped_group(people), FeatureGroup("peoples", 6)):
+        await store.create(group)
+        await store.write(group, NAMES, np.ones((60, group.dim), np.float32))
+    columns = FeatureGroup.of_columns("people@columns", {"city": "text"})
+    await store.create(columns)
+    await store.write_columns(columns, NAMES, {"city": ["Oslo"] * 60})
+    await store.close()
+
+
+def keys(redis: RedisProcess) -> list[str]:
+    return [each.decode() for each in redis.call("KEYS", "*").split()]
+
+
+def test_rows_in_stores_are_deleted_with_their_copies(
+    places: Places, own_redis: RedisProcess, tmp_path: Path
+) -> None:
+    asyncio.run(fill(own_redis.url))
+    np.save(tmp_path / "people.npy", np.ones((3, 6), np.float32))
+    before = keys(own_redis)
+    stores = {"features.store": own_redis.url, "features.cache": f"memory://{tmp_path}"}
+    here = dataclasses.replace(places, stores=stores, groups={"node": "people"})
+    report = forget(here, GONE)
+    assert report.is_clean, report.left
+    gone = {
+        f"hopline:{group}:{name}"
+        for group in ("people", "people@time", "people@columns")
+        for name in GONE[:2]
+    }
+    assert {*before} - {*keys(own_redis)} == gone
+    assert report.found["feature stores"] == [
+        f"features.store: {name}" for name in ("people", "people@columns", "people@time")
+    ]
+    assert report.left["feature stores"] == []
+    assert any("features.cache: memory stores are read-only" in each for each in report.not_reached)
+
+
+def test_a_store_that_is_down_stops_the_command_before_anything_is_removed(
+    places: Places, own_redis: RedisProcess
+) -> None:
+    here = dataclasses.replace(places, stores={"features.store": own_redis.url})
+    own_redis.kill()
+    with pytest.raises(ConfigError, match=r"features\.store: no connection"):
+        forget(here, GONE)
+    assert not journal_of(places).exists()
+    assert open_graph(places.live).nodes["node"].ids.lookup([GONE[2]])[0] >= 0

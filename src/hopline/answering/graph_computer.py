@@ -346,7 +346,9 @@ class GraphComputer(Computer):
         work.direct, work.below = direct, below
         work.rows = rows = int(direct + predicted.share * below)
         work.num_bytes = rows * self.row_bytes
-        work.needs_thread = INLINE_ROWS * (len(work.request.inline) + len(work.request.context)) >= MANY_ROWS
+        work.needs_thread = (
+            INLINE_ROWS * (len(work.request.inline) + len(work.request.context)) >= MANY_ROWS
+        )
 
     def larger(self, work: Work) -> None:
         """Remember what a request is about that was larger than predicted."""

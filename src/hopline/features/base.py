@@ -182,6 +182,14 @@ class FeatureStore(ABC):
         """Store rows of columns, a value of each for each id; replaces existing ones; raises as `write`."""
         raise self._read_only()
 
+    async def group_names(self) -> list[str]:
+        """Return the names of all groups that Hopline may write; raises as `create`."""
+        raise self._read_only()
+
+    async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
+        """Delete rows of a group; missing rows are not an error; raises as `write`."""
+        raise self._read_only()
+
     def _read_only(self) -> Exception:
         return FeatureStoreError(
             f"{self.kind} stores are read-only for Hopline; load rows with the store's own tools"

@@ -257,8 +257,13 @@ class DynamoDbStore(PublishingStore):
             return False
         return True
 
+    async def group_names(self) -> list[str]:
+        """See `FeatureStore.group_names`."""
+        items = {} if self._is_missing else await self._get([_GROUPS_KEY], self._reader)
+        return list(items.get(_GROUPS_KEY, {}).get("names", {}).get("SS", []))
+
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """See `PublishingStore.remove`: 25 rows per call."""
+        """See `FeatureStore.remove`: 25 rows per call."""
         keys = set(_keys(group.name, ids))
         if _schema_key(group.name) in keys:
             keys.remove(_schema_key(group.name))

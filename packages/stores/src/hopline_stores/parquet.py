@@ -158,6 +158,17 @@ class ParquetStore(FeatureStore):
             await asyncio.to_thread(self._add_part, files.group, listed(ids), _lists(group, rows))
             self._rows.pop(group.name, None)
 
+    async def group_names(self) -> list[str]:
+        """See `FeatureStore.group_names`."""
+        return list(self._files)
+
+    async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
+        """See `FeatureStore.remove`: writes each part anew that has one of the ids."""
+        if len(ids):
+            await asyncio.to_thread(self._remove, group.name, listed(ids))
+            self._rows.pop(group.name, None)
+            self._tables.pop(group.name, None)
+
     @staticmethod
     def read_columns(path: Path, id_column: str) -> tuple[FeatureGroup, Any, Any]:
         """Read a single file as columns, without a store.
@@ -255,6 +266,23 @@ class ParquetStore(FeatureStore):
         except (OSError, arrow.ArrowException) as error:
             raise FeatureStoreError(f"{path} cannot be written: {error}") from None
         self._files[group.name] = _Files(group, _parts(folder), (_COLUMN,))
+
+    def _remove(self, group: str, ids: Sequence[int] | Sequence[str]) -> None:
+        arrow, compute = _arrow("pyarrow"), _arrow("pyarrow.compute")
+        self._folder(group)
+        for path in self._files[group].paths:
+            try:
+                table = _opened(path).read()
+                if not table.num_rows:  # its ids have no type
+                    continue
+                named = table.column(self._id)
+                gone = compute.is_in(named, value_set=arrow.array(ids, named.type))
+                if compute.any(gone).as_py():
+                    draft = draft_of(path)
+                    _arrow("pyarrow.parquet").write_table(table.filter(compute.invert(gone)), draft)
+                    publish_file(draft, path, durable=True)
+            except (OSError, arrow.ArrowException) as error:
+                raise FeatureStoreError(f"{path} cannot be written: {error}") from None
 
 
 def _lists(group: FeatureGroup, rows: AnyArray) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _FOLLOW_S = 1.0
 
 
 class PublishingStore(FeatureStore):
-    """A store that also has notes, and can delete rows.
+    """A store that also has notes.
 
     A note is a few bytes under a name, which is not a group name.
     """
@@ -45,10 +45,6 @@ class PublishingStore(FeatureStore):
     @abstractmethod
     async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
         """Replace a note (None: remove it) if it has the expected content; return True if it had."""
-
-    @abstractmethod
-    async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """Delete rows; missing rows are not an error."""
 
     @abstractmethod
     async def forget(self, group: str) -> None:

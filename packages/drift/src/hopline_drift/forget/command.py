@@ -75,6 +75,12 @@ def places_of(config: Config, logs: list[Path], tables: list[Path]) -> Places:
             *(shared.parent.glob(f"{shared.name}*") if shared else []),
         ],
         models if isinstance(models, Path) else None,
+        {
+            f"features.{name}": url
+            for name, url in (("store", config.features.store), ("cache", config.features.cache))
+            if url
+        },
+        dict(each.split("=", 1) for each in config.features.groups if "=" in each),
     )
 
 

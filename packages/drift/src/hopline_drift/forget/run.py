@@ -1,9 +1,9 @@
 """Forgets nodes of a graph, in steps that a kill does not undo: the same call continues.
 
-    journal ─► removed ─► history ─► graph ─► others ─► search, and the end of the journal
-               events     snapshot,   folder   log, precomputed rows, caches
-                          older ones
-                          and log go
+    journal ─► removed ─► stores ─► history ─► graph ─► others ─► search, and the end of the journal
+               events     rows of   snapshot,   folder   log, precomputed rows, caches
+                          features  older ones
+                                    and log go
 
 The journal lies next to the graph folder, and holds the ids and the rows to search for until the end.
 """
@@ -15,14 +15,22 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from hopline.errors import BadRequest, GraphError, HoplineError
+from hopline.errors import (
+    BadRequest,
+    FeatureStoreError,
+    FeatureStoreUnavailable,
+    GraphError,
+    HoplineError,
+)
+from hopline.features.base import FeatureGroup, FeatureStore
+from hopline.features.registry import open_store
 from hopline.files import write_atomically
 from hopline.graph import Graph
 from hopline.graph.file_watch import open_compared
@@ -34,16 +42,16 @@ from hopline.graph.live.lock import read_owner
 from hopline.graph.live.manifest import NAME
 from hopline.live.link import WriterLink
 from hopline.live.snapshots import open_present
-from hopline.types import ExternalId
+from hopline.types import ExternalId, ExternalIds
 from hopline_drift.forget import erase
 
-STEPS = ("removed", "history", "graph", "others")
+STEPS = ("removed", "stores", "history", "graph", "others")
 #: What no host can reach.
 NOT_REACHED = (
     "backups and copies of the folders",
     "snapshots that hosts share (live.snapshots), and live folders of other hosts: run it there",
     "topics of brokers, and events that are sent again",
-    "feature stores and their caches (features.store): delete the rows there",
+    "results of batch runs in a store: publish a run without the nodes",
     "files that the graph was built from",
     "memory of running processes: it is gone once they are replaced",
 )
@@ -57,6 +65,7 @@ class Places:
         graph: its folder. live: the live folder, which may be missing.
         logs: folders of prediction logs. tables: precomputed files. caches: files that are made again.
         models: folder of artifacts; None for none.
+        stores: setting -> URL of a feature store. groups: node type -> group, where they differ.
     """
 
     graph: Path
@@ -65,6 +74,8 @@ class Places:
     tables: Sequence[Path] = ()
     caches: Sequence[Path] = ()
     models: Path | None = None
+    stores: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def searched(self) -> dict[str, list[Path]]:
@@ -84,6 +95,7 @@ class Journal(msgspec.Struct):
 
     Attributes:
         name: of the events. done: of `STEPS`. patterns: to search for. found: place -> files that had one.
+        refused: why rows of a store could not be deleted.
     """
 
     ids: list[int | str]
@@ -93,6 +105,7 @@ class Journal(msgspec.Struct):
     found: dict[str, list[str]]
     done: list[str] = []
     counts: dict[str, int] = {}
+    refused: list[str] = []
 
 
 class Report(msgspec.Struct):
@@ -145,7 +158,7 @@ def forget(
     path = journal_of(places)
     journal = _continued(path, ids) or _begun(places, ids, node_type)
     steps: dict[str, Callable[[Places, Journal], dict[str, int]]] = {
-        "removed": _removed, "history": _history, "graph": _graph, "others": _others,
+        "removed": _removed, "stores": _stores, "history": _history, "graph": _graph, "others": _others,
     }  # fmt: skip
     on_step("journal")
     _write(path, journal)
@@ -156,10 +169,13 @@ def forget(
             journal.done.append(name)
             _write(path, journal)
     on_step("search")
-    left = _search(places, journal.patterns)
+    left = _search(places, journal.patterns) | _found_in_stores(places, journal.node_type, journal.ids)
     small = [each for each in journal.ids if not erase.is_searched(each)]
     models = _models(places, journal)
-    found = Report(journal.ids, journal.node_type, journal.found, left, journal.counts, models, small)
+    not_reached = (*NOT_REACHED, *journal.refused)
+    found = Report(
+        journal.ids, journal.node_type, journal.found, left, journal.counts, models, small, not_reached
+    )
     if found.is_clean:
         path.unlink()
     on_step("end")
@@ -192,7 +208,7 @@ def _begun(places: Places, ids: Sequence[ExternalId], node_type: str) -> Journal
     patterns = dict.fromkeys(
         each for graph in graphs for each in erase.patterns_of(ids, graph.nodes[node_type])
     )
-    found = _search(places, [*patterns])
+    found = _search(places, [*patterns]) | _found_in_stores(places, node_type, ids)
     return Journal([*ids], node_type, f"forget-{secrets.token_hex(8)}", [*patterns], found)
 
 
@@ -216,6 +232,73 @@ def _removed(places: Places, journal: Journal) -> dict[str, int]:
     base = Graph.open(places.graph)
     changes = erase.removal(base, journal.node_type, journal.ids, journal.name)
     return {"nodes": _with_writer(places, lambda writer: writer.apply(changes))}
+
+
+def _stores(places: Places, journal: Journal) -> dict[str, int]:
+    """Delete rows of features, and copies of them."""
+
+    async def remove(store: FeatureStore, group: FeatureGroup) -> None:
+        await store.remove(group, cast(ExternalIds, journal.ids))
+
+    found = _in_stores(places, journal.node_type, remove, journal.refused)
+    return {"groups of stores": len(found)} if found else {}
+
+
+def _found_in_stores(places: Places, node_type: str, ids: Sequence[ExternalId]) -> dict[str, list[str]]:
+    """Place -> groups that have rows of these nodes; {} where features lie in the graph."""
+
+    named = cast(ExternalIds, ids)
+
+    async def has(store: FeatureStore, group: FeatureGroup) -> bool:
+        if group.types:
+            return any(row is not None for row in await store.fetch_columns(group, named))
+        return bool((await store.fetch(group, named)).found.any())
+
+    if not places.stores:
+        return {}
+    return {
+        "feature stores": [
+            name for name, is_there in _in_stores(places, node_type, has).items() if is_there
+        ]
+    }
+
+
+def _in_stores(
+    places: Places,
+    node_type: str,
+    call: Callable[[FeatureStore, FeatureGroup], Awaitable[Any]],
+    refused: list[str] | None = None,
+) -> dict[str, Any]:
+    """Call for the group of a node type in each store, and its copies there: "setting: group" -> result.
+
+    Args:
+        refused: gets what stores say that Hopline cannot write.
+
+    Raises:
+        FeatureStoreUnavailable: a store does not respond.
+    """
+    stored = places.groups.get(node_type, node_type)
+
+    async def called() -> dict[str, Any]:
+        found = {}
+        for setting, url in places.stores.items():
+            store = open_store(url, setting)
+            await store.open()
+            try:
+                for name in sorted(await store.group_names()):
+                    if name == stored or name.startswith(f"{stored}@"):
+                        group = await store.describe(name)
+                        found[f"{setting}: {name}"] = await call(store, group)
+            except FeatureStoreUnavailable:
+                raise
+            except FeatureStoreError as error:
+                if refused is not None:
+                    refused.append(f"{setting}: {error}")
+            finally:
+                await store.close()
+        return found
+
+    return asyncio.run(called())
 
 
 def _history(places: Places, journal: Journal) -> dict[str, int]:

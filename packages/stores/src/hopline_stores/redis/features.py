@@ -79,9 +79,7 @@ class RedisStore(PublishingStore):
         """See `FeatureStore.describe`."""
         stored = await self._call(f"{group}:schema", "GET")
         if stored is None:
-            known = await self._call("groups", "SMEMBERS")
-            names = [name.decode("utf-8", "replace") for name in known]
-            raise FeatureGroupNotFound(not_found(self.kind, group, names))
+            raise FeatureGroupNotFound(not_found(self.kind, group, await self.group_names()))
         try:
             described = msgspec.json.decode(stored, type=_Described)
             found = FeatureGroup(
@@ -202,8 +200,12 @@ class RedisStore(PublishingStore):
         words = ("EVAL", _SWAP, 1, key, expected or b"", content or b"")
         return bool(await self._backend.call_for(key, *words))
 
+    async def group_names(self) -> list[str]:
+        """See `FeatureStore.group_names`."""
+        return [name.decode("utf-8", "replace") for name in await self._call("groups", "SMEMBERS")]
+
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """See `PublishingStore.remove`."""
+        """See `FeatureStore.remove`."""
         if len(ids):
             (await self._backend.unlink(self._keys(group.name, ids))).check(self._url.kind)
 

@@ -328,6 +328,16 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
         await store.write(sample.group, [], np.empty((0, sample.group.dim), np.float32))
         check_rows(await store.fetch(sample.group, sample.ids), sample.values)
 
+    async def test_removed_rows_are_gone_and_others_stay(self, store: FeatureStore, sample: Sample) -> None:
+        """Each second row is removed, twice."""
+        gone = np.arange(len(sample.ids)) % 2 == 0
+        ids = [id for id, is_gone in zip(sample.ids, gone.tolist(), strict=True) if is_gone]
+        for _ in range(2):  # missing rows are not an error
+            await store.remove(sample.group, ids[:1] + ids)
+            check_rows(await store.fetch(sample.group, sample.ids), sample.values, ~gone)
+        assert await store.describe(sample.group.name) == sample.group
+        assert sample.group.name in await store.group_names()
+
     async def test_values_of_another_shape_are_refused(self, store: FeatureStore, sample: Sample) -> None:
         """Before anything is written."""
         n, dim = sample.values.shape
