@@ -127,7 +127,7 @@ BUDGET: dict[str, int] = {
     "packaging": 10726,
     "process": 1792,
     "records": 1865,
-    "rollout": 4025,
+    "rollout": 4026,
     "runtimes": 564,
     "sampling": 464,
     "scheduling": 1571,

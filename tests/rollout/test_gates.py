@@ -272,6 +272,16 @@ def test_a_canary_without_traffic_does_not_run_for_ever(kind, options, ends):
         assert step(paused(rollout, 1.0), waits, 1e9).status == "paused"
 
 
+def test_a_canary_that_few_nodes_speak_against_names_the_gate_that_they_leave_open():
+    rollout = begin(RolloutRequest("m", "2", "canary", min_step_s=60, max_wait_s=3600), "1", "2", 1000.0)
+    (found,) = {verdict(Gates(), tally(), tally(scores=([0.9, 0.1], [0.1, 0.9])))}
+    assert (found.word, found.gate) == ("wait", "max_disagreement")
+    after = step(rollout, found, 1e5)
+    assert after.status == "rolled_back"
+    assert "Answers of more different nodes are needed" in after.reason
+    assert after.reason.endswith("--gate max_disagreement=N")  # a smaller number of requests would not help
+
+
 class Arm:
     graph_version = name = "m"
 

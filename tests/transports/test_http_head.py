@@ -107,6 +107,8 @@ async def test_what_clients_and_proxies_send_is_answered(host: Host, request_: b
         (asking(b"FROB / HTTP/1.1"), 501, b"unknown method 'FROB'"),
         (asking(b"GET / HTTP/2.0", b"host: x\r\n", b""), 505, b"send HTTP/1.1"),
         (b"GET /\r\n\r\n", 505, b"send HTTP/1.1"),
+        (asking(b"GET / HTTP/3.0", b"host: x\r\n", b""), 505, b"send HTTP/1.1"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, b"send HTTP/1.1"),
         (asking(b"PURGE /healthz HTTP/1.1", b"host: x\r\n", b""), 405, b"use GET, HEAD"),
         (asking(b"PATCH /nowhere HTTP/1.1", b"host: x\r\n", b""), 404, b"unknown path"),
         (asking(b"OPTIONS /nowhere HTTP/1.1", b"host: x\r\n", b""), 404, b"unknown path"),

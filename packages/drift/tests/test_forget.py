@@ -255,6 +255,11 @@ def test_rows_in_stores_are_deleted_with_their_copies(
         f"features.store: {name}" for name in ("people", "people@columns", "people@time")
     ]
     assert report.left["feature stores"] == []
+    assert any(
+        "none was named by --log" in each
+        for each in forget(dataclasses.replace(here, logs=()), GONE).not_reached
+    )
+    assert not any("none was named by --log" in each for each in report.not_reached)
     assert any("features.cache: memory stores are read-only" in each for each in report.not_reached)
 
 

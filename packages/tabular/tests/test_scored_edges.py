@@ -208,7 +208,7 @@ def test_wrong_forms_are_refused_by_name(world, server):
         ),
         ({"edges": [edge | {"weight": 1}]}, "weight"),
         ({"edges": [{"from": "a1"}]}, "edges[0]"),
-        ({"edges": []}, "ask with edges, not with nodes"),
+        ({"edges": []}, "ask with edges: the request has none"),
         ({"nodes": ["a1"]}, "scores edges of 'account__pays__merchant'; ask with edges, not with nodes"),
         ({"pairs": [["a1", 2]]}, "ask with edges, not with pairs"),
         ({"pairs": [["a1", 2]], "edges": [edge]}, "ask with edges, not with pairs"),

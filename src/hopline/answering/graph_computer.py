@@ -311,8 +311,8 @@ class GraphComputer(Computer):
         others = [name for name, given in sent.items() if name != takes and len(given)]
         others += ["pairs"] if edge_type and request.pairs is not None else []
         if others or request.ends is None:
-            named = " and ".join(others) or "nodes"
-            raise BadRequest(f"model {self.name!r} scores {what}; ask with {takes}, not with {named}")
+            named = f", not with {' and '.join(others)}" if others else ": the request has none"
+            raise BadRequest(f"model {self.name!r} scores {what}; ask with {takes}{named}")
         sources, targets = request.ends
         if len(sources) != len(targets):
             raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")

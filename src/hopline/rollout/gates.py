@@ -43,7 +43,7 @@ Word = Literal["wait", "good", "bad", "slow"]
 
 
 class Verdict(NamedTuple):
-    """A verdict, why, and the name of the gate that a bad one failed."""
+    """A verdict, why, and the name of the gate that a bad one failed, or that too few rows leave open."""
 
     word: Word
     why: str
@@ -232,13 +232,14 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
                 "quarter of all rows",
             ),
         ]
-    few = ""
+    few = decides = ""
     for gate, (hits, count, allowed), text in checks:
         why = f"{text}; {allowed:.1%} are allowed"
         if exceeds(hits, count, allowed, _CHANCE_OF_ROWS):
             return Verdict("bad", why, gate)
         if count < MIN_PAIRS and exceeds(hits, count, allowed, _CHANCE_OF_FEW_ROWS):
-            few = few or f"{why}. More distinct rows are needed to decide"
+            few = few or f"{why}. Answers of more different nodes are needed to decide"
+            decides = decides or gate
     shift = seen.shift
     if shift is not None and shift.above(gates.max_psi):
         why = (
@@ -246,7 +247,7 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
             f"{shift.noise:.2f}), most of it in scores {shift.bin}; {gates.max_psi:g} is allowed"
         )
         return Verdict("bad", why, "max_psi")
-    return Verdict("wait", few) if few else Verdict("good", "")
+    return Verdict("wait", few, decides) if few else Verdict("good", "")
 
 
 def _slowness(

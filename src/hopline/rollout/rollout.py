@@ -198,7 +198,7 @@ def step(rollout: Rollout, verdict: Verdict, now: float) -> Rollout:
     until = rollout.waits_until
     if word == "wait" and until is not None and now >= until:
         waited = f"{why} in {now - rollout.step_since:.0f} s (max_wait_s): too little to judge the version"
-        return _failed(rollout, waited, "min_requests", now)
+        return _failed(rollout, waited, gate or "min_requests", now)
     if word != "good" or rollout.status == "paused" or not rollout.auto:
         return rollout
     if rollout.kind in ("shadow", "ab"):

@@ -163,7 +163,7 @@ class ParquetStore(FeatureStore):
         return list(self._files)
 
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """See `FeatureStore.remove`: writes each part anew that has one of the ids."""
+        """See `FeatureStore.remove`: writes each part that has one of the ids again."""
         if len(ids):
             await asyncio.to_thread(self._remove, group.name, listed(ids))
             self._rows.pop(group.name, None)

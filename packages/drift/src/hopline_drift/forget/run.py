@@ -46,6 +46,7 @@ from hopline.types import ExternalId, ExternalIds
 from hopline_drift.forget import erase
 
 STEPS = ("removed", "stores", "history", "graph", "others")
+NO_LOG = "prediction logs: none was named by --log, or by prediction_log.path of the server's settings"
 #: What no host can reach.
 NOT_REACHED = (
     "backups and copies of the folders",
@@ -172,7 +173,7 @@ def forget(
     left = _search(places, journal.patterns) | _found_in_stores(places, journal.node_type, journal.ids)
     small = [each for each in journal.ids if not erase.is_searched(each)]
     models = _models(places, journal)
-    not_reached = (*NOT_REACHED, *journal.refused)
+    not_reached = (*NOT_REACHED, *(() if places.logs else (NO_LOG,)), *journal.refused)
     found = Report(
         journal.ids, journal.node_type, journal.found, left, journal.counts, models, small, not_reached
     )

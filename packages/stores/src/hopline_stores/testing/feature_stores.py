@@ -331,7 +331,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
     async def test_removed_rows_are_gone_and_others_stay(self, store: FeatureStore, sample: Sample) -> None:
         """Each second row is removed, twice."""
         gone = np.arange(len(sample.ids)) % 2 == 0
-        ids = [id for id, is_gone in zip(sample.ids, gone.tolist(), strict=True) if is_gone]
+        ids: Any = [id for id, is_gone in zip(sample.ids, gone.tolist(), strict=True) if is_gone]
         for _ in range(2):  # missing rows are not an error
             await store.remove(sample.group, ids[:1] + ids)
             check_rows(await store.fetch(sample.group, sample.ids), sample.values, ~gone)

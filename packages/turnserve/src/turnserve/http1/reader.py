@@ -29,6 +29,8 @@ _KEEP = b"connection: keep-alive\r\n"
 _SMALL_BYTES = 64 * 1024
 #: Headers of an offer to change the protocol, which the header Connection names too.
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
+#: What llhttp says of versions that it does not read; the first one is an HTTP/2 preface.
+_OTHER_VERSION = ("Pause on PRI/Upgrade", "Invalid HTTP version")
 _VERSIONS = ("1.0", "1.1")
 #: Host = uri-host [ ":" port ] (RFC 9110, 7.2); empty if the target has no authority.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
@@ -197,7 +199,10 @@ class RequestReader:
             else:
                 self._refuse(400, f"not valid HTTP/1.1: {error}")
         except httptools.HttpParserError as error:
-            self._refuse(400, f"not valid HTTP/1.1: {error}")
+            if str(error) in _OTHER_VERSION:
+                self._refuse(505, f"{error}: this version of HTTP is not supported; send HTTP/1.1")
+            else:
+                self._refuse(400, f"not valid HTTP/1.1: {error}")
         if self.is_between:
             self._head_bytes = 0  # empty lines between requests
         elif (
