@@ -150,7 +150,7 @@ def test_a_property_of_edges_that_earlier_releases_stored_is_left_out(folder):
 
 def test_open_refuses_a_newer_format_even_if_its_fields_are_others(folder):
     (folder / "graph.json").write_text('{"format": 99, "layout": "unheard of"}')
-    with pytest.raises(GraphError, match=r"format 99 is newer than 11.*upgrade hopline"):
+    with pytest.raises(GraphError, match=r"format 99 is newer than 12.*upgrade hopline"):
         Graph.open(folder)
 
 

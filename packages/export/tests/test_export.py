@@ -192,6 +192,39 @@ def test_rows_are_those_of_an_asof_join(whole, tmp_path):
     assert joined["at"].isna().any()
 
 
+def test_rows_and_ego_graphs_have_the_rows_of_a_history_of_then(whole, tmp_path):
+    """Users have three rows each; the module on the exported rows answers what is served."""
+    rng, count = np.random.default_rng(2), 3 * USERS
+    rows = pd.DataFrame(rng.normal(size=(count, 4)).astype("f4"), columns=whole.names)
+    rows = rows.assign(id=[f"u{at % USERS}" for at in range(count)], at=np.repeat([-5, 20, 60], USERS))
+    users = NodeTable(rows[whole.names], ids=list(rows["id"]), history=rows["at"].to_numpy())
+    items = NodeTable(np.asarray(whole.graph.nodes["item"].features))
+    ends = [f"u{at}" for at in whole.ends[0]], whole.ends[1]
+    graph = Graph.from_tables(
+        {"user": users, "item": items},
+        {BUYS: EdgeTable(ends, time=whole.days), BOUGHT: EdgeTable(ends[::-1], time=whole.days)},
+    )
+    frame = whole.seeds(70, tmp_path / "seeds.parquet")
+    export(whole.report.path, graph, tmp_path / "seeds.parquet", tmp_path / "out", shard=70)
+    found = pq.read_table(tmp_path / "out" / "rows.parquet").to_pandas()
+    base = duckdb.connect()
+    base.register("seeds", frame.assign(row=np.arange(len(frame))))
+    base.register("users", rows)
+    joined = base.sql(
+        "select users.* from seeds asof join users on seeds.id = users.id and seeds.time >= users.at "
+        "order by row"
+    ).df()
+    pd.testing.assert_frame_equal(found[whole.names], joined[whole.names])
+    (data,) = shards(tmp_path / "out")
+    with torch.no_grad():
+        logits = whole.net(data.x_dict, data.edge_index_dict)[:70].numpy()
+    scores = np.stack(pq.read_table(tmp_path / "out" / "scores.parquet")["logits"].to_pylist())
+    np.testing.assert_allclose(logits, scores, atol=1e-5)
+    frame.assign(time=-6).to_parquet(tmp_path / "early.parquet")
+    with pytest.raises(NodeNotFound, match="-6, without a row yet"):
+        export(whole.report.path, graph, tmp_path / "early.parquet", tmp_path / "none")
+
+
 @pytest.mark.release
 def test_times_of_nodes_and_of_the_question_are_what_a_model_reads(tmp_path):
     """A temporal encoder over five tables; seeds exist from their times on."""

@@ -100,6 +100,7 @@ class GraphComputer(Computer):
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
         )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
+        self._has_times |= bool(model.past)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
         self._seed_rows = {} if sources is None else sources.l1_rows
@@ -282,7 +283,7 @@ class GraphComputer(Computer):
                 )
         if request.as_of is not None and not (self._has_times or model.spec.reads_times):
             raise BadRequest(
-                f"as_of: no edge type that model {self.name!r} reads has times in graph "
+                f"as_of: nothing that model {self.name!r} reads has times in graph "
                 f"{self.model.graph.version}; leave as_of out"
             )
         if request.as_of is not None and self.reads_store:

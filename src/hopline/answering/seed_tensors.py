@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hopline.engine.answer import cut_of
 from hopline.engine.model import Model
 from hopline.engine.request_ids import sides_of
+from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def seed_tensors(
     found: dict[str, AnyArray] = {}
     names = ("nodes",) if request.ends is None else ("sources", "targets")
     for name, (node_type, external) in zip(names, sides_of(model.spec, request), strict=True):
-        found |= _side(name, model, graph, l1_rows, node_type, external)
+        found |= _side(name, model, graph, l1_rows, node_type, external, cut_of(request))
     if request.inline:
         nodes = request.inline[:_MOST_ROWS]
         found["inline.features"] = (
@@ -65,14 +67,18 @@ def _side(
     l1_rows: Mapping[str, L1Rows],
     node_type: str,
     external_ids: ExternalIds,
+    as_of: int,
 ) -> dict[str, AnyArray]:
     if not len(external_ids):
         return {}
     nodes = graph.nodes[node_type]
     ids = nodes.ids.lookup(external_ids[:_MOST_ROWS])
-    known = ids >= 0
+    known, features, rows = ids >= 0, nodes.features, ids
+    if as_of != NO_CUT and nodes.history is not None:
+        features, rows = nodes.history.features, np.full(len(ids), -1)
+        rows[known] = nodes.history.places(ids[known], as_of)
     found: dict[str, AnyArray] = {
-        f"{side}.{node_type}.features": _features(nodes.features, l1_rows.get(node_type), ids, known)
+        f"{side}.{node_type}.features": _features(features, l1_rows.get(node_type), rows, rows >= 0)
     }
     for key in model.spec.fanouts:
         adjacency = graph.edges[key]

@@ -142,6 +142,15 @@ def build(
             help="Unit of integer times since 1970: s, ms, us or ns; UNIT or SRC:RELATION:DST=UNIT."
         ),
     ] = None,
+    history: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of times from which rows of nodes hold, several for each id; or TYPE=COLUMN."
+        ),
+    ] = None,
+    history_since: Annotated[
+        list[str] | None, typer.Option(help="Time from which all these rows are known; or TYPE=TIME.")
+    ] = None,
     weight: Annotated[list[str] | None, typer.Option(help="Column of the edge weights.")] = None,
     signed_weights: Annotated[
         bool,
@@ -235,6 +244,7 @@ def build(
             ids_are_rows,
             edges,
             (time or (), time_unit or ()),
+            (history or (), history_since or ()),
         )
         edge_files = options.edge_files(
             edges,
@@ -292,11 +302,13 @@ def info(
 def _described(graph: Graph) -> dict[str, Any]:
     nodes = {}
     for name, schema in graph.schema.node_types.items():
-        part = graph.nodes[name]
+        part, past = graph.nodes[name], graph.nodes[name].history
         nodes[name] = msgspec.to_builtins(schema) | {
             "num_nodes": part.ids.num_nodes,
             "feature_bytes": part.features.nbytes,
             "columns": _columns(part, schema.feature_names),
+            "history": past
+            and {"rows": len(past.times), "since": past.since, "time": _time(graph, past.time_range)},
         }
     edges = {}
     for key, edge in graph.schema.edge_types.items():
@@ -319,7 +331,7 @@ def _described(graph: Graph) -> dict[str, Any]:
         "num_nodes": graph.num_nodes,
         "num_edges": graph.num_edges,
         "num_bytes": graph.num_bytes,
-        "time": _time(graph),
+        "time": _time(graph, graph.time_range),
         "node_types": nodes,
         "edge_types": edges,
     }
@@ -337,9 +349,8 @@ def _columns(part: Nodes, names: Sequence[str]) -> list[dict[str, Any]]:
     return [*found, *({**each, "role": "label"} for each in labels)]
 
 
-def _time(graph: Graph) -> dict[str, Any] | None:
-    """Unit and range of the edge times, as numbers and as dates; None without times."""
-    found = graph.time_range
+def _time(graph: Graph, found: tuple[int, int] | None) -> dict[str, Any] | None:
+    """Unit and range of times, as numbers and as dates; None without times."""
     if found is None:
         return None
     unit = graph.schema.time_unit
@@ -365,7 +376,7 @@ def _show(described: dict[str, Any]) -> None:
         )
     _print_rows(
         console,
-        ("node type", "nodes", "features", "dtype", "MB", "ids"),
+        ("node type", "nodes", "features", "dtype", "MB", "ids", "history"),
         [
             (
                 name,
@@ -374,6 +385,7 @@ def _show(described: dict[str, Any]) -> None:
                 row["feature_dtype"],
                 f"{row['feature_bytes'] / 1e6:,.1f}",
                 row["id_kind"],
+                _past(row["history"]),
             )
             for name, row in described["node_types"].items()
         ],
@@ -403,6 +415,11 @@ def _show(described: dict[str, Any]) -> None:
             for name, row in described["edge_types"].items()
         ],
     )
+
+
+def _past(history: dict[str, Any] | None) -> str:
+    time = history and history["time"]
+    return f"{history['rows']:,} rows, {time['dates'][0] or time['min']} on" if history and time else ""
 
 
 def _range(column: dict[str, Any]) -> str:

@@ -46,12 +46,13 @@ class FileOptions:
         ids_are_rows: bool,
         edges: Sequence[str],
         times: tuple[Sequence[str], Sequence[str]],
+        history: tuple[Sequence[str], Sequence[str]] = ((), ()),
     ) -> dict[str, NodeFile]:
         """Node type -> file.
 
         Args:
             edges: edge files, whose types `exclude` and `columns` may name.
-            times: columns of times, and their units; texts that name the type count.
+            times: columns, their units; history: columns, since when; texts that name the type count.
         Raises: GraphError: no option names the id column of a file.
         """
         paths = self._by_type(files, NODE_TYPE)
@@ -76,6 +77,8 @@ class FileOptions:
                 tuple(_for(columns, name, types, add=True)),
                 _only(_named(times[0], name), "--time", name),
                 _only(_named(times[1], name), "--time-unit", name) or "",
+                _only(_for(history[0], name, types), "--history", name),
+                _only(_for(history[1], name, types), "--history-since", name),
             )
         return found
 

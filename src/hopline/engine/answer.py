@@ -23,7 +23,7 @@ from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.engine.overlay import ADDED, REQUEST, Overlay
 from hopline.engine.precomputed import FOUND, no_counts
-from hopline.engine.request_ids import all_at_once, all_known, not_found, sides_of
+from hopline.engine.request_ids import all_at_once, all_known, ids_then, not_found, sides_of
 from hopline.engine.scored_edges import NamedEdges, described_ends, edge_rows, named_edges
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
@@ -294,6 +294,15 @@ class Answerer:
                 own[own == -1] = sides[side].pop(m, own[:0]) if outcomes[m] is None else -1
                 sides[side][m] = own
         good = [m for m in good if outcomes[m] is None]
+        for m in good if as_of != NO_CUT and self.model.past else ():
+            try:
+                for name, side_ids in zip(types, sides, strict=True):
+                    side_ids[m] = ids_then(self.model, name, side_ids[m], as_of, requests[m].on_missing)
+                for _, overlay in overlays.get(m, ()):
+                    for key, lists in overlay.lists.items():
+                        ids_then(self.model, graph.edges[key].src, lists.neighbors, as_of, "error")
+            except HoplineError as error:
+                outcomes[m] = error
         rows: dict[int, FloatArray] = {}
         for m in good if head.edge_type else ():
             try:

@@ -57,12 +57,18 @@ def joined(graph: Graph, tables: Mapping[str, Mapping[str, FloatArray]]) -> Grap
     """
     nodes = dict(graph.nodes)
     for name, columns in tables.items():
-        own = graph.nodes[name].features
-        parts = [*([np.asarray(own[:], np.float32)] if own.shape[1] else []), *columns.values()]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        nodes[name] = Nodes(np.ascontiguousarray(rows, np.float32), graph.nodes[name].ids)
+        part, learned = graph.nodes[name], np.concatenate([*columns.values()], axis=1)
+        if (past := part.history) is not None:
+            each = np.repeat(learned, np.diff(past.offsets), axis=0)
+            past = dataclasses.replace(past, features=_beside(past.features, each))
+        nodes[name] = Nodes(_beside(part.features, learned), part.ids, history=past)
     widths = {name: {key: each.shape[1] for key, each in given.items()} for name, given in tables.items()}
     return Graph(widened(graph.schema, widths), nodes, graph.edges, left_out=graph.left_out)
+
+
+def _beside(own: Any, learned: FloatArray) -> FloatArray:
+    rows = np.concatenate([np.asarray(own[:], np.float32), learned], axis=1) if own.shape[1] else learned
+    return np.ascontiguousarray(rows, np.float32)
 
 
 def write_tables(

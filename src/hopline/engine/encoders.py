@@ -42,7 +42,7 @@ from hopline.graph.live.columns import LiveColumns
 from hopline.graph.live.rows import find_late, set_ready
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveRows, LiveView
 from hopline.graph.store_columns import is_in_store
-from hopline.graph.stored_columns import values_of
+from hopline.graph.stored_columns import StoredColumns, values_of
 from hopline.memory.arena import Arena, array_bytes
 from hopline.runtimes.ort import ort
 from hopline.types import FloatArray, IdArray, Progress, TensorInfo
@@ -148,8 +148,12 @@ def _schema(schema: GraphSchema, name: str) -> NodeTypeSchema | EdgeTypeSchema:
 
 
 def features_of(graph: Graph, rows: Mapping[str, FloatArray], encoders: Mapping[str, Encoder]) -> Graph:
-    """A graph with encoded features, and no columns in its schema; lists, ids and columns are shared."""
-    nodes = {key: replace(part, features=rows.get(key, part.features)) for key, part in graph.nodes.items()}
+    """A graph with encoded features, of a history behind those of now, and no columns in its schema."""
+    nodes = dict(graph.nodes)
+    for key in nodes.keys() & rows.keys():
+        part, own = nodes[key], rows[key]
+        past = part.history and replace(part.history, features=own[part.num_nodes :])
+        nodes[key] = replace(part, features=own[: part.num_nodes], history=past)
     edges = {key: replace(part, attr=rows.get(key, part.attr)) for key, part in graph.edges.items()}
     return Graph(with_features(graph.schema, encoders), nodes, edges, left_out=graph.left_out)
 
@@ -343,29 +347,36 @@ def _parts(slots: IdArray) -> Iterator[IdArray]:
 
 
 def encode_rows(encoder: RowEncoder, graph: Graph, name: str) -> Iterator[FloatArray]:
-    """The rows of all nodes or edges of a type, some at a time.
+    """The rows of all nodes or edges of a type, then those of a history, some at a time.
 
     Raises: SchemaMismatch: a value is not accepted; names the column, row and value.
     """
-    columns = _part(graph, name).columns
-    assert columns is not None
+    part, what = _part(graph, name), f"{'edges' if name in graph.edges else 'nodes'} of type {name!r}"
+    assert part.columns is not None
+    removed = part.ids.removed if isinstance(part, Nodes) else np.empty(0, np.int64)
+    yield from _encoded(encoder, part.columns, removed, what)
+    if isinstance(part, Nodes) and part.history is not None and part.history.columns is not None:
+        gone = np.isin(np.arange(part.num_nodes), removed)
+        removed = np.flatnonzero(np.repeat(gone, np.diff(part.history.offsets)))
+        yield from _encoded(encoder, part.history.columns, removed, f"the history of {what}")
+
+
+def _encoded(by: RowEncoder, columns: StoredColumns, removed: IdArray, what: str) -> Iterator[FloatArray]:
     count = len(columns.table)
-    removed = graph.nodes[name].ids.removed if name in graph.nodes else np.empty(0, np.int64)
     for begin in range(0, count, _CHUNK):
         end = min(begin + _CHUNK, count)
         try:
             gone = removed[np.searchsorted(removed, begin) : np.searchsorted(removed, end)]
             if not len(gone):
-                yield encoder.encode(columns.values(slice(begin, end)), end - begin)
+                yield by.encode(columns.values(slice(begin, end)), end - begin)
                 continue
             kept = np.delete(np.arange(begin, end), gone - begin)
-            found = encoder.encode(columns.values(kept), len(kept))
+            found = by.encode(columns.values(kept), len(kept))
             rows = np.zeros((end - begin, found.shape[1]), np.float32)
             rows[kept - begin] = found
             yield rows
         except BadRequest as error:
-            where = f"{'edges' if name in graph.edges else 'nodes'} of type {name!r}"
-            where += f", counted from row {begin}" if begin else ""
+            where = f"{what}, counted from row {begin}" if begin else what
             raise SchemaMismatch(f"{where}: {error}", [str(error)]) from None
 
 
@@ -373,6 +384,8 @@ def _shared(graph: Graph, name: str, encoding: Encoder, made: Iterable[FloatArra
     """The rows of a type, made by the first process that needs them, and compared by the others."""
     version, own = "" if graph.path is None else graph.version, _part(graph, name)
     count = own.num_edges if isinstance(own, Adjacency) else own.num_nodes
+    if isinstance(own, Nodes) and own.history is not None:
+        count += len(own.history.times)
     with _arrays(version, encoding, name, 1, count) as (ready, rows):
         if not ready[0] or ready[0] != _print(rows):
             if ready[0]:

@@ -10,18 +10,22 @@ from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.plan import Plan
 from hopline.engine.stage import Given
 from hopline.engine.state_cache import NO_STAMPS
+from hopline.graph.history import NO_HISTORY, Histories
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray, StampArray
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
 
-def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> dict[str, FloatArray]:
+def execute(
+    plan: Plan, features: dict[str, Matrix], past: Histories = NO_HISTORY, *, keep: bool = True
+) -> dict[str, FloatArray]:
     """Compute the rows that `plan` needs.
 
     Args:
         plan: from `make_plan`; the newest one of its levels.
         features: node type -> [N, d], for those in the process.
+        past: node type -> history, for a plan with a time cut: `features` are its rows then.
         keep: store the computed rows in the state caches.
 
     Raises: any error that the plan's guard raises before the next step.
@@ -36,12 +40,12 @@ def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> di
             if need.compute.shape[0]:
                 if guard.rows > guard.few_rows:
                     guard.look()
-                _compute(need, features, plan, keep)
+                _compute(need, features, past, plan, keep)
             need.level.state, need.level.stamps = need.out, need.stamps
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
-def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: bool) -> None:
+def _compute(need: LevelPlan, features: dict[str, Matrix], past: Histories, plan: Plan, keep: bool) -> None:
     level, as_of = need.level, plan.as_of
     num_rows = need.compute.shape[0]
     assert level.runner is not None
@@ -51,14 +55,18 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
         raw, raw_rows = need.raw.out, np.arange(num_rows)
     elif level.own_slots is not None:
         raw_rows = level.own_slots.slots(need.compute)
+    elif level.node_type in past and (level.own_below is None or level.stage.reads_features):
+        raw_rows = past[level.node_type].rows(need.compute, as_of)
     own = raw if level.own_below is None else level.own_below.state
     # Without a level below, a stage reads raw features of its nodes and of their neighbours.
-    own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
+    own_rows = raw_rows if level.own_below is None and need.raw is None else need.own_rows
     views = {}
     for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
         base = features[relation.source] if below is None else below.state
         if below is None and relation.source_slots is not None:
             rows = relation.source_slots.slots(rows[: block.num_edges])  # entries after these are unused
+        elif below is None and relation.source in past:
+            rows = past[relation.source].rows(rows[: block.num_edges], as_of)
         views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
     out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
     structure = None

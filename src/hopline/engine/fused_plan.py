@@ -13,7 +13,7 @@ of addresses and sizes for each level. Python keeps the arrays behind the addres
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numba import carray
@@ -33,10 +33,11 @@ from hopline.sampling.keyed import ALWAYS, NO_CUT, sample
 from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hopline.engine.level import Level
+    from hopline.graph.history import Histories
 
+#: Node type -> rows, and node type -> history whose places these have.
+_Rows: TypeAlias = "tuple[dict[str, Matrix], Histories]"
 #: Largest number of seeds.
 _MAX_SEEDS = 256
 
@@ -206,15 +207,15 @@ class FusedPlan:
 
     Args:
         chain: bottom first, from `chain_to`.
-        features: node type -> [N, d].
+        now, then: what `execute` reads, without and with a time cut.
 
     Attributes:
         max_seeds: the largest batch that it plans: no level has so many edges that the guard looks at them.
         executes: True if there is `run`.
     """
 
-    def __init__(self, chain: list[Level], features: Mapping[str, Matrix]) -> None:
-        self._chain = chain
+    def __init__(self, chain: list[Level], now: _Rows, then: _Rows) -> None:
+        self._chain, self._past = chain, then[1]
         self._row_stages = [
             level.runner.row_stage
             for level in chain
@@ -222,8 +223,9 @@ class FusedPlan:
         ]
         self.executes = len(self._row_stages) == len(chain)
         if self.executes:
-            lowest = chain[0]
-            self._raw = features[lowest.node_type], features[lowest.links[0][0].source]
+            types = chain[0].node_type, chain[0].links[0][0].source
+            self._raw, self._raw_then = ([rows[name] for name in types] for rows, _ in (now, then))
+            self._has_past = not self._past.keys().isdisjoint(types)
         edges, self.max_seeds = 1, _MAX_SEEDS
         for level in chain[::-1]:
             edges *= level.links[0][0].sampler.fanout + 1 if level.links else 1
@@ -276,17 +278,18 @@ class FusedPlan:
 
         Raises: any error that the guard raises before a call of the runtime.
         """
-        frames, use_caches, (own, base) = self._frames, as_of == NO_CUT, self._raw
+        frames, use_caches = self._frames, as_of == NO_CUT
+        own, base = self._raw if use_caches else self._raw_then
         frames[:, VERSION] = self._clock.version
-        is_live = self._chain[0].own_slots is not None
-        if is_live:
+        has_slots = self._chain[0].own_slots is not None or (self._has_past and not use_caches)
+        if has_slots:
             plan_levels(frames, ids, as_of, use_caches, self._packed)
         else:
             descend(frames, ids, as_of, use_caches, self._packed, own, base)
         counts = self._count(use_caches, guard)
         watch.sampled()
-        if is_live:
-            self._find_slots(*counts[0][1:])
+        if has_slots:
+            self._find_slots(counts[0], as_of)
             lowest = next((k for k, (_, num_compute, _) in enumerate(counts) if num_compute), -1)
             if lowest >= 0:
                 fill_input(frames, lowest, 0, own, base)
@@ -317,15 +320,18 @@ class FusedPlan:
                 guard.rows += num_compute + num_edges
         return counts
 
-    def _find_slots(self, num_compute: int, num_edges: int) -> None:
-        """On a live graph, look up the rows of features that the lowest level reads."""
+    def _find_slots(self, counts: list[int], as_of: int) -> None:
+        """Look up the rows of features that the lowest level reads, of a live graph or of a history."""
         level, (_, _, compute, rows, buffers) = self._chain[0], self._arrays[0]
         slots, base_slots = level.own_slots, level.links[0][0].source_slots
-        assert slots is not None
-        assert base_slots is not None
-        rows[:num_compute] = slots.slots(compute[:num_compute])
-        neighbors = buffers.neighbors[:num_edges]
-        neighbors[:] = base_slots.slots(neighbors)
+        own, neighbors = compute[: counts[1]], buffers.neighbors[: counts[2]]
+        if slots is not None and base_slots is not None:
+            rows[: counts[1]] = slots.slots(own)
+            neighbors[:] = base_slots.slots(neighbors)
+            return
+        for name, ids in ((level.node_type, own), (level.links[0][0].source, neighbors)):
+            if name in self._past:
+                ids[:] = self._past[name].rows(ids, as_of)
 
     def _fill(self, k: int, level: Level, capacity: int) -> int:
         """Fill the frame of a level; returns the rows that the level below must have room for."""

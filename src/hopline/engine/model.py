@@ -31,8 +31,9 @@ from hopline.engine.source import Ages, FetchedEdgesByType, FetchedRowsByType, R
 from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
 from hopline.engine.tasks import outputs_of
-from hopline.errors import ArtifactError
+from hopline.errors import ArtifactError, BadRequest
 from hopline.graph import Graph
+from hopline.graph.history import NO_HISTORY, Histories
 from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
 from hopline.memory.arena import Arena
@@ -170,6 +171,7 @@ class Model:
         guard: limits each batch; the default one has no limits, and may be replaced.
         is_stored: edges lie in a graph store.
         clock: the latest time of the graph, which is now for a model that reads times; else 0.
+        past: node type -> history, of those that it reads.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
@@ -187,10 +189,13 @@ class Model:
     ) -> None:
         self.spec = spec
         self.clock = 0
-        timed = [name for name in sources or () if graph.schema.node_types[name].has_time]
+        types = graph.schema.node_types
+        timed = [name for name in sources or () if types[name].has_time or types[name].history]
         if (timed or spec.reads_times) and (timed or isinstance(graph, LiveView)):
-            kind = "feature store" if timed else "live graph"
-            raise ArtifactError(f"{spec.name}/{spec.version} reads times, and a {kind} has none")
+            kind = f"feature store (of {timed[0]!r})" if timed else "live graph"
+            raise ArtifactError(
+                f"{spec.name}/{spec.version} reads times or rows of then, and a {kind} has none"
+            )
         if spec.reads_times and not isinstance(graph, LiveView):
             self.clock = graph.clock or 0
         self.graph = graph = fitted(folder, spec, graph)
@@ -210,6 +215,13 @@ class Model:
             for name, nodes in graph.nodes.items()
             if name not in self.sources
         }
+        self.past: Histories = {
+            name: part.history
+            for name, part in graph.nodes.items()
+            if part.history is not None and any(name in stages for stages in spec.levels)
+        }
+        then = {name: matrix_of(each.features) for name, each in self.past.items()}
+        self._now, self._then = (self.features, NO_HISTORY), (self.features | then, self.past)
         self.levels: list[dict[str, Level]] = []
         for number, stages in enumerate(spec.levels):
             self.levels.append({})
@@ -242,7 +254,7 @@ class Model:
         """Answer with the only head of `spec`."""
         head, final = spec.head, spec.levels[-1]
         chain = None if self.sources or self.is_stored else chain_to(self.levels[-1][head.node_type])
-        self._fused_plan = None if chain is None else FusedPlan(chain, self.features)
+        self._fused_plan = None if chain is None else FusedPlan(chain, self._now, self._then)
         self.state_dim = final[head.node_type].state_dim
         self.offers = outputs_of(spec)
         self.encoder = self.encoders.get(head.node_type)
@@ -316,11 +328,21 @@ class Model:
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
         self.guard.rows += overlay.num_rows
-        graph = self.levels, self.features, overlay, as_of
+        rows = self._now if as_of == NO_CUT else self._then
+        graph = self.levels, *rows, overlay, as_of
         computed = OverlayStates(*graph, states, self.guard, self.time_of(as_of))
         found = computed.read(types, wanted)
         self.watch.computed()
         return found
+
+    def check_time(self, as_of: int) -> None:
+        """Raise BadRequest if rows of its histories are not known of a time."""
+        if self.past and any(level.structure for stages in self.levels for level in stages.values()):
+            raise BadRequest("as_of: a student reads rows computed from the graph of now; ask its teacher")
+        for name, past in self.past.items():
+            if past.since is not None and as_of < past.since:
+                moment = f"{past.since} {self.graph.schema.time_unit}".rstrip()
+                raise BadRequest(f"as_of {as_of}: all rows of {name!r} are known only from {moment} on")
 
     def time_of(self, as_of: int) -> int:
         """The time that stages read with a time cut."""
@@ -359,7 +381,7 @@ class Model:
                 raise RowsAbsent(absent)
             keep = False  # state caches hold rows that any request would compute
         self.watch.sampled()
-        found = execute(plan, self.features, keep=keep)
+        found = execute(plan, *(self._now if as_of == NO_CUT else self._then), keep=keep)
         if plan.since > -math.inf:
             source = next(iter(self.sources.values()))
             for need in plan.needs[0] if plan.needs else ():

@@ -33,6 +33,7 @@ from hopline.types import FloatArray, IdArray, StampArray
 if TYPE_CHECKING:
     from hopline.engine.level import Level, Relation
     from hopline.engine.narrow_kernels import Matrix
+    from hopline.graph.history import Histories
 
 #: Level, node type, int64 [n] distinct global ids -> their states float32 [n, d] in the graph alone.
 States: TypeAlias = Callable[[int, str, IdArray], FloatArray]
@@ -52,7 +53,7 @@ class OverlayStates:
 
     Attributes:
         levels: of the model.
-        features: node type -> [N, d], for those in the process.
+        features, past: as of `execute`.
         as_of: the time cut of lists of the graph. Those of the overlay are cut already.
         states: of the graph alone.
         guard: called before edges are sampled.
@@ -62,6 +63,7 @@ class OverlayStates:
 
     levels: list[dict[str, Level]]
     features: Mapping[str, Matrix]
+    past: Histories
     overlay: Overlay
     as_of: int
     states: States
@@ -171,6 +173,8 @@ class OverlayStates:
         base = self.features[level.node_type]
         found = np.empty((ids.shape[0], base.shape[1]), np.float32)
         slots = ids if level.own_slots is None else level.own_slots.slots(ids)
+        if level.node_type in self.past:
+            slots = self.past[level.node_type].rows(ids, self.as_of)
         gather(base, slots, 0, found.shape[1], found, 0)
         return found
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hopline.engine.overlay import ADDED
 from hopline.errors import BadRequest, EdgeNotFound, NodeNotFound
 from hopline.types import ExternalIds, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
     from hopline.artifact import ModelSpec
+    from hopline.engine.model import Model
     from hopline.graph import IdIndex
 
 #: Unknown ids that a message lists; the error's `missing` has them all.
@@ -36,6 +38,22 @@ def all_known(ids: IdArray) -> bool:
     if ids.shape[0] == 1:
         return bool(ids[0] >= 0)
     return ids.shape[0] == 0 or bool(ids.min() >= 0)
+
+
+def ids_then(model: Model, node_type: str, ids: IdArray, as_of: int, on_missing: str) -> IdArray:
+    """Ids of `overlay.py`, with -1 for nodes of a type with a history that have no row yet at a time.
+
+    Raises: NodeNotFound: there are such nodes, and `on_missing` is "error". BadRequest: as `check_time`.
+    """
+    model.check_time(as_of)
+    if node_type not in model.past:
+        return ids
+    absent = (ids >= 0) & (ids < ADDED)
+    absent[absent] = model.past[node_type].places(ids[absent], as_of) < 0
+    if on_missing == "error" and absent.any():
+        external = model.graph.nodes[node_type].ids.external(ids[absent])
+        raise not_found(f"{model.graph.version} at {as_of}, without a row yet", external, -ids[absent] - 1)
+    return np.where(absent, -1, ids)
 
 
 def sides_of(spec: ModelSpec, request: ScoreRequest) -> list[tuple[str, ExternalIds]]:

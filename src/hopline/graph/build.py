@@ -15,14 +15,16 @@ from hopline.graph import csc, narrow
 from hopline.graph.columns import check_whole, column_names, matrix, positions, read_only, weights
 from hopline.graph.edge_ids import EdgeIds
 from hopline.graph.edge_times import common_times, read_times
+from hopline.graph.history import History, by_node
 from hopline.graph.ids import IdIndex, RangeIds
-from hopline.graph.narrow import Features, NarrowMatrix
+from hopline.graph.narrow import Features, NarrowMatrix, taken
 from hopline.graph.node_times import TIME_NAMES, edge_times, groups_with_time, to_columns
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import (
     NUM_DIGITS,
     EdgeTypeSchema,
     GraphSchema,
+    HistorySchema,
     NodeTypeSchema,
     check_edge_type,
     check_name,
@@ -114,6 +116,7 @@ def build(
     derived = {new: replace(edge_tables[of], columns=None, id="") for new, of in reverse_of.items()}
     edge_tables = {**edge_tables, **derived}
     ends |= {new: ends[of][::-1] for new, of in reverse_of.items()}
+    node_tables = {name: replace(each, time=_row_times(name, each)) for name, each in node_tables.items()}
     timed: list[Any] = [(name, each, repr(name), each.time) for name, each in node_tables.items()]
     timed += [(edge_key(*key), each, _shown(key), ends[key][0]) for key, each in edge_tables.items()]
     times = common_times(
@@ -130,7 +133,7 @@ def build(
         own_times = times[name][0] if name in times else None
         nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress, own_times)
         dim, groups, names = nodes[name].features.shape[1], tuple(table.groups), _feature_names(table)
-        if own_times is not None:
+        if own_times is not None and table.history is None:
             groups = groups_with_time(groups, dim - NUM_DIGITS)
             names = [*names, *TIME_NAMES] if names or dim == NUM_DIGITS else ()
         node_schemas[name] = NodeTypeSchema(
@@ -141,7 +144,10 @@ def build(
             rounded=rounded,
             groups=groups,
             columns=() if (columns := nodes[name].columns) is None else columns.schemas,
+            history=HistorySchema(times[name][1], past.since) if (past := nodes[name].history) else None,
         )
+        if past is not None:  # from then on a node exists
+            times[name] = past.times[past.offsets[:-1]], times[name][1]
     if not any(part.num_nodes for part in nodes.values()):
         raise GraphError("the graph is empty: it must have at least one node")
     edge_schemas: dict[str, EdgeTypeSchema] = {}
@@ -236,6 +242,22 @@ def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
     return sources, destinations
 
 
+def _row_times(name: str, table: NodeTable) -> Any:
+    """Times of nodes; or those of the rows of a history, and `history_since` behind them if it is given."""
+    if table.history is None:
+        return table.time
+    if table.time is not None:
+        raise GraphError(f"node type {name!r} has times and a history: a node exists from its first row on")
+    times: Any = as_array(table.history, f"times of {name!r}")
+    since = [] if table.history_since is None else [table.history_since]
+    try:
+        return np.append(times, np.array(since, times.dtype))
+    except (TypeError, ValueError):
+        raise GraphError(
+            f"node type {name!r}: history_since is {since[0]!r}, and must be a time like those of its rows"
+        ) from None
+
+
 def _nodes(
     name: str,
     table: NodeTable,
@@ -246,6 +268,15 @@ def _nodes(
 ) -> tuple[Nodes, tuple[int, ...]]:
     """The nodes, and their columns that may be rounded."""
     where = f"node type {name!r}"
+    if table.history is not None and times is not None:
+        rows = replace(table, ids=None, history=None)
+        flat, may_round = _nodes(name, rows, {}, feature_dtype, progress, None)
+        times, since = (times, None) if table.history_since is None else (times[:-1], int(times[-1]))
+        index, order, offsets = by_node(table.ids, times, len(flat.features), where)
+        columns = flat.columns and flat.columns.taken(order)
+        past = History(offsets, read_only(times[order]), taken(flat.features, order), columns, since)
+        newest, columns = past.now()
+        return Nodes(newest, index, columns, history=past), may_round
     features: Features | None = None
     ids = None
     rounded: tuple[int, ...] = ()
@@ -409,7 +440,7 @@ def _adjacency(
         )
         columns = None if columns is None else columns.take(np.concatenate([np.arange(num_edges), back]))
     progress(stage, 0.4)
-    time = edge_times(time, src, of_sources, f"edges of {shown}")
+    time = edge_times(time, src, of_sources, f"edges of {shown}", nodes[edge_type[0]].history)
     order = csc.canonical_order(src, dst, time)
     indptr = csc.run_starts(dst, nodes[edge_type[2]].num_nodes)
     progress(stage, 0.8)

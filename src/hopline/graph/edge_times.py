@@ -39,7 +39,7 @@ _SAMPLE = 4096
 
 
 def rough_range(graph: Any, keys: Iterable[str]) -> tuple[int, int] | None:
-    """The first and the last edge time: the stored range, or an estimate from some lists of the graph.
+    """The first and the last time of edges and histories; of edges, perhaps an estimate from some lists.
 
     Args:
         graph: `Graph` or `LiveView`.
@@ -61,6 +61,8 @@ def rough_range(graph: Any, keys: Iterable[str]) -> tuple[int, int] | None:
         if len(starts):  # lists are sorted by time
             ends: NDArray[np.int64] = part.time[starts + degrees - 1]
             found += [int(part.time[starts].min()), int(ends.max())]
+    for nodes in graph.nodes.values():
+        found += () if nodes.history is None else nodes.history.time_range or ()
     return (min(found), max(found)) if found else None
 
 

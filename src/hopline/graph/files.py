@@ -45,6 +45,7 @@ class NodeFile:
         exclude: columns that are neither features nor `columns`.
         columns: columns that are kept unchanged, for the preprocessing of models: NAME, NAME:TYPE (as in
             `NodeTable.column_types`), or "*" for all others. A missing cell stays missing.
+        time, history: columns, as in `NodeTable`; history_since, time_unit: as there.
         rounded: columns whose numbers may be rounded to float32.
         text: the format of a text file.
         missing: which cells are missing values, and what replaces them.
@@ -60,6 +61,8 @@ class NodeFile:
     columns: Sequence[str] = ()
     time: str | None = None
     time_unit: str = ""
+    history: str | None = None
+    history_since: Any = None
 
     def __post_init__(self) -> None:
         _one_name_is_a_list(self, "features", "exclude", "rounded", "columns")
@@ -183,7 +186,8 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
 
     Raises: GraphError: it cannot be read, or a column is missing.
     """
-    id_of, time = [file.id] if file.id else [], [file.time] if file.time else []
+    roles = {role: name for role, name in (("time", file.time), ("history", file.history)) if name}
+    id_of, time = [file.id] if file.id else [], [*roles.values()]
     table = open_table(
         file.path, file.text, [*id_of, *time, *(file.features or ()), *file.exclude], progress
     )
@@ -203,7 +207,8 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
         left_out = [f"{name.strip() or 'a column without a name'} (a row number)" for name in numbers]
         names = usual
     table.load([*names, *id_of, *time, *kept])
-    times = cells.times(table, time[0], file.missing) if time else None
+    own: dict[str, Any] = {"time_unit": file.time_unit, "history_since": file.history_since}
+    own |= {role: cells.times(table, name, file.missing) for role, name in zip(roles, time, strict=True)}
     ids = cells.ids(table, id_of[0], file.missing) if id_of else None
     values: dict[str, AnyArray] = {}
     for name in names:
@@ -219,10 +224,10 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
         ((name, value),) = values.items()
         every = range(value.shape[1]) if name in file.rounded else ()
-        return NodeTable(value, ids=ids, rounded=every, time=times, time_unit=file.time_unit), [name]
+        return NodeTable(value, ids=ids, rounded=every, **own), [name]
     features, rounded = _side_by_side(values, table, file.rounded)
-    rows = len(table.column([*id_of, *names, *time, *kept][0])) if features is None else None
-    own: Any = {"time": times, "time_unit": file.time_unit}
+    of_ids = features is not None or file.history
+    rows = None if of_ids else len(table.column([*id_of, *names, *time, *kept][0]))
     nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded, **own)
     if kept:
         nodes = replace(nodes, **_read_columns(table, kept, file.missing))

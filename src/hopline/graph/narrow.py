@@ -145,6 +145,15 @@ def stored(features: Features) -> dict[str, AnyArray]:
     return features.arrays() if isinstance(features, NarrowMatrix) else {"features": features}
 
 
+def taken(features: Features, rows: Any) -> Features:
+    """Some rows of features, in the same form."""
+    if isinstance(features, NarrowMatrix):
+        return features.taken(rows)
+    found: NDArray[np.floating[Any]] = features[rows]
+    found.flags.writeable = False
+    return found
+
+
 def name_of(features: Features) -> str:
     """The storage dtype of features, one of DTYPES."""
     return features.kind if isinstance(features, NarrowMatrix) else str(features.dtype)

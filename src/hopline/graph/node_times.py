@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.errors import GraphError
+from hopline.graph.history import History
 from hopline.graph.schema import NUM_DIGITS, ColumnGroup, NodeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -47,20 +48,28 @@ def times_of(schema: NodeTypeSchema, features: AnyArray) -> IdArray | None:
     return None
 
 
-def edge_times(own: IdArray | None, sources: AnyArray, times: IdArray | None, what: str) -> IdArray | None:
+def edge_times(
+    own: IdArray | None, sources: AnyArray, times: IdArray | None, what: str, history: History | None = None
+) -> IdArray | None:
     """Times of edges int64 [E]: their own, else those of their sources.
 
     Args:
-        sources: rows [E]. times: of the nodes of the source type.
+        sources: rows [E]. times: of the nodes of the source type; history: whose first rows have them.
 
     Raises: GraphError: an edge that is older than its source.
     """
     if times is None:
         return own
     of_sources: IdArray = times[sources]
-    if own is not None and (early := own < of_sources).any():
+    if own is None:
+        return of_sources
+    early = own < of_sources
+    if history is not None and history.since is not None:
+        early &= of_sources > history.since
+    if early.any():
         raise GraphError(
             f"{what}: {early.sum()} edges are older than their source, which exists from its time on; the "
-            f"first is edge {early.argmax()}. Leave out the times of edges, or those of nodes"
+            f"first is edge {early.argmax()}. Leave out the times of edges, or those of nodes, or (of a "
+            "history) give its first row an earlier time, or set history_since"
         )
-    return of_sources if own is None else own
+    return own

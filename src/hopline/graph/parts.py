@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hopline.graph import csc
 from hopline.graph.edge_ids import EdgeIds, no_edge_ids
 from hopline.graph.extent import NO_RECORDS, STILL, Clock
+from hopline.graph.history import History
 from hopline.graph.ids import IdIndex
 from hopline.graph.narrow import Features
 from hopline.graph.schema import edge_key
@@ -29,12 +30,14 @@ class Nodes:
         ids: the caller's ids.
         columns: of its table, before any preprocessing; None where the type has no such columns.
         labels: columns of its table for training; not a part of the graph's version.
+        history: rows of the past, and those of now once more; None where each node has one row.
     """
 
     features: Features
     ids: IdIndex
     columns: StoredColumns | None = None
     labels: StoredColumns | None = None
+    history: History | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -31,7 +31,7 @@ _MAX_NAME = 72
 NUM_DIGITS = 3
 _LATER = (
     *("time_unit", "signed_weight", "rounded", "rounded_weight", "groups", "reverse_of", "columns"),
-    "id_column",
+    *("id_column", "history"),
 )
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
@@ -67,6 +67,13 @@ class ColumnSchema(msgspec.Struct, frozen=True):
     type: ColumnType
 
 
+class HistorySchema(msgspec.Struct, frozen=True):
+    """The history of a node type: the unit of the times of its rows, and since when all rows are known."""
+
+    time_unit: str = ""
+    since: int | None = None
+
+
 class NodeTypeSchema(msgspec.Struct, frozen=True):
     """One node type.
 
@@ -78,6 +85,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         rounded: columns in which float32 may round large integers; see `columns.py`.
         groups: the tensors of which the columns are, in their order; empty if they are of one.
         columns: of its table, which the preprocessing of models reads in place of features.
+        history: None where each node has one row.
     """
 
     feature_dim: int
@@ -87,6 +95,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
     rounded: tuple[int, ...] = ()
     groups: tuple[ColumnGroup, ...] = ()
     columns: tuple[ColumnSchema, ...] = ()
+    history: HistorySchema | None = None
 
     @property
     def x_dim(self) -> int:
@@ -187,8 +196,9 @@ class GraphSchema(msgspec.Struct, frozen=True):
 
     @property
     def time_unit(self) -> str:
-        """The unit of all edge times, "" if it is unknown or there are no times."""
-        return next((edge.time_unit for edge in self.edge_types.values() if edge.time_unit), "")
+        """The unit of all times, "" if it is unknown or there are no times."""
+        timed = [*self.edge_types.values(), *(node.history for node in self.node_types.values())]
+        return next((each.time_unit for each in timed if each and each.time_unit), "")
 
     def signed(self, keys: Iterable[str]) -> list[str]:
         """Describe each edge type among `keys` that cannot be sampled by weight, since some weights may be

@@ -296,11 +296,12 @@ class Graph:
 
     @cached_property
     def clock(self) -> int | None:
-        """The latest time of an edge or node, in `schema.time_unit`; None without times."""
+        """The latest time of an edge, a node or a row, in `schema.time_unit`; None without times."""
         found = [] if self.time_range is None else [self.time_range[1]]
         for name, part in self.nodes.items():
             times = times_of(self.schema.node_types[name], cast(AnyArray, part.features))
             found += [] if times is None or not len(times) else [int(times.max())]
+            found += [] if part.history is None else list(part.history.time_range or ())[1:]
         return max(found, default=None)
 
     @property
@@ -358,8 +359,10 @@ class Graph:
         Args:
             rows: node type -> distinct global ids, in the order of the new graph; only the
                 ids if there is one node type. Omitted types have no nodes.
-        Raises: GraphError: an unknown type, a row outside the graph, a repeated row, no rows.
+        Raises: GraphError: an unknown type, a row outside the graph, a repeated row, no rows, a history.
         """
+        if past := [name for name, part in self.nodes.items() if part.history is not None]:
+            raise GraphError(f"node type {past[0]!r} has a history, which a subgraph would not have")
         chosen = subgraph.rows_by_type(rows, self._counts(), "rows of a subgraph")
         node_tables, edge_tables = subgraph.induced_tables(self.schema, self.nodes, self.edges, chosen)
         feature_dtype = next(iter(self.schema.node_types.values())).feature_dtype
@@ -381,6 +384,8 @@ class Graph:
             what = f"features of node type {name!r}"
             if part.columns is not None and feature_dtype != "float32":
                 raise GraphError(f"node type {name!r} has columns, whose features are float32")
+            if part.history is not None:
+                raise GraphError(f"node type {name!r} has a history: build it again with this dtype")
             features, _ = features_of(part.features, what, feature_dtype)
             schema = self.schema.node_types[name]
             more = positions(rounded.get(name, ()), schema.feature_names, schema.feature_dim, what)

@@ -8,6 +8,7 @@
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
     nodes/<type>/ids/removed.npy      int64, rows of removed nodes; the other files have none of them
+    nodes/<type>/history/offsets.npy, times.npy, features.npy, columns.npy    see `history.py`
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
     edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
     edges/<key>/columns.npy           as of nodes, in the order of the lists
@@ -35,6 +36,7 @@ from hopline.files import check_regular, draft_of, publish_folder, sync
 from hopline.graph import codec, digest, integrity, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.edge_ids import EdgeIds
+from hopline.graph.history import History, wrong_places
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, check_name, quoted
@@ -44,7 +46,8 @@ from hopline.types import UNREADABLE, AnyArray, Progress, silent
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative. 6: columns whose integers may be rounded are listed. 7: types may be derived.
 #: 8: nodes may have columns. 9: edges may. 10: edges may have ids. 11: rows may be of removed nodes.
-FORMAT_VERSION = 11
+#: 12: nodes may have a history.
+FORMAT_VERSION = 12
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST, _LABELS = "graph.json", "nodes/{}/labels.arrow"
@@ -54,6 +57,7 @@ _KINDS = {
     "indptr": ("int64", 1),
     "indices": ("int32", 1),
     "time": ("int64", 1),
+    "times": ("int64", 1),
     "attr": ("float32", 2),
     "weight": ("float32", 1),
     "cumweight": ("float64", 1),
@@ -120,6 +124,8 @@ def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dic
         arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in part.ids.arrays().items()}
         if part.columns is not None:
             arrays[f"nodes/{quoted(name)}/columns"] = part.columns.stored
+        past = {} if part.history is None else part.history.arrays()
+        arrays |= {f"nodes/{quoted(name)}/history/{field}": a for field, a in past.items()}
     for key, adjacency in edges.items():
         named = codec.stored(adjacency)
         arrays |= {f"edges/{quoted(key)}/{field}": a for field, a in named.items()}
@@ -188,6 +194,8 @@ def save(
 def _format_of(schema: GraphSchema, nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    if any(node_type.history for node_type in schema.node_types.values()):
+        return 12
     if any(len(part.ids.removed) for part in nodes.values()):
         return 11
     if any(edge.id_column for edge in schema.edge_types.values()):
@@ -291,8 +299,14 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
     for name, schema in manifest.graph_schema.node_types.items():
         own = below(f"nodes/{quoted(name)}/", arrays)
         index = IdIndex.from_arrays(schema.id_kind, manifest.num_nodes[name], below("ids/", own))
+        history = None
         try:
             features = narrow.from_arrays(schema.feature_dtype, own)
+            if schema.history is not None:
+                past = below("history/", own)
+                rows = narrow.from_arrays(schema.feature_dtype, {**own, "features": past["features"]})
+                columns = StoredColumns(past["columns"]) if schema.columns else None
+                history = History(past["offsets"], past["times"], rows, columns, schema.history.since)
         except ValueError as error:
             raise GraphError(
                 f"{path} is damaged: node type {name!r}: {error}; build the graph again"
@@ -300,7 +314,7 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
         columns = StoredColumns(own["columns"]) if schema.columns else None
         there = path.parent / _LABELS.format(quoted(name))
         labels = StoredColumns(np.fromfile(there, np.uint8)) if there.is_file() else None
-        nodes[name] = Nodes(features, index, columns, labels)
+        nodes[name] = Nodes(features, index, columns, labels, history)
     return nodes
 
 
@@ -358,6 +372,8 @@ def _check_shapes(
             wrong.append(
                 f"features {part.features.shape} or {len(part.ids)} ids of {name!r} are not {wanted}"
             )
+        if part.history is not None and part.history.features.shape != (len(part.history.times), wanted[1]):
+            wrong.append(f"the history of {name!r} has other rows of features than times, or columns")
     for key, adjacency in edges.items():
         num_dst, num_edges = nodes[adjacency.dst].num_nodes, manifest.edges[key].num_edges
         columns = {name: len(a) for name, a in adjacency.arrays().items()}
@@ -391,6 +407,9 @@ def _check_contents(
         place = f"nodes/{quoted(name)}/"
         if wrong := integrity.wrong_ids(below(f"{place}ids/", arrays), counts[name]):
             raise GraphError(f"{folder / place}ids is damaged: {wrong}; build the graph again")
+        past = below(f"{place}history/", arrays)
+        if past and (wrong := wrong_places(past, counts[name])):
+            raise GraphError(f"{folder / place}history is damaged: {wrong}; build the graph again")
     for key, part in edges.items():
         wrong = integrity.wrong_lists(part, counts[part.dst], manifest.edges[key].num_edges)
         if part.ids is not None:

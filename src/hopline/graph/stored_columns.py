@@ -199,6 +199,15 @@ class StoredColumns:
             raise GraphError(f"columns are damaged: {error}; build the graph again") from None
         return found
 
+    def taken(self, rows: Any) -> StoredColumns:
+        """Some rows: int64 [n], or an Arrow array whose missing numbers are rows without cells."""
+        pa, chosen = arrow("pyarrow"), self.table.take(rows)
+        columns = {
+            name: column.cast(pa.string()) if type_of(column.type) == "text" else column
+            for name, column in zip(chosen.column_names, chosen.columns, strict=True)
+        }
+        return StoredColumns.of(pa.table(columns))
+
     @property
     def schemas(self) -> tuple[ColumnSchema, ...]:
         """Names and types."""

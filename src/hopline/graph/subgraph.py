@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.narrow import NarrowMatrix
+from hopline.graph.narrow import taken
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
@@ -31,7 +31,7 @@ def induced_tables(
         rows = chosen[name]
         what = f"rows of node type {name!r} in a subgraph"
         node_tables[name] = NodeTable(
-            part.features.taken(rows) if isinstance(part.features, NarrowMatrix) else part.features[rows],
+            taken(part.features, rows),
             ids=part.ids.select(rows, what),
             feature_names=schema.node_types[name].feature_names,
             rounded=schema.node_types[name].rounded,

@@ -35,7 +35,11 @@ class NodeTable:
             `list_columns.py`; "" keeps a column though it has the name of a label.
         time: as in `EdgeTable`, [N]: the node exists from then on. Edges from it without a time have its
             time. Models read it as the tensor `time`.
-        time_unit: of `time`, as in `EdgeTable`.
+        time_unit: of these times, as in `EdgeTable`.
+        history: times [H] of rows in place of `time`: `features`, `columns` and `ids` then have H rows in
+            any order, several for each id. Each holds from its time on, the newest one now.
+        history_since: all rows are known from this time on: none before can be asked for, and edges may be
+            older than their source if its first row is not later than this.
     """
 
     features: Any = None
@@ -48,6 +52,8 @@ class NodeTable:
     column_types: Mapping[str, str] = field(default_factory=dict)
     time: Any = None
     time_unit: str = ""
+    history: Any = None
+    history_since: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

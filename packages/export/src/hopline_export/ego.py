@@ -18,6 +18,7 @@ from hopline.engine.model import Model
 from hopline.engine.plan import make_plan
 from hopline.graph.node_times import times_of
 from hopline.graph.schema import ColumnGroup
+from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
 
 
@@ -67,10 +68,11 @@ def batch_of(model: Model, rows: IdArray, as_of: IdArray) -> HeteroData:
     data = HeteroData()
     for name in names:
         ids = np.concatenate([*nodes[name], np.empty(0, np.int64)])
-        for tensor, values in _tensors(model, name, ids).items():
+        owner = np.concatenate([*owners[name], np.empty(0, np.int64)])
+        for tensor, values in _tensors(model, name, ids, as_of[owner]).items():
             data[name][tensor] = values
         data[name].num_nodes, data[name].n_id = len(ids), torch.from_numpy(ids)
-        data[name].batch = torch.from_numpy(np.concatenate([*owners[name], np.empty(0, np.int64)]))
+        data[name].batch = torch.from_numpy(owner)
     data[target].seed_time = torch.tensor([model.time_of(moment) for moment in as_of.tolist()])
     data[target].batch_size = len(rows)
     for key, listed in edges.items():
@@ -100,10 +102,25 @@ def _sampled(model: Model, row: int, as_of: int) -> dict[str, tuple[IdArray, IdA
     return found
 
 
-def _tensors(model: Model, name: str, ids: IdArray) -> dict[str, Tensor]:
+def rows_then(nodes: Any, ids: IdArray, as_of: IdArray) -> tuple[Any, Any, IdArray]:
+    """Features and columns of a node type, and the rows of nodes in them, each at its time.
+
+    Raises: BadRequest: a node has no row yet.
+    """
+    past, rows = nodes.history, ids
+    if past is None or (as_of == NO_CUT).all():
+        return nodes.features, nodes.columns, ids
+    rows = np.empty(len(ids), np.int64)
+    for moment in np.unique(as_of).tolist():
+        rows[as_of == moment] = past.rows(ids[as_of == moment], moment)
+    return past.features, past.columns, rows
+
+
+def _tensors(model: Model, name: str, ids: IdArray, as_of: IdArray) -> dict[str, Tensor]:
     """Tensors of nodes as the model reads them."""
     schema = model.graph.schema.node_types[name]
-    rows = np.asarray(model.graph.nodes[name].features[ids], np.float32)
+    features, _, places = rows_then(model.graph.nodes[name], ids, as_of)
+    rows = np.asarray(features[places], np.float32)
     found, start = {}, 0
     for group in schema.groups or (ColumnGroup("x", rows.shape[1]),):
         columns = rows[:, start : start + group.num_columns]

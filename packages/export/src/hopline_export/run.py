@@ -23,7 +23,7 @@ from hopline.graph import Graph
 from hopline.graph.node_times import times_of
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ScoreRequest
-from hopline_export.ego import batch_of
+from hopline_export.ego import batch_of, rows_then
 from hopline_export.seeds import SeedColumns, Seeds, read_seeds
 
 _FILE = "export.json"
@@ -155,7 +155,8 @@ def _rows(graph: Graph, model: Model, seeds: Seeds, part: slice) -> Any:
     found, schema = _named(seeds, part), graph.schema.node_types[name]
     if seeds.labels is not None:
         found["label"] = seeds.labels.slice(part.start, part.stop - part.start).combine_chunks()
-    features = np.asarray(graph.nodes[name].features[rows], np.float32)
+    stored_features, stored, places = rows_then(graph.nodes[name], rows, as_of)
+    features = np.asarray(stored_features[places], np.float32)
     if (times := times_of(schema, features)) is not None:
         found["exists"] = pa.array(times <= as_of)
     for key in sorted(model.spec.fanouts):
@@ -168,8 +169,8 @@ def _rows(graph: Graph, model: Model, seeds: Seeds, part: slice) -> Any:
             found[f"degree.{key}"] = pa.array(counts)
             if edges.time is not None:
                 found[f"last.{key}"] = pa.array(last, mask=counts == 0)
-    if (stored := graph.nodes[name].columns) is not None:
-        table = stored.table.take(rows)
+    if stored is not None:
+        table = stored.table.take(places)
         columns = dict(zip(table.column_names, table.columns, strict=True))
     elif schema.feature_names:
         columns = {

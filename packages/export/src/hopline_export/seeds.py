@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hopline.engine.model import Model
+from hopline.engine.request_ids import ids_then
 from hopline.errors import BadRequest
 from hopline.graph.cells import Missing, ids, times
 from hopline.graph.edge_times import rough_range, time_cut
@@ -76,13 +77,16 @@ def read_seeds(path: Path, model: Model, columns: SeedColumns) -> Seeds:
     as_of = np.full(len(rows), NO_CUT)
     if has_times:
         keys = model.spec.fanouts
-        if not (any(graph.edges[key].time is not None for key in keys) or model.spec.reads_times):
+        if not (
+            any(graph.edges[key].time is not None for key in keys) or model.spec.reads_times or model.past
+        ):
             raise BadRequest(
-                f"--seeds {path}: no edge type that the model reads has times; leave out column "
-                f"{columns.time!r}"
+                f"--seeds {path}: nothing that the model reads has times; leave out column {columns.time!r}"
             )
         cut = partial(time_cut, unit=graph.schema.time_unit, times=rough_range(graph, keys))
         as_of = _cuts(times(table, columns.time, Missing()), cut, f"--seeds {path}")
+        for moment in np.unique(as_of).tolist() if model.past else ():
+            ids_then(model, node_type, rows[as_of == moment], moment, "error")
     labels = typed(table, columns.label, Missing()) if has_labels else None
     return Seeds(given, rows, as_of, has_times, labels)
 

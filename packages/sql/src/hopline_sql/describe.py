@@ -43,6 +43,7 @@ _END = re.compile(r"(?i)(^|_)(src|dst|source|target|from|to|sender|receiver|paye
 #: A day in any form; texts that usually mark a missing cell.
 _DAY = r"^[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4}($|[ T])"
 _MARK = r"^(?i:n/?a|nan|null|none|nil|missing|unknown|\?|-|\.)$"
+_FROM = re.compile(r"(?i)(^|_)(from|since|start|begin|valid)(_|$)")
 _TIME = re.compile(r"(?i)(^|_)(time|timestamp|ts|at|date|datetime|when)$|[a-z](At|Time|Date)$")
 
 
@@ -54,6 +55,7 @@ class _Found:
         columns: name -> typed column. notes: name -> why its type is none, or not what it seems to be.
         lists: column of lists -> its type as the file has it.
         foreign: column -> (table, comment).
+        history: column of the times of rows, of which a key has several; "" for none.
     """
 
     name: str
@@ -63,6 +65,7 @@ class _Found:
     lists: dict[str, str]
     key: str = ""
     foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
+    history: str = ""
 
 
 def described(tables: Sequence[str], database: str = "", folder: Path = Path()) -> str:
@@ -84,13 +87,16 @@ def described(tables: Sequence[str], database: str = "", folder: Path = Path()) 
             raise GraphError(f"two tables are named {name!r}; name them: NAME=FILE")
     for each in found:
         each.key = next(_keys(each, found), "")
+        if not each.key:
+            each.key, each.history = next(_histories(each), ("", ""))
     for each in found:
-        each.foreign = dict(_foreign(each, found))
+        each.foreign = {} if each.history else dict(_foreign(each, found))
     lines = [
         "# The tables of a graph, as `hopline graph describe` found them. Edit this file, then:",
         "#   hopline graph build FILE.toml --out graph",
         "# Rows of a table with a key are nodes; without one, edges between two foreign keys. A role is",
-        '# "feature", "label" (for training only), "time", "weight" or "id" (of edges), or "left out".',
+        '# "feature", "label" (for training only), "time", "weight" or "id" (of edges), "history" (times',
+        '# of rows, of which a key has several), or "left out".',
         *(["", f"database = {_text(shown)}"] if database else []),
     ]
     for each in found:
@@ -167,6 +173,22 @@ def _keys(table: _Found, every: Sequence[_Found]) -> Iterator[str]:
             yield name
 
 
+def _histories(table: _Found) -> Iterator[tuple[str, str]]:
+    """Keys by their names, and times of rows, which are distinct together."""
+    own = {"id", "key", "uuid", *(name + end for name in _forms(table.name) for end in ("id", "key", ""))}
+    for name in [each for each in table.columns if _plain(each) in own]:
+        for time, column in table.columns.items():
+            is_date = type_of(column.type) == "timestamp"
+            if time == name or column.null_count or table.columns[name].null_count:
+                continue
+            if is_date or (
+                type_of(column.type) == "integer" and (_TIME.search(time) or _FROM.search(time))
+            ):
+                pairs = pa.table({"key": table.columns[name], "time": column}).group_by(["key", "time"])
+                if pairs.aggregate([]).num_rows == len(column):
+                    yield name, time
+
+
 def _foreign(table: _Found, every: Sequence[_Found]) -> Iterator[tuple[str, tuple[str, str]]]:
     for name, column in table.columns.items():
         values = pc.unique(column).drop_null()
@@ -206,7 +228,10 @@ def _section(table: _Found) -> Iterator[str]:
     yield table.source
     rows = len(next(iter(table.columns.values()), ()))
     is_edges = not table.key and len(table.foreign) == 2
-    if table.key:
+    if table.history:
+        count = len(pc.unique(table.columns[table.key]))
+        yield f"key = {_text(table.key)}  # {rows:,} rows of {count:,} nodes, each valid from its time on"
+    elif table.key:
         yield f"key = {_text(table.key)}  # {rows:,} rows, all distinct: rows are nodes"
     elif is_edges:
         yield f"relation = {_text(table.name)}  # {rows:,} rows without a key: rows are edges"
@@ -215,15 +240,17 @@ def _section(table: _Found) -> Iterator[str]:
         yield '# key = "?"  # none was found; rows without one are edges between two foreign keys'
     times = _times(table)
     time = next((each for each in times if table.foreign and not table.columns[each].null_count), "")
-    if unit := times.get(time, ""):
+    if unit := times.get(time := table.history or time, ""):
         yield f"time_unit = {_text(unit)}  # by the size of the numbers in {time}"
     elif time and table.source.startswith("query"):
         yield 'time_unit = "us"  # of the times of edges; a change feed needs it'
     names = [each for each in table.columns | table.notes if each not in (table.key, *table.foreign)]
-    others = {name: _column(table, name, is_edges=is_edges) for name in names}
-    for name in times:
+    others = {name: _column(table, name, is_edges=is_edges or bool(table.history)) for name in names}
+    for name in times | dict.fromkeys([table.history] * bool(table.history), ""):
         role, kind, known = others[name]
-        if name == time:
+        if name == table.history:
+            role, why = "history", "the time from which a row holds"
+        elif name == time:
             role, why = "time", "the time of its edges" + (f", of {len(times)}" if len(times) > 1 else "")
         elif table.foreign and not time:
             why = "not the time of its edges: cells are missing"

@@ -32,14 +32,15 @@ from hopline.types import Progress, silent
 from hopline_sql.database import query
 
 _LOG = logging.getLogger("hopline.graph")
-Role = Literal["feature", "label", "time", "weight", "id", "left out"]
+Role = Literal["feature", "label", "time", "weight", "id", "history", "left out"]
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One column.
 
     Attributes:
-        role: a feature, a label, the time, the weight or the id of edges.
+        role: a feature, a label, the time, the weight or the id of edges; or the times of a key's rows, of
+            which there are several then ("history").
         type: as in `NodeTable.column_types`; "" detects it.
         size: numbers of a vector; 0 for those of the lists.
         values: of codes, those that are columns; () for those of the lists.
@@ -93,7 +94,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         relation, reverse: the same for edges that rows without a key are; "" as `relation` means the name
             of the table.
         numbers: features are numbers (float32), not columns for preprocessing.
-        time_unit: unit of integers in the column of times.
+        time_unit: unit of integers in the column of times. since: as `NodeTable.history_since`.
         na, fill: as in `Missing`. round: as `NodeFile.rounded`.
         header, delimiter, encoding, comment: as in `TextFormat`.
         deletes: what a change feed does with a deleted row that is a node: the node is removed, or stays
@@ -109,6 +110,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reverse: str = ""
     numbers: bool = False
     time_unit: Literal["", "s", "ms", "us", "ns"] = ""
+    since: int | str | None = None
     na: tuple[str, ...] = ()
     fill: float | dict[str, float] | None = None
     round: tuple[str, ...] = ()
@@ -225,6 +227,9 @@ class Description:
                     table.named("feature") if table.numbers else (),
                     columns=() if table.numbers else table.kinds("feature"),
                     rounded=table.round,
+                    time_unit=table.time_unit if table.one("history") else "",
+                    history=table.one("history"),
+                    history_since=table.since,
                     **shared,
                 )
             for edge_type, src, dst in self.edges(name):
@@ -282,8 +287,12 @@ class Description:
         for column, described in table.columns.items():
             if described.wrong:
                 return f"{column!r}: {described.wrong}"
-        if any(len(table.named(role)) > 1 for role in ("time", "weight", "id")):
-            return "one column is the time, one the weight, and one the id"
+        if any(len(table.named(role)) > 1 for role in ("time", "weight", "id", "history")):
+            return "one column is the time, one the weight, one the id, and one the history"
+        if (history := table.one("history")) and (wrong := _not_of_history(table)):
+            return f"{history!r} is a history: {wrong}"
+        if table.since is not None and not history:
+            return "since is of a table with a history"
         if table.key and (odd := table.one("weight") or table.one("id")):
             return f"{odd!r} is a weight or an id: only rows without a key are edges, which have these"
         if table.numbers and (odd := table.one("id")):
@@ -296,6 +305,17 @@ class Description:
             if (each.relation or each.reverse) and not table.key:
                 return f"{column!r}: rows without a key have one relation; write it above foreign_keys"
         return ""
+
+
+def _not_of_history(table: Table) -> str:
+    """The reason why a table has no history; "" if it can."""
+    if not table.key:
+        return "rows without a key are edges, which have a time"
+    if table.foreign_keys:
+        return "its rows would make an edge each; keep foreign keys in a table with a row for each key"
+    if odd := next(iter(table.named("label", "time")), None):
+        return f"{odd!r} would belong to one of many rows of a key; keep it in another table"
+    return ""
 
 
 def _with_ends(source: Any, ends: tuple[str, str], table: Table) -> FileTable:

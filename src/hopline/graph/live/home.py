@@ -89,9 +89,9 @@ class LiveHome:
             GraphError: the folder belongs to another graph, or cannot be written.
             LogFull, LogFailed: the disk is full or failed.
         """
-        timed = [name for name, each in base.schema.node_types.items() if each.has_time]
+        timed = [name for name, each in base.schema.node_types.items() if each.has_time or each.history]
         if timed:
-            raise GraphError(f"node type {timed[0]!r} has times (NodeTable.time), and no event sets them")
+            raise GraphError(f"node type {timed[0]!r} has times or a history, and no event sets them")
         lock = WriterLock(folder / LOCK, owner)
         lock.take()
         try:

@@ -72,6 +72,7 @@ class LiveNodes(LiveColumns):
     """
 
     ready: IdArray | None = None
+    history: ClassVar[None] = None
 
     def __init__(
         self, memory: LiveMemory, name: str, own: NodeMemory, base: IdIndex, reader: LiveView

@@ -5,6 +5,7 @@ Each function may be repeated. A file is replaced as a whole, or bytes of it are
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import mmap
 import os
@@ -22,6 +23,7 @@ from hopline.engine.precomputed_file.writer import PrecomputedWriter
 from hopline.errors import GraphError
 from hopline.files import draft_of, publish_file, publish_folder
 from hopline.graph import Graph
+from hopline.graph.history import History
 from hopline.graph.live.changes import Changes, Ids, NodeChanges
 from hopline.graph.live.history import fill, make_writer
 from hopline.graph.live.home import Start
@@ -49,15 +51,16 @@ def erase_from_graph(folder: Path, node_type: str, ids: Sequence[ExternalId]) ->
 
     Their rows stay without ids, features and edges. A live folder of the graph belongs to the new one too.
 
-    Raises: GraphError: it cannot be written, or has features of 8 bits.
+    Raises: GraphError: it cannot be written, or has features of 8 bits, or narrow ones and a history.
     """
     base = Graph.open(folder, verify=True)
     known = [each for each in ids if _row_of(base.nodes[node_type], each) >= 0]
     if not known:
         return False
     dtypes = {name: each.feature_dtype for name, each in base.schema.node_types.items()}
-    if "int8" in dtypes.values():
-        raise GraphError(f"{folder} has features of int8: build it again without the nodes")
+    narrow = {*dtypes.values()} - {"float32"}
+    if "int8" in narrow or (narrow and any(each.history for each in base.schema.node_types.values())):
+        raise GraphError(f"{folder} has features of {min(narrow)}: build it again without the nodes")
     room = {"spare_nodes": 4, "spare_edges": 16, "num_levels": 1, "reads_degrees": False}
     start = Start(base, State(base.version, 0))
     writer, view = make_writer(start, base.version, None, lambda: 0, **room)
@@ -66,14 +69,13 @@ def erase_from_graph(folder: Path, node_type: str, ids: Sequence[ExternalId]) ->
     if applied.num_applied != len(known):
         raise GraphError(f"{folder}: {applied.rejected[0].reason}")
     found = view().snapshot()
-    nodes = {
-        name: Nodes(
-            part.features, part.ids, part.columns, _labels(base.nodes[name].labels, part.ids.removed)
-        )
-        for name, part in found.nodes.items()
-    }
+    nodes = {}
+    for name, part in found.nodes.items():
+        own, removed = base.nodes[name], part.ids.removed
+        past = None if own.history is None else _without(own.history, removed)
+        nodes[name] = Nodes(part.features, part.ids, part.columns, _labels(own.labels, removed), past)
     graph = Graph(found.schema, nodes, found.edges, left_out=base.left_out)
-    for dtype in {*dtypes.values()} - {"float32"}:
+    for dtype in narrow:
         graph = graph.with_features_as(dtype)
     draft = draft_of(folder)
     try:
@@ -85,6 +87,16 @@ def erase_from_graph(folder: Path, node_type: str, ids: Sequence[ExternalId]) ->
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return True
+
+
+def _without(past: History, removed: Any) -> History:
+    """The same with zeros, and missing cells, in the rows of removed nodes."""
+    import pyarrow as pa
+
+    gone = np.repeat(np.isin(np.arange(len(past.offsets) - 1), removed), np.diff(past.offsets))
+    features = np.where(gone[:, None], np.float32(0), past.features)
+    columns = past.columns and past.columns.taken(pa.array(np.arange(len(gone)), mask=gone))
+    return dataclasses.replace(past, features=features, columns=columns)
 
 
 def _row_of(nodes: Nodes, name: ExternalId) -> int:
@@ -203,10 +215,14 @@ def patterns_of(ids: Sequence[ExternalId], nodes: Nodes) -> list[bytes]:
         if is_searched(each)
     ]
     for each in ids:
-        row = _row_of(nodes, each)
-        values = np.asarray(nodes.features[row : row + 1], np.float32)[0] if row >= 0 else np.empty(0)
-        if len(np.unique(values)) > 3:  # a row that others may have too is no proof
-            found.append(values.astype("<f4").tobytes())
+        row, past = _row_of(nodes, each), nodes.history
+        rows = list(np.asarray(nodes.features[row : row + 1], np.float32)) if row >= 0 else []
+        if rows and past is not None:
+            own = slice(*past.offsets[row : row + 2].tolist())
+            rows += list(np.asarray(past.features[own], np.float32))
+        for values in rows:
+            if len(np.unique(values)) > 3:  # a row that others may have too is no proof
+                found.append(values.astype("<f4").tobytes())
     return found
 
 
