@@ -9,8 +9,13 @@ import gc
 import io
 import itertools
 import linecache
+import locale
 import logging
+import mmap
+import multiprocessing
+import operator
 import os
+import platform
 import random
 import resource
 import secrets
@@ -18,15 +23,19 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from ctypes import CDLL
 from datetime import date
 from datetime import datetime as moment
 from pathlib import Path
+from sys import argv
 from time import time as now
+from time import tzname
 
 import numpy as np
 import pandas as pd
@@ -49,12 +58,27 @@ from tests.packaging.graphs import homogeneous
 START = time.time()
 COUNTS = [0]
 GENERATOR = np.random.default_rng(0)
-CLOCK = time.time
+CLOCK, LOCAL = time.time, time.localtime
 DAY = "today"
 DATABASE = sqlite3.connect(":memory:")
 FOLDER = os.path.dirname(__file__)
 STEPS = (float(step > 5000) for step in itertools.count())
 PAGES, CONTEXT = io.BytesIO(), contextvars.ContextVar("calls", default=0)
+TICK, TICKS, TIMES = functools.partial(time.time), iter(time.time, None), defaultdict(time.time)
+PLACES, LIBRARY = mmap.mmap(-1, 8), CDLL(None)
+MACHINE = platform.node(), tempfile.gettempdir()  # Python keeps them
+
+
+MADE = map(lambda step: float(step > 5000), itertools.count())  # noqa: C417
+
+
+class Day(datetime.date):
+    pass
+
+
+@functools.cache
+def twice(number):
+    return 2 * number
 
 
 def is_up():
@@ -108,22 +132,34 @@ def package(model, repository, **options):
         (lambda _, h: h + uuid.uuid1().time % 100, "generate_time"),
         (lambda _, h: h + os.times().elapsed % 100, "os.times"),
         (lambda _, h: h + logging.makeLogRecord({}).created % 60, "time.time"),
+        (lambda _, h: h + Day.today().toordinal() % 7, "date.today"),
+        (lambda _, h: h + functools.partial(time.time)() % 60, "time.time"),
+        (lambda _, h: h + next(map(time.gmtime, [None])).tm_hour, "time.gmtime"),
+        (lambda _, h: h + next(map(LOCAL, [None])).tm_hour, "time.localtime"),
+        (lambda _, h: h + operator.methodcaller("__call__")(time.time) % 60, "time.time"),
+        (lambda _, h: h + TICK() % 60, "time.time"),
+        (lambda _, h: h + next(TICKS) % 60, "time.time"),
+        (lambda _, h: h + TIMES["now"] % 60, "time.time"),
+        (lambda model, h: h + model.tick() % 60, "time.time"),
+        (lambda _, h, tick=TICK: h + tick() % 60, "time.time"),
     ],
     ids=[
         "time", "imported", "global", "attribute", "counter", "localtime", "text", "date", "half a day",
-        "datetime", "numpy", "array", "pandas", "period", "range", "uuid", "times", "record",
+        "datetime", "numpy", "array", "pandas", "period", "range", "uuid", "times", "record", "subclass",
+        "partial", "map", "map of a global", "method", "global partial", "iterator", "default of a dict",
+        "attribute partial", "default argument",
     ],
 )  # fmt: skip
 def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
     with pytest.raises(NotServable, match=f"reads the clock .*{source}.*freeze"):
-        package(Model(middle, clock=time.time), tmp_path)
+        package(Model(middle, clock=time.time, tick=TICK), tmp_path)
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("middle", "source"),
     [
-        (lambda _, h: h * float(os.environ.get("SCALE", "1")), "environment variable 'SCALE'"),
+        (lambda _, h: h * float(os.environ.get("SCALE", "1")), "os._Environ.__getitem__"),
         (lambda _, h: h + os.getpid() % 100, "os.getpid"),
         (lambda _, h: h + len(os.getcwd()), "os.getcwd"),
         (lambda _, h: h * (1 + len(os.environ)), "os.environ"),
@@ -145,12 +181,32 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         (lambda _, h: h * len(threading.current_thread().name), "_thread.get_ident"),
         (lambda _, h: h + resource.getrusage(0).ru_maxrss % 7, "resource.getrusage"),
         (lambda _, h: h + len(socket.gethostname()), "gethostname"),
-        (lambda _, h: h + torch.initial_seed() % 7, "torch.initial_seed"),
+        (lambda _, h: h + torch.initial_seed() % 7, "torch.random.initial_seed"),
+        (lambda _, h: h + len(sys.argv), "sys.argv"),
+        (lambda _, h: h + len(argv), "sys.argv"),
+        (lambda _, h: h + len(platform.node()), "platform.node"),
+        (lambda _, h: h + len(tempfile.gettempdir()), "tempfile.gettempdir"),
+        (lambda _, h: h + len(locale.localeconv()), "locale.localeconv"),
+        (lambda _, h: h + time.timezone, "time.timezone"),
+        (lambda _, h: h + len(tzname[0]), "time.tzname"),
+        (lambda _, h: h + moment.fromtimestamp(0).hour, "datetime.fromtimestamp"),
+        (lambda _, h: h + moment(2020, 1, 1).timestamp() % 7, "datetime.timestamp"),
+        (lambda _, h: h + moment(2020, 1, 1).astimezone().hour, "datetime.astimezone"),
+        (lambda _, h: h + twice(2) + twice.cache_info().hits % 2, "cache_info"),
+        (lambda _, h: h + id(Model) % 7, "builtins.id"),
+        (lambda _, h: h + sum(map(hash, "ab")) % 7, "builtins.hash"),
+        (lambda _, h: h + sys.getrefcount(None) % 7, "sys.getrefcount"),
+        (lambda _, h: h + len(multiprocessing.current_process().name), "current_process"),
+        (lambda _, h: h + LIBRARY.getppid() % 7, "ctypes.CDLL"),
+        (lambda _, h: h + PLACES[0], "mmap.mmap"),
     ],
     ids=[
         "variable", "process", "folder", "variables", "threads", "processors", "gradients", "inference",
         "dtype", "autocast", "anomaly", "deterministic", "precision", "uuid", "secrets",
-        "system random", "database", "address", "program", "thread", "usage", "host", "seed",
+        "system random", "database", "address", "program", "thread", "usage", "host", "seed", "arguments",
+        "imported arguments", "host of Python", "folder of files", "language", "time zone", "its name",
+        "hour of a time", "local time", "local hour", "calls", "place in memory", "hash by map", "counts",
+        "process of Python", "library", "shared memory",
     ],
 )  # fmt: skip
 def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):
@@ -368,6 +424,18 @@ def keyed(_, h):
     return {Key("h"): h}[Key("h")]
 
 
+def has_constants_of_the_standard_library(_, h):
+    if h.size(1) > sys.maxsize or sys.version_info < (3, 11):
+        print("wide", file=sys.stderr)
+    by = functools.partial(sorted, key=len)(["ab", "c"])
+    return h * len(by) + twice(2) + sys.float_info.epsilon + len(f"{Key('h')}")
+
+
+def clock_of_training(model, h):
+    started = time.time() if model.training else 0.0
+    return h if not model.training else h * (time.time() - started)
+
+
 def measures(model, h):
     model.history.append(time.time())
     return h
@@ -388,7 +456,10 @@ def test_clocks_and_settings_are_refused_whatever_answers_do_with_them(middle, t
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("middle", [logs, keyed, keeps_for_inspection])
+@pytest.mark.parametrize(
+    "middle",
+    [logs, keyed, keeps_for_inspection, has_constants_of_the_standard_library, clock_of_training],
+)
 def test_what_has_no_effect_on_answers_is_served(middle, tmp_path):
     report = package(Model(middle), tmp_path)
     assert all(note.startswith("called as") for note in report.notes)
@@ -486,7 +557,7 @@ def test_random_numbers_are_refused_though_no_answer_compared_shows_them(middle,
     model = Model(middle)
     model.leaf, model.python, model.numpy = Leaf(), random.Random(0), np.random.default_rng(0)
     model.torch = torch.Generator()
-    with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
+    with pytest.raises(NotServable, match=r"draws random numbers .*whether"):
         package(model, tmp_path)
 
 
@@ -507,7 +578,7 @@ def test_a_generator_of_torch_that_a_call_seeds_from_the_system_is_refused(tmp_p
 
 
 def test_random_numbers_that_a_head_reads_are_refused(tmp_path):
-    with pytest.raises(NotServable, match=r"draws random numbers .*others may"):
+    with pytest.raises(NotServable, match=r"draws random numbers .*whether"):
         package(Model(lambda _, h: h), tmp_path, head=Leaf())
 
 
@@ -525,11 +596,59 @@ def test_a_fixed_date_is_a_constant(day, tmp_path):
     assert len(report.notes) == 1
 
 
-def test_a_tensor_that_forward_reads_from_a_file_is_noted(tmp_path):
-    path = tmp_path / "mean.pt"
-    torch.save(torch.zeros(8), path)
-    report = package(Model(lambda _, h: h - torch.load(path)), tmp_path / "models")
-    assert any("reads a file (torch.load at test_repeatable" in note for note in report.notes)
+def first_byte(path):
+    with open(path, "rb") as file:
+        return file.read(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("middle", "source"),
+    [
+        (lambda model, h: h - torch.load(model.path), "torch.serialization.load"),
+        (lambda _, h: h + first_byte("/dev/urandom"), "io.open"),
+        (lambda _, h: h + len(Path("/proc/uptime").read_text()), "io.open"),
+        (lambda model, h: h + os.stat(model.path).st_mtime % 60, "os.stat"),
+    ],
+    ids=["tensor", "device", "process", "time of a file"],
+)
+def test_what_forward_reads_from_a_file_is_refused(middle, source, tmp_path):
+    torch.save(torch.zeros(8), tmp_path / "mean.pt")
+    with pytest.raises(
+        NotServable, match=rf"reads a file \({source}.*Read it in __init__, and keep a buffer"
+    ):
+        package(Model(middle, path=str(tmp_path / "mean.pt")), tmp_path / "models")
+
+
+def test_lines_of_an_open_file_are_refused(tmp_path, monkeypatch):
+    with open(__file__) as lines:
+        monkeypatch.setitem(globals(), "CLOCK", lines)
+        with pytest.raises(NotServable, match=r"reads a file \(_io.TextIOWrapper"):
+            package(Model(lambda _, h: h + len(next(CLOCK))), tmp_path)
+
+
+def draws_by_default(_, h, generator=torch.Generator()):  # noqa: B008
+    return h + (torch.rand((), generator=generator) > 1 - RARE)
+
+
+class Mixers:
+    static, of_class = staticmethod(draws_by_default), classmethod(draws_by_default)
+
+
+@pytest.mark.parametrize(
+    ("middle", "state"),
+    [
+        (draws_by_default, {}),
+        (lambda _, h: Mixers.static(None, h), {}),
+        (lambda _, h: Mixers.of_class(h), {}),
+        (lambda model, h: h + (model.draw() > 1 - RARE), "draw"),
+        (lambda _, h: h + next(MADE), {}),
+    ],
+    ids=["function", "static method", "class method", "partial", "map"],
+)
+def test_a_generator_that_a_function_keeps_is_refused(middle, state, tmp_path):
+    kept = {"draw": functools.partial(torch.rand, (), generator=torch.Generator())}
+    with pytest.raises(NotServable, match=r"keeps state between calls"):
+        package(Model(middle, **(state and kept)), tmp_path)
 
 
 def test_hashes_of_text_are_those_of_one_process(tmp_path):
@@ -1016,7 +1135,7 @@ class Typed(nn.Module):
     [
         ("h = h + time.time() % 60 / 60", "time.time"),
         ("h = h + datetime.datetime.now().timestamp() % 60", "datetime.now"),
-        ("h = h + len(os.environ.get('REGION', 'eu'))", "environment variable 'REGION'"),
+        ("h = h + len(os.environ.get('REGION', 'eu'))", "os._Environ.__getitem__"),
         ("h = h + os.getpid() / 1e7", "os.getpid"),
         ("h = h + hash('abc') % 97 / 1e4", "hash"),
         ("h = h + 0.001 * (next(iter({'a', 'b', 'c'})) == 'a')", "the order of a set"),

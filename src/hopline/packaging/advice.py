@@ -38,7 +38,8 @@ DERIVATIVE = (
 )
 SUMS = (
     "; count edges by torch_geometric.utils.degree(edge_index[{0}], x.size(0)), and sum rows by "
-    "scatter(rows, edge_index[{0}], dim_size=x.size(0))"
+    "scatter(rows, edge_index[{0}], dim_size=x.size(0)), with reduce='mean' or 'max' for these; in place "
+    "of include_self=True combine both, torch.maximum(x, scatter(...))"
 )
 SHARES = (
     "; where a softmax over the edges that leave a node is read by the edges that enter one, write e = "
@@ -72,24 +73,33 @@ UNLIKE_LIST = (
     "multiply by its values, also SAGEConv, which accepts no weights with a list. Build the graph without "
     "repeated edges, self-loops and such weights, and train on it; or train with edge_index"
 )
-#: What is wrong with random numbers that are not seen in answers.
 DRAWS = (
-    "in eval mode forward draws random numbers ({}): the answers compared do not show it, others may. "
-    "Draw while self.training only, or in __init__; of a DeepGraphInfomax pass the encoder. A server must "
-    "answer the same question the same way"
+    "in eval mode forward draws random numbers ({}), whether the answers compared show them or not. For "
+    "dropout write F.dropout(x, p, training=self.training) or nn.Dropout; else draw while self.training "
+    "only, or in __init__ for a buffer; of a DeepGraphInfomax pass the encoder. A server must answer the "
+    "same question the same way"
 )
+NARROW = "a server computes in float32: leave out torch.autocast, x.half() and x.bfloat16() in forward"
 #: Words of a refusal to split -> the remedy, where the code that refuses knows none.
 _REMEDIES = {
+    "aten.median'": "write x.sort(1).values[:, (x.size(1) - 1) // 2]",
+    "kthvalue": "write x.sort(1).values[:, k - 1]",
+    "signbit": "for copysign write torch.where(sign < 0, -x.abs(), x.abs())",
+    "decomposed_layers": "build the layer without it, with the same weights",
+    "Could not find an implementation": NARROW,
     "QuantileAggregation": "a quantile over neighbours has no form: use median, mean, max or attention",
     "sparse_": f"a server reads edges as a list, and builds no sparse matrix of them: {MATRIX}",
     "outside of a message-passing layer": "bring rows of edges to nodes by torch_geometric.utils.scatter("
-    "rows, edge_index[i], dim_size=x.size(0)), and rows of nodes to edges by x[edge_index[i]]",
+    "rows, edge_index[i], dim_size=x.size(0)), with reduce='mean' or 'max' for these, and rows of nodes to "
+    "edges by x[edge_index[i]]; in place of include_self=True write torch.maximum(x, scatter(...))",
     "int() of a tensor's numbers": "leave out sizes: degree(batch), global_add_pool(x, batch)",
     "__array_struct__": "use torch in place of NumPy",
     "not installed as a submodule": "forward runs a module outside of the model: make it an "
     "attribute, and change forward in a subclass",
     "the model fails on the graph at": HOW_RUN,
     "_cdist_forward": "torch.cdist has no form in ONNX: write (a[:, None] - b).norm(dim=-1)",
+    "No ONNX function": "write it with sums, products, torch.where, sort or gather, or make a column "
+    "of it before the graph is built",
 }
 TYPED = (
     "edge types as numbers are an argument: package a module whose forward(x, edge_index, edge_type) calls "
@@ -203,6 +213,11 @@ def hint(error: Exception, module: nn.Module, slots: Mapping[str, Tensor]) -> st
             "; a table with a row for each node is declared, embeddings={'emb': node type}, and forward "
             "reads it whole, self.emb.weight"
         )
+    for part in module.modules():
+        if taken := [
+            name for name in part._modules if isinstance(getattr(type(part), name, None), property)
+        ]:
+            return f"; {type(part).__name__}.{taken[0]} is a property of PyG: give the layer another name"
     if "does not require grad" in text:
         return f"; {DERIVATIVE}"
     if isinstance(error, AttributeError) and "'HeteroData' has no attribute" in text:

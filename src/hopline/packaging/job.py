@@ -19,7 +19,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import HOW_RUN, UNLIKE_LIST, remedy
+from hopline.packaging.advice import HOW_RUN, NARROW, UNLIKE_LIST, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
@@ -65,7 +65,7 @@ class Job:
         outputs: of the module; a single one has no name.
         are_probabilities: whether each ends in its task's activation.
         embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
-        decisions: lines of its source that branch on values of tensors.
+        decisions, narrow: lines of its source that branch on values of tensors, compute in half precision.
         rules: as in `StageFigures`, by the name of the stage.
     """
 
@@ -92,6 +92,7 @@ class Job:
     embedding: Rows | None = None
     embedding_layer: str = ""
     decisions: list[str] = field(default_factory=list)
+    narrow: list[str] = field(default_factory=list)
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def ask_module(
@@ -140,7 +141,7 @@ class Job:
         )
         self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
         seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
-        self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
+        self.decisions, self.narrow = seen.decisions, seen.narrow
         check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         for each, part in zip(self.outputs, self.reference.parts, strict=True):
             with of_output(each.name):
@@ -321,7 +322,12 @@ class Job:
         if why:
             return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
         if isinstance(reason, ParityError):
-            return ParityError(f"{reason}; {HOW_RUN}")
+            half = (
+                f"forward computes in half precision ({self.narrow[0]}), and {NARROW}"
+                if self.narrow
+                else ""
+            )
+            return ParityError(f"{reason}; {half or HOW_RUN}")
         known = remedy(str(reason))
         return NotSplittable(f"{reason}{known}") if known else reason
 

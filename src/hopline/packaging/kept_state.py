@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import random
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import CodeType, FunctionType, GeneratorType, ModuleType
+from functools import partial
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,8 @@ from hopline.packaging.user_source import is_users
 _OF_TORCH = frozenset(vars(nn.Module())) | {"_parameters", "_buffers", "_modules"}
 #: Levels of containers and objects that are compared, and entries of one.
 _DEPTH, _ENTRIES = 4, 1000
-_PARTS = (Mapping, set, frozenset, list, tuple, deque, FunctionType)
+_FUNCTIONS = (FunctionType, MethodType, staticmethod, classmethod, partial)
+_PARTS = (Mapping, set, frozenset, list, tuple, deque, *_FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _containers(value: Any, depth: int) -> Iterator[Any]:
     """Containers in a value, which can be filled, also those that a function or an object holds."""
     if isinstance(value, dict | list | set | deque):
         yield value
-    elif isinstance(value, FunctionType):
+    elif isinstance(value, _FUNCTIONS):
         for each in _held(value):
             yield from _containers(each, 0)
     elif depth and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type | ModuleType):
@@ -119,8 +122,10 @@ def _containers(value: Any, depth: int) -> Iterator[Any]:
             yield from _containers(each, depth - 1)
 
 
-def _held(function: FunctionType) -> tuple[Any, ...]:
-    """Values that a function keeps: attributes, defaults, what it closes over."""
+def _held(function: Any) -> Sequence[Any]:
+    """Values that a function keeps: attributes, defaults, what it closes over or wraps."""
+    if not isinstance(function, FunctionType):
+        return gc.get_referents(function)
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return vars(function), *defaults, *cells
@@ -169,7 +174,7 @@ def printed(value: Any, depth: int = _DEPTH) -> Any:
         try:  # generators, arrays, iterators, moments: all that has its state inside
             return zlib.crc32(pickle.dumps(value))
         except Exception:  # of any type
-            return type(value).__name__
+            return printed(gc.get_referents(value), depth - 1) if depth else type(value).__name__
     if depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
@@ -178,8 +183,8 @@ def printed(value: Any, depth: int = _DEPTH) -> Any:
         return (len(value), hash(frozenset(map(repr, value))))
     if isinstance(value, list | tuple | deque):
         return (len(value), [printed(each, depth - 1) for each in list(value)[-_ENTRIES:]])
-    if isinstance(value, FunctionType):
-        return (id(value.__code__), [printed(part, depth - 1) for part in _held(value)])
+    if isinstance(value, _FUNCTIONS):
+        return (id(getattr(value, "__code__", None)), [printed(part, depth - 1) for part in _held(value)])
     return (type(value).__name__, printed(vars(value), depth - 1))
 
 

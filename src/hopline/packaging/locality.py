@@ -51,10 +51,9 @@ def check_sizes(
             if size > _SMALL and size > _SQUARE * once.tensors.get(line, size):
                 raise NotServable(
                     _depends_on_other_nodes(reference, probe, decisions)
-                    or f"forward makes a tensor at {line} that grows with the square of the number of "
-                    "nodes, such as a dense n × n matrix (to_dense_adj, torch.zeros(n, n), cdist). A "
-                    "server reads neighbourhoods of thousands of nodes, for which that takes gigabytes: "
-                    "use edge_index with a convolution, scatter or torch.sparse"
+                    or f"forward makes a tensor that grows with the square of the number of nodes "
+                    f"({line}), as a dense n × n matrix does (to_dense_adj, torch.zeros(n, n), cdist): "
+                    "gigabytes for a neighbourhood. Use edge_index with a convolution, or scatter"
                 )
         for copies in sorted({2, max(2, _MOST_ROWS // one)}):
             graph = repeated(probe.check, copies)

@@ -145,7 +145,7 @@ def _own_way(conv: MessagePassing) -> str:
     """The part of PyG's message passing that a conv does in another way; "" if none."""
     for name in _REPLACED:
         if name in vars(conv):
-            return f"its {name} was replaced"
+            return f"its {name} was replaced, as decomposed_layers=2 does"
         for base in type(conv).__mro__:
             method = vars(base).get(name)
             if method is None or base.__module__.startswith("torch_geometric."):

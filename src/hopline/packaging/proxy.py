@@ -266,7 +266,10 @@ class RunningTracer(fx.Tracer):
         ):
             items = range(len(value))
             return iter([self.create_proxy("call_function", operator.getitem, (obj, i), {}) for i in items])
-        return super().iter(obj)
+        raise TraceError(
+            f"a loop over rows{_line()} has another length for each request: compute all rows together, "
+            "h * 2 in place of [row * 2 for row in h]"
+        )
 
 
 def _line() -> str:

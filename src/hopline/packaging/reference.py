@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging.advice import ONE_ROW, hint
@@ -24,6 +25,7 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.memberships import as_batch
 from hopline.packaging.probe import reordered
+from hopline.packaging.user_source import user_line
 from hopline.types import AnyArray, IdArray
 
 #: float64: the oracle keeps the precision of the module's answers.
@@ -101,9 +103,10 @@ class Reference:
             raise
         except Exception as error:  # user code
             remedy = hint(error, module, slots) or self.binding.matrix_hint or single_columns(slots)
+            where = f" (at {line})" if (line := user_line(error)) else ""
             raise PackagingError(
-                f"the model fails on the graph: {type(error).__name__}: {error}; {self.binding.called}; "
-                f"the graph gives {described(slots)}{remedy}"
+                f"the model fails on the graph: {type(error).__name__}: {error}{where}; "
+                f"{self.binding.called}; the graph gives {described(slots)}{remedy}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
 
@@ -417,7 +420,13 @@ def eval_copy(module: nn.Module) -> nn.Module:
 
 
 def drop_caches(module: nn.Module) -> None:
-    """Turn off `cached=True` of PyG, whose values belong to the edges that the module saw first."""
+    """Turn off PyG's `cached=True`, whose values belong to the edges that the module saw first.
+
+    So are reversible layers that free their input, which other code may read.
+    """
+    for part in module.modules():
+        if isinstance(part, InvertibleModule):
+            part.disable = True
     for _, part, name in [*_caches(module)]:
         part.cached = False  # type: ignore[assignment]
         setattr(part, name, None)

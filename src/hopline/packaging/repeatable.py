@@ -2,7 +2,7 @@
 
 One copy is called again and again, so that state that it keeps shows, and with generators seeded
 differently. Code that reads the clock, the process or the environment is refused: a package would freeze
-what it read. What it reads from files, without an effect on its answers, is noted.
+what it read.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _REMEDIES: dict[Kind, str] = {
     "random bytes": "draw in __init__ and keep a buffer",
     "the environment": "read it in __init__",
     "how it runs": "write self.training or x.dtype, or read it in __init__",
+    "a file": "read it in __init__, and keep a buffer; write files in training",
 }
 #: Types of generators that a model may keep.
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -56,7 +57,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     Args:
         rows: its answers on the probe.
 
-    Returns: what it did in one run, with `notes` for what it reads or keeps without an effect.
+    Returns: what it did in one run.
 
     Raises: NotServable: its answers differ; names the source: a line, a generator, a clock, an attribute.
     """
@@ -166,8 +167,14 @@ class _Check:
             kept.answers(self._probe.check, self._pairs)
         if self.seen.conditions:
             raise NotServable(f"forward calls torch.cond ({self.seen.conditions[0]}): {instead_of('')}")
-        for kind in ("the clock", "random bytes", "the environment", "how it runs"):
-            self._read_outside(kind)
+        for kind, instead in _REMEDIES.items():
+            if readings := [what for what, its in self.seen.readings.items() if its == kind]:
+                raise NotServable(
+                    f"forward reads {kind} ({'; '.join(readings[:3])}), and its answers may change with "
+                    f"that: a package would freeze what it read. {instead.capitalize()}; {_SAME}"
+                )
+        if self.seen.consumed:
+            raise NotServable(DRAWS.format("; ".join(self.seen.draws or self.seen.consumed)))
         if self.seen.gradients:
             raise NotServable(
                 "forward takes a gradient by torch.autograd, torch.func.grad, vjp or jacrev "
@@ -179,12 +186,11 @@ class _Check:
         each_time = kept_state.changed(first, second)
         at_first = [name for name in kept_state.changed(before, first) if not name.startswith("global")]
         self._changed = each_time or at_first
-        suspect = bool(self._changed or self.seen.consumed or self.seen.readings)
-        if suspect:
+        if self._changed:
             self._tolerance = _DRIFT
         others = _kept(self._reference)
         self._see_others(others)
-        repeats = [(others, 0), *((kept, 2 + n) for n in range(_REPEATS if suspect else 2))]
+        repeats = [(others, 0), *((kept, 2 + n) for n in range(_REPEATS if self._changed else 2))]
         if not all(self._same(*each) for each in repeats):
             self._refuse()
         if drawn := [name for name in each_time if isinstance(second[name].value, _GENERATORS)]:
@@ -192,12 +198,6 @@ class _Check:
         if each_time:  # a counter may decide later
             self._refuse()
         self._caches(second)
-        if self.seen.consumed:
-            raise NotServable(DRAWS.format("; ".join(self.seen.draws or self.seen.consumed)))
-        self.seen.notes += [
-            f"forward reads a file ({reading}), whose content of the time of packaging is in the package"
-            for reading in self.seen.of("a file")
-        ]
 
     def _state(self, kept: Reference) -> kept_state.State:
         return kept_state.state_of(dict(zip(("", "head"), kept.modules, strict=False)), self.seen.codes)
@@ -294,14 +294,6 @@ class _Check:
                 f"requires_grad, which a package does not have. Write self.training instead; {_SAME}"
             )
 
-    def _read_outside(self, kind: Kind) -> None:
-        """Refuse code that reads something that is another at another time or place."""
-        if readings := self.seen.of(kind):
-            raise NotServable(
-                f"forward reads {kind} ({'; '.join(readings[:3])}), and its answers may change with that: "
-                f"a package would freeze what it read. {_REMEDIES[kind].capitalize()}; {_SAME}"
-            )
-
     def _same(self, reference: Reference, seed: int = 0, rows: Rows | None = None) -> bool:
         """True if the answers on the probe are the first ones, or `rows`; False also if it fails."""
         rows = self._rows if rows is None else rows
@@ -314,25 +306,15 @@ class _Check:
 
     def _refuse(self) -> NoReturn:
         """Raise the reason for which answers differ from call to call, or may do so."""
-        seen = self.seen
-        if seen.draws:
-            raise NotServable(
-                f"the model's answers are random: in eval mode it draws ({'; '.join(seen.draws)}). To turn "
-                "off dropout in eval mode write F.dropout(x, p, training=self.training) or use "
-                f"nn.Dropout; {_SAME}"
-            )
-        fresh_differ = not all(self._same(self._reference, 100 + n) for n in range(_REPEATS))
-        if self._changed and not (fresh_differ and seen.consumed):
+        if self._changed:
             raise NotServable(
                 f"the model keeps state between calls: forward changes {', '.join(self._changed[:3])}"
                 f"{' and more' if self._changed[3:] else ''}, so that the same input may get other "
                 "answers later. Make the state a feature column, or change it while self.training only; "
                 f"{_SAME}"
             )
-        why = "the cause is state that it keeps outside of its attributes, its own generator, or the time"
-        if seen.consumed:
-            why = f"they depend on {' and '.join(seen.consumed)}"
         raise NotServable(
-            f"the model's answers are random: two runs in eval mode differ, and {why}. Draw once in "
-            f"__init__ and keep the numbers as a buffer, or draw while self.training only; {_SAME}"
+            "the model's answers are random: two runs in eval mode differ. The cause is state outside of "
+            "its attributes, the time, or torch.empty, which nothing fills: write torch.zeros. Compute "
+            f"such numbers once in __init__ and keep a buffer; {_SAME}"
         )

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 import torch_geometric
@@ -64,10 +65,14 @@ def user_line(error: BaseException | None = None) -> str:
     trace = traceback.walk_tb(error.__traceback__) if error else traceback.walk_stack(sys._getframe(1))
     for frame, number in reversed(list(trace)) if error else trace:
         if runs_users(frame):
-            name = frame.f_code.co_filename
-            line = linecache.getline(name, number, frame.f_globals).strip()
-            return _shown(name, number, line or _calls(frame.f_code, number))
+            return line_at(frame.f_code, number, frame.f_globals)
     return ""
+
+
+def line_at(code: CodeType, number: int, space: dict[str, Any] | None = None) -> str:
+    """A line of a function, as `user_line`; `space`: its globals, which know the source of a notebook."""
+    line = linecache.getline(code.co_filename, number, space).strip()
+    return _shown(code.co_filename, number, line or _calls(code, number))
 
 
 def _calls(code: CodeType, number: int) -> str:
@@ -84,8 +89,7 @@ def line_in_forward(frame: FrameType | None) -> str:
         if found is None and not frame.f_code.co_filename.startswith(LIBRARIES):
             found = frame
         if found is not None and frame.f_code.co_name == "forward":
-            name, number = found.f_code.co_filename, found.f_lineno
-            return _shown(name, number, linecache.getline(name, number).strip())
+            return line_at(found.f_code, found.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -113,7 +117,7 @@ def iterated_sets(
         return [_shown(name, first + 1, "a set; its source is not known")] if named or makes else []
     found = _orders(tree, attributes, known)
     numbers = sorted({node.lineno + first for node in found})
-    return [_shown(name, number, linecache.getline(name, number).strip()) for number in numbers]
+    return [line_at(code, number) for number in numbers]
 
 
 @lru_cache(1000)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
 import cProfile
-import datetime
+import dis
 import gc
 import inspect
-import io
-import os
 import random
 import re
 import sys
 import time
-import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
-from typing import Any, Literal
+from functools import lru_cache
+from itertools import pairwise
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hopline.packaging.kept_state import printed
-from hopline.packaging.user_source import LIBRARIES, runs_users, user_line
+from hopline.packaging.user_source import LIBRARIES, line_at, runs_users, user_line
 
 #: Calls that convert a tensor's numbers to Python values.
 _DECISIONS = frozenset(
@@ -35,53 +35,42 @@ _DECISIONS = frozenset(
 )  # fmt: skip
 
 Kind = Literal["the clock", "random bytes", "the environment", "how it runs", "a file"]
-_CLOCKS = (
-    "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
-    "process_time_ns", "thread_time", "thread_time_ns", "localtime", "gmtime", "ctime", "asctime",
-    "strftime", "clock_gettime", "clock_gettime_ns",
-)  # fmt: skip
-_ASKS = re.compile("(is|are)_.*_enabled|get_(default|autocast|deterministic|float32)_")
-#: Functions of torch that ask in which mode it runs, in C and in Python.
-_MODES: set[Any] = {each for name, each in vars(torch).items() if _ASKS.match(name)}
-#: Functions written in C that answer something else at another time or place.
-SOURCES: dict[Any, Kind] = {
-    **dict.fromkeys(_MODES, "how it runs"),
-    **{getattr(time, name): "the clock" for name in _CLOCKS},
-    **{getattr(datetime.datetime, name): "the clock" for name in ("now", "utcnow", "today")},
-    datetime.date.today: "the clock",
-    os.urandom: "random bytes",
-    **({uuid._generate_time_safe: "the clock"} if hasattr(uuid, "_generate_time_safe") else {}),
-    os.times: "the clock",
-    # the hash of a text is another one in each process
-    **dict.fromkeys((torch.get_num_threads, hash), "the environment"),
-    io.open: "a file",
+#: What answers something else at another time or place: functions and data of modules, by "module.name" or
+#: "module.type.name".
+_SOURCES: dict[Kind, str] = {
+    "the clock": r"time\.(?!sleep|tz|timez|altz|dayl)\w+|datetime\.\w+\.(now|utcnow|today)|posix\.times"
+    r"|_?uuid\.\w*generate_time_safe",
+    "random bytes": r"posix\.urandom|random\.Random\.__init__"
+    r"|torch\.(random\.initial_seed|Generator\.seed)",
+    "how it runs": r"torch\.((is|are)_\w+_enabled|get_(default|autocast|deterministic|float32)_\w+)",
+    "a file": r"torch\.serialization\.(load|save)|_?io\.(open|Text|Buffer|File).*"
+    r"|posix\.([lf]?stat|open|read|listdir|scandir|access|readlink)",
+    "the environment": r"os\._Environ\.__(getitem|iter|len)__|functools\.\w+\.cache_info|uuid\.getnode"
+    r"|time\.(tz|timez|altz|dayl)\w+|datetime\.\w+\.(fromtimestamp|timestamp|astimezone)"
+    r"|builtins\.(hash|id)|torch\.get_num_\w*threads|gc\.(get|is)\w+|_thread\.get\w+"
+    r"|sys\.(?!max|std|float_info|int_info|hexversion|version_info|_getframe|exc|intern|set)\w+"
+    r"|(_?ctypes|_?locale|mmap|multiprocessing|platform|site|sysconfig|tempfile|threading)\..+",
 }
+#: These count where the user's own code names them.
+_ASKED_BY_LIBRARIES = re.compile(r"(builtins|gc|sys|_thread\.get\w+|threading|platform|_?locale)\b")
 #: Modules of the standard library in C whose functions answer the same for the same arguments, are above,
-#: or whose state is compared. Others read a file, the process, another program, a database or the network.
-_SAME_ANSWERS = {
-    "builtins", "math", "cmath", "operator", "itertools", "functools", "collections", "abc", "bisect",
-    "heapq", "struct", "json", "sre", "re", "string", "copy", "decimal", "statistics", "weakref",
-    "weakrefset", "warnings", "types", "typing", "ast", "tokenize", "opcode", "zlib", "binascii",
-    "hashlib", "md5", "sha1", "sha256", "sha2", "sha512", "sha3", "blake2", "random", "array", "time",
-    "datetime", "unicodedata", "codecs", "pickle", "csv", "sys", "gc", "enum", "marshal", "imp",
-    "contextvars", "locale",
-}  # fmt: skip
-#: Functions of os that read files and folders; functions and methods of streams that read nothing.
-_OF_FILES = {"stat", "lstat", "fstat", "open", "read", "listdir", "scandir", "access", "readlink"}
-_READ_NOTHING = {
-    "fspath", "allocate_lock", "write", "writelines", "flush", "isatty", "fileno", "close", "text_encoding",
-}  # fmt: skip
+#: or whose state is compared. Others read the process, another program, a database or the network.
+_SAME_ANSWERS = re.compile(
+    "builtins|c?math|operator|itertools|functools|collections|abc|bisect|heapq|struct|json|s?re|string|copy|"
+    "decimal|statistics|weakref|weakrefset|warnings|types|typing|ast|tokenize|opcode|zlib|binascii|hashlib|"
+    "md5|sha[1-9]+|blake2|random|array|time|datetime|unicodedata|codecs|pickle|csv|sys|gc|enum|marshal|imp|"
+    "contextvars|locale|io"
+)
+#: Functions and methods that read nothing.
+_READ_NOTHING = re.compile(
+    "fspath|allocate_lock|write(lines)?|flush|isatty|fileno|close|text_encoding|acquire|release|__(enter|exit)__"
+)
+#: Modules whose objects may call a source when they are called, or give a value.
+_CALLING = ("functools", "itertools", "operator")
 _COND = inspect.unwrap(torch.cond).__code__
 #: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
 _CLOCK_TYPES = re.compile("datetime64|M8|Timestamp|Period|DatetimeIndex|to_datetime|date_range")
 _CLOCK_WORDS = {"now", "today", "utcnow"}
-#: Functions of Python that read a file or a mode of torch. A profile shows their code and nothing below it.
-_READERS: dict[CodeType, tuple[str, Kind]] = {
-    each.__code__: (f"torch.{each.__name__}", SOURCES.get(each, "a file"))
-    for each in filter(inspect.isfunction, {torch.load, torch.save, *_MODES})
-} | {torch.initial_seed.__code__: ("torch.initial_seed", "random bytes")}
-_RANDOM = random.Random.__init__.__code__
-_ENVIRON = {getattr(type(os.environ), name).__code__ for name in ("__getitem__", "__iter__", "__len__")}
 #: Files of Python that read clocks, files and the process for messages.
 _MESSAGES = ("linecache.py", "tokenize.py", "inspect.py")
 #: Methods and functions of `logging` that write a record; others may return what they read.
@@ -107,8 +96,8 @@ class Seen:
         readings: what it read from outside, in words -> kind.
         consumed: generators of the process that it drew from.
         codes: the user's functions that ran -> their globals.
+        narrow: lines that compute in half precision.
         tensors: the user's line -> bytes of the largest tensor that an operation of torch answered there.
-        notes: what it reads or keeps without an effect on its answers.
     """
 
     draws: list[str] = field(default_factory=list)
@@ -117,13 +106,9 @@ class Seen:
     conditions: list[str] = field(default_factory=list)
     readings: dict[str, Kind] = field(default_factory=dict)
     consumed: list[str] = field(default_factory=list)
+    narrow: list[str] = field(default_factory=list)
     codes: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
     tensors: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def of(self, kind: Kind) -> list[str]:
-        """Readings of one kind."""
-        return [reading for reading, its in self.readings.items() if its == kind]
 
 
 class _Watch(TorchFunctionMode):
@@ -143,8 +128,11 @@ class _Watch(TorchFunctionMode):
         if not torch.equal(before, torch.get_rng_state()) and (line := user_line()):
             _add(self.seen.draws, f"{name} at {line}")
         if type(result) is Tensor and result.layout == torch.strided:
+            place = user_line()
+            if result.dtype in (torch.float16, torch.bfloat16):
+                _add(self.seen.narrow, place)
             with suppress(NotImplementedError):  # tensors of torch.func have no memory
-                size, place = result.untyped_storage().nbytes(), _place()
+                size = result.untyped_storage().nbytes()
                 self.seen.tensors[place] = max(size, self.seen.tensors.get(place, 0))
         return result
 
@@ -154,31 +142,26 @@ class _Watch(TorchFunctionMode):
             code = frame.f_code
             if code is _COND:
                 _add(self.seen.conditions, user_line())
-            elif code in _ENVIRON:
-                if _caller(frame.f_back) is not None:
-                    name = frame.f_locals.get("key")
-                    what = f"environment variable {name!r}" if name else "os.environ"
-                    self._read(what, "the environment")
-            elif code not in self.seen.codes and runs_users(frame):
+            elif not runs_users(frame):
+                name = f"{frame.f_globals.get('__name__')}.{code.co_qualname}"
+                if name != "random.Random.__init__" or frame.f_locals.get("x") is None:
+                    self._call(frame.f_back, name, _kind(name))
+            elif code not in self.seen.codes:
                 self.seen.codes[code] = frame.f_globals
                 if _reads_clock(frame):
                     self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
-            elif code is _RANDOM and frame.f_locals.get("x") is None:
-                self._read("random.Random()", "random bytes")
-            elif code in _READERS and _caller(frame.f_back) is not None:
-                self._read(*_READERS[code])
-        elif event == "c_call" and (kind := _kind(arg)) is not None:
-            # A key, as an object that defines its hash; a library that asks if a value is hashable.
-            by_library = not runs_users(frame) or "site-packages" in frame.f_code.co_filename
-            is_of_key = arg is hash and (by_library or frame.f_code.co_name == "__hash__")
-            # What torch, PyG, this package and imports read decides nothing.
-            if not is_of_key and not _is_for_message(frame) and _caller(frame) is not None:
-                owner, module = getattr(arg, "__self__", None), _module(arg).removesuffix("._C")
-                if owner is not None and not isinstance(owner, ModuleType):
-                    module = (
-                        owner.__name__ if isinstance(owner, type) else f"{module}.{type(owner).__name__}"
-                    )
-                self._read(f"{'os' if module == 'posix' else module}.{arg.__name__}", kind)
+                if _is_own(frame):
+                    self.seen.readings.update(_named(frame))
+        elif event == "c_call" and not _READ_NOTHING.fullmatch(arg.__name__):
+            name = _name(arg)
+            self._call(frame, name, _kind(name) or _unlisted(name))
+
+    def _call(self, frame: FrameType | None, name: str, kind: Kind | None) -> None:
+        """Record a call of a source. What torch, PyG, this package and imports read decides nothing."""
+        if kind is None or frame is None or _is_for_message(frame) or _caller(frame) is None:
+            return
+        if _is_own(frame) or not _ASKED_BY_LIBRARIES.match(name):
+            self._read(name.replace("posix.", "os."), kind)
 
     def _read(self, what: str, kind: Kind) -> None:
         self.seen.readings[f"{what} at {user_line()}"] = kind
@@ -202,30 +185,81 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _module(function: Any) -> str:
-    """The module of a function in C, or of the type that it is a method of."""
+def _is_own(frame: FrameType) -> bool:
+    """True for the user's code, unless a library's, which may ask if a value is hashable, or a key's."""
+    code = frame.f_code
+    return runs_users(frame) and "site-packages" not in code.co_filename and code.co_name != "__hash__"
+
+
+def _name(function: Any) -> str:
+    """The name of a function in C, "time.time", or of a method, "datetime.date.today"."""
     owner = getattr(function, "__self__", None)
-    if isinstance(owner, ModuleType):
-        return owner.__name__
-    of = owner if isinstance(owner, type) else getattr(function, "__objclass__", type(owner))
-    return str(function.__module__ if owner is None and of is type(None) else of.__module__)
+    if owner is None or isinstance(owner, ModuleType):
+        where = str(owner.__name__ if owner else function.__module__)
+    else:
+        of = owner if isinstance(owner, type) else type(owner)
+        of = next((base for base in of.__mro__ if function.__name__ in vars(base)), of)
+        where = f"{of.__module__}.{of.__qualname__}"
+    return f"{where.replace('torch._C', 'torch')}.{function.__name__}"
 
 
-def _kind(function: Any) -> Kind | None:
-    """The kind of source that a function in C reads; None if equal arguments have equal answers."""
-    if type(function) is BuiltinFunctionType and function in SOURCES:
-        return SOURCES[function]
-    module, owner = _module(function), getattr(function, "__self__", None)
-    if isinstance(owner, torch.Generator) and function.__name__ == "seed":
-        return "random bytes"
-    top = module.partition(".")[0]
-    is_same = top not in sys.stdlib_module_names or top.strip("_") in _SAME_ANSWERS
-    if is_same or function.__name__ in _READ_NOTHING or isinstance(owner, io.BytesIO | io.StringIO):
-        return None
-    if top == "_thread" and not isinstance(owner, ModuleType):
-        return None  # a lock
-    is_file = top.strip("_") == "io" or (top == "posix" and function.__name__ in _OF_FILES)
-    return "a file" if is_file else "the environment"
+@lru_cache(10_000)
+def _kind(name: str) -> Kind | None:
+    """The kind of a source by its name."""
+    return next((kind for kind, names in _SOURCES.items() if re.fullmatch(names, name)), None)
+
+
+@lru_cache(10_000)
+def _unlisted(name: str) -> Kind | None:
+    """The kind of a function in C of which nothing says that equal arguments have equal answers."""
+    top = name.partition(".")[0]
+    is_same = top not in sys.stdlib_module_names or _SAME_ANSWERS.fullmatch(top.strip("_"))
+    return None if is_same else "the environment"
+
+
+def _named(frame: FrameType) -> Iterator[tuple[str, Kind]]:
+    """Names in a function of the user that it does not call: data of modules, sources that others call.
+
+    Yields: in words, and its kind.
+    """
+    code, known = frame.f_code, {**vars(builtins), **frame.f_globals, **frame.f_locals}
+    line, value, module, is_called = code.co_firstlineno, cast(Any, None), cast(Any, None), False
+    steps = [*dis.get_instructions(code)]
+    for step, after in pairwise([*steps, steps[-1]]):
+        what, name, line, of, value = step.opname, step.argval, step.starts_line or line, value, None
+        if what in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+            of = module if what == "IMPORT_FROM" else of
+            value = getattr(of, "__dict__", {}).get(name)
+        elif what == "IMPORT_NAME":
+            value = module = sys.modules.get(name)
+        elif what.startswith("STORE_"):
+            known[name] = of
+        elif what.startswith("LOAD_"):
+            value, is_called = known.get(name), "NULL" in step.argrepr
+            of = next((each for each in (sys, time) if vars(each).get(name) is value), None)
+        if value is None or isinstance(value, ModuleType):
+            continue
+        shows = is_called or what == "LOAD_METHOD" or "NULL" in step.argrepr + after.opname
+        if isinstance(value, BuiltinFunctionType | FunctionType):
+            names = [] if shows else [_name(value)]
+        else:
+            names = [*map(_name, _held(value)), _name(value if isinstance(value, type) else type(value))]
+            if isinstance(of, ModuleType):
+                names = [*(names if of is not sys else ()), f"{of.__name__}.{name}"]
+        for each in names:
+            if kind := _kind(each) or (isinstance(value, BuiltinFunctionType) and _unlisted(each)):
+                yield f"{each} at {line_at(code, line)}", kind
+
+
+def _held(value: Any, depth: int = 3) -> list[Any]:
+    """Functions in C that an object calls, such as functools.partial(time.time)."""
+    if isinstance(value, BuiltinFunctionType):
+        return [value]
+    if not depth or not (
+        type(value).__module__ in _CALLING or isinstance(value, Iterator | defaultdict | tuple)
+    ):
+        return []
+    return [each for part in gc.get_referents(value) for each in _held(part, depth - 1)]
 
 
 def _is_for_message(frame: FrameType | None) -> bool:
@@ -236,14 +270,6 @@ def _is_for_message(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _place() -> str:
-    """The innermost line of the user's source, as "file.py:7"; "" if there is none."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not runs_users(frame):
-        frame = frame.f_back
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _add(found: list[str], line: str) -> None:
@@ -263,18 +289,13 @@ def watched() -> Iterator[Seen]:
         with watch:
             yield watch.seen
     finally:
-        _resume(profiler)
+        sys.setprofile(profiler if callable(profiler) else None)
+        if isinstance(profiler, cProfile.Profile):  # written in C
+            profiler.enable()
         if collects:
             gc.enable()
         after = {name: printed(get()) for name, (get, _, _) in GENERATORS.items()}
         watch.seen.consumed += [name for name in after if after[name] != before[name]]
-
-
-def _resume(profiler: Any) -> None:
-    """Make `profiler` the one of this thread again; one written in C, such as cProfile, is no function."""
-    sys.setprofile(profiler if callable(profiler) else None)
-    if isinstance(profiler, cProfile.Profile):
-        profiler.enable()
 
 
 @contextmanager
