@@ -111,10 +111,10 @@ BUDGET: dict[str, int] = {
     "client": 1060,
     "commands": 2858,
     "config": 1334,
-    "engine": 8315,
+    "engine": 8323,
     "events": 2465,
     "features": 3707,
-    "graph": 14841,
+    "graph": 14852,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1718,
@@ -133,7 +133,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1571,
     "snapshots": 1095,
     "testing": 6,
-    "transports": 6709,
+    "transports": 6711,
 }
 
 

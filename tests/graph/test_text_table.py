@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hopline.errors import GraphError
+from hopline.errors import BadRequest, GraphError
 from hopline.graph import EdgeFile, Graph, NodeFile
 from hopline.graph.cells import Missing
 from hopline.graph.text_table import TextFormat
@@ -291,6 +291,20 @@ def test_arrow_integers(tmp_path):
     ):
         with pytest.raises(GraphError, match=match):
             Graph.from_parquet(None, EdgeFile(pa.table({"src": bad, "dst": bad})))
+
+
+def test_ids_beyond_64_bits_are_strings_in_all_files_and_found_by_requests(tmp_path, caplog):
+    """`30.0` is 30 in a file with such ids and in one without."""
+    with caplog.at_level("WARNING", "hopline.graph"):
+        graph = read(tmp_path, "src,dst\n30.0,7.0\n7,30\n", nodes=f"id,f\n30.0,1\n{2**63},2\n7,3\n")
+    assert "kept as strings, since some do not fit into a signed 64-bit integer" in caplog.text
+    ids = graph.node().ids
+    assert ids.external(np.arange(3)) == ["30", str(2**63), "7"]
+    assert ids.lookup([str(2**63), "7", "30"]).tolist() == [1, 2, 0]
+    assert edges_of(graph) == [("30", "7"), ("7", "30")]
+    for number in (2**63, 30):
+        with pytest.raises(BadRequest, match=f'got the integer {number}: write "{number}"'):
+            ids.lookup([number])
 
 
 def test_decimals_are_kept_or_refused(tmp_path, caplog):

@@ -18,7 +18,7 @@ from hopline.engine.model import StateCachePlan, load_model
 from hopline.errors import ArtifactError, BadRequest, NotSplittable, PackagingError, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
-from hopline.types import EdgeEdit, Edit, InlineNode, ScoreRequest
+from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
 from tests.jobs.batch.conftest import online, score
 from tests.packaged import package
 from tests.packaging.live_graph import live_view
@@ -294,7 +294,7 @@ def test_an_edit_that_removes_an_edge_keeps_the_times_of_the_others(tmp_path, ed
         [ScoreRequest("m", inline=(InlineNode([0.0] * 4, neighbors, edge_attr={"": ([0.0] * 2,) * 2}),))]
     )
     assert isinstance(outcome, BadRequest)
-    assert "edges of a request have none" in str(outcome)
+    assert "a request cannot change the graph for it, with or without times" in str(outcome)
 
 
 @pytest.mark.release
@@ -468,8 +468,15 @@ def test_requests_with_their_own_edges_are_refused_by_a_model_with_windows(tmp_p
     options = {"fanouts": [-1], "task": "multiclass", "windows": {"node__to__node": "30d"}}
     report = package(model, graph_of_edges, tmp_path, name="m", **options)
     answerer = Answerer(load_model(report.path, report.spec, graph_of_edges), ("logits",), 100)
-    (outcome,) = answerer.answer([ScoreRequest("m", inline=(InlineNode([0.0] * 4, {"": (1, 2)}),))])
-    assert isinstance(outcome, BadRequest)
-    assert "windows of time" in str(outcome)
+    added = [Edit(add_edge=EdgeEdit(src=1, dst=2, time=time)) for time in (None, BEGIN)]
+    row = Edit(set=ContextNode(id=1, features=[0.0] * 4))
+    asked_for = [{"inline": (InlineNode([0.0] * 4, {"": (1, 2)}),)}]
+    asked_for += [{"nodes": [2], "edits": (edit,)} for edit in (*added, row)]
+    for request in asked_for:  # the same words for all: none of them is a way out of another one
+        (outcome,) = answerer.answer([ScoreRequest("m", **request)])
+        assert isinstance(outcome, BadRequest)
+        assert "windows of time, and a request cannot change the graph" in str(outcome)
+        assert "with or without times of edges" in str(outcome)
+        assert "ask a model packaged without windows=" in str(outcome)
     with pytest.raises(ArtifactError, match="a live graph has none"):
         load_model(report.path, report.spec, live_view(graph_of_edges))

@@ -29,6 +29,12 @@ from hopline.types import (
     ScoreRequest,
 )
 
+_NO_TIMES = (
+    "the model {}, and a request cannot change the graph for it, with or without times of edges: no `if`, "
+    "inline nodes or exclude_seed_edges that change what it reads. Build a graph with the change and score "
+    "there, or ask a model {}"
+)
+
 
 def overlays_of(
     model: Model,
@@ -45,6 +51,8 @@ def overlays_of(
     Raises: BadRequest, NodeNotFound, RequestTooLarge: as `parse_inline`; an edit that cannot be made.
     """
     head, found, others = model.spec.head, list[tuple[int, Overlay]](), 0
+    if model.spec.windows and (request.edits or request.inline or request.context):
+        raise BadRequest(_NO_TIMES.format("has windows of time", "packaged without windows="))
     if request.excludes and request.ends is not None:
         types = head.node_type, head.dst_node_type or head.node_type
         by_id = (None, None) if named is None else named.sides
@@ -65,10 +73,10 @@ def overlays_of(
     if request.inline or request.context:
         found.append((others, parse_inline(model, request.inline, max_neighbors, request.context)))
     if found and model.spec.windows:
-        raise BadRequest("the model has windows of time, and edges of a request have no times")
+        raise BadRequest(_NO_TIMES.format("has windows of time", "packaged without windows="))
     for key in model.reads_time:
         if any((each.lists[key].positions < 0).any() for _, each in found if key in each.lists):
-            raise BadRequest(f"the model reads times of {key!r}, and edges of a request have none")
+            raise BadRequest(_NO_TIMES.format(f"reads times of {key!r}", "that reads no times"))
     return found
 
 

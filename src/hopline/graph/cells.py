@@ -8,6 +8,7 @@ and is omitted.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from bisect import bisect
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from hopline.graph.text_table import TextTable
 from hopline.graph.typed_table import TypedTable
 from hopline.types import AnyArray, IdArray
 
+_LOG = logging.getLogger("hopline.graph")
 FileTable = TextTable | TypedTable
 
 _INTEGER, _DECIMAL, _BOOLEAN, _DATE = (
@@ -94,6 +96,10 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
     _check_brackets(table, name, column)
     if table.is_text and (ints := _integers(column)) is not None:
         return ints
+    if table.is_text and all_match(column, _WHOLE):  # 30.0 is 30 here too
+        column = pc.replace_substring_regex(column, r"\.0*$", "")
+        why = "are kept as strings, since some do not fit into a signed 64-bit integer"
+        _LOG.warning("%s: ids in column %r %s: requests write each in quotes", table.what, name, why)
     try:
         encoded = _encoded(column)
     except UnicodeDecodeError:  # a writer that does not check its text, or a lone surrogate

@@ -76,6 +76,11 @@ def wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
     return np.array([int(v) if k else 0 for v, k in zip(values, known, strict=True)], np.int64), known
 
 
+def not_strings(ids: Any) -> str:
+    """The message for integers where ids are strings."""
+    return f'node ids are strings here; got the integer {int(ids[0])}: write "{int(ids[0])}"'
+
+
 def integer_id(text: str) -> int:
     """Parse an integer id that is written as text, on a command line or in a file.
 

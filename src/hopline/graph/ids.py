@@ -227,7 +227,7 @@ class StringIds(IdIndex):
         """Strings are hashed and compared as UTF-8 bytes."""
         kind, values = id_values.typed(external_ids)
         if kind != "string" and len(values):
-            raise BadRequest(f"node ids are strings here; got the integer {int(values[0])}")
+            raise BadRequest(id_values.not_strings(values))
         blob, lengths = id_values.encoded(values)
         found: IdArray = self.find.bytes_find(self._blob, self._offsets, self._slots, blob, lengths)
         return found

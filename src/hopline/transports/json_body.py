@@ -129,6 +129,8 @@ def explained(text: str, body: bytes, kind: Any) -> str:
         is_one = isinstance(value, str | int | float) and not isinstance(value, bool)
         shown = json.dumps([value], ensure_ascii=False) if is_one else ""
         return f"{text}; expected a list" + (f": {shown}" if 0 < len(shown) <= _SHOWN else "")
+    if problem.startswith(("Expected `int` <= 92", "Expected `int` >= -92")):
+        return f'{text}; an id of more than 64 bits is a string: "9223372036854775808"'
     if problem.startswith("Expected `int | str") and problem.endswith("got `float`"):
         return f"{text}; an id is an integer without decimal point and exponent, or a string"
     return text

@@ -217,7 +217,7 @@ class LiveIds(IdIndex):
         if self.kind == "string":
             kind, values = id_values.typed(external_ids)
             if kind != "string":
-                raise BadRequest(f"node ids are strings here; got the integer {int(values[0])}")
+                raise BadRequest(id_values.not_strings(values))
             blob, lengths = id_values.encoded(values)
             _find_strings(
                 memory.id_blob, memory.id_offsets, memory.id_slots, blob, lengths, found, self._first, count
