@@ -2,7 +2,7 @@
 
 Blanks around a cell are removed in text files. A number is written as in Python or C, without thousands
 separators. A cell that is not a number is an error that names its place, unless the whole column is text
-and is omitted.
+and is omitted. The file is long because one set of rules decides the types of all columns.
 """
 
 from __future__ import annotations
