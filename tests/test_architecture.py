@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 983,
-    "packaging": 10770,
+    "packaging": 10771,
     "process": 1792,
     "records": 1865,
     "rollout": 4026,

@@ -1,6 +1,7 @@
 """The user's own module as the oracle of packaging: called as its owner calls it, on a full graph.
 
-Independent of tracing, stages and artifacts: their mistakes must not occur here too.
+Independent of tracing, stages and artifacts: their mistakes must not occur here too. The file is
+long because it has all that the oracle runs, and nothing else may.
 """
 
 from __future__ import annotations
