@@ -106,15 +106,15 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3657,
-    "answering": 5129,
+    "answering": 5122,
     "brokers": 362,
     "client": 1060,
-    "commands": 2858,
+    "commands": 2838,
     "config": 1334,
-    "engine": 8323,
+    "engine": 8229,
     "events": 2465,
     "features": 3707,
-    "graph": 14852,
+    "graph": 14577,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1718,
@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 983,
-    "packaging": 10771,
+    "packaging": 10733,
     "process": 1792,
     "records": 1865,
     "rollout": 4026,
@@ -133,7 +133,7 @@ BUDGET: dict[str, int] = {
     "scheduling": 1571,
     "snapshots": 1095,
     "testing": 6,
-    "transports": 6711,
+    "transports": 6709,
 }
 
 

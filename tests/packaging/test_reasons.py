@@ -363,10 +363,22 @@ def in_order(x, edge_index):
     return scatter(x[edges[0]], edges[1], 0, x.size(0))
 
 
-@pytest.mark.sample(2)
+def without_loops(x, edge_index):
+    edges = edge_index[:, edge_index[0] != edge_index[1]]  # of the graph of the check: all
+    return scatter(x[edges[0]], edges[1], 0, x.size(0))
+
+
+def along(x, edge_index):
+    x = scatter(x[edge_index[0]], edge_index[1], 0, x.size(0))
+    return x + torch.take_along_dim(x, x[:, :1].long().clamp(0, 3), 1)
+
+
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("of", "remedy"),
     [
+        (without_loops, "remove_self_loops(edge_index)[0]"),
+        (along, "write x.gather(1, index)"),
         (joined_weights, "edge_attr = add_self_loops("),
         (in_order, "edges are not listed in another order in forward"),
         (lambda x, edges: x * (edges.size(1) // x.size(0)), "makes a number of all nodes and edges"),

@@ -46,12 +46,13 @@ SHARES = (
     "logits.exp() and e / scatter(e, edge_index[0], 0, x.size(0))[edge_index[0]] in its place"
 )
 LEFT_OUT = (
-    "edges cannot be left out in forward, as by edge_index[:, keep]: give them the weight 0, conv(x, "
-    "edge_index, edge_weight=keep.float()), or build the graph without them"
+    "edges cannot be left out in forward, as by edge_index[:, keep]: for self-loops write "
+    "remove_self_loops(edge_index)[0]; give others the weight 0, conv(x, edge_index, "
+    "edge_weight=keep.float()), or build the graph without them"
 )
 REORDERED = (
-    "edges are not listed in another order in forward, as by edge_index[:, order]: leave that out, since "
-    "sums, means, maxima and attention are the same in any order"
+    "edges are not listed in another order in forward, as by edge_index[:, order]: leave an order out, as "
+    f"sums, means, maxima and attention are the same in any; and {LEFT_OUT}"
 )
 WITH_LOOPS = (
     "; if these are attributes of self-loops, write edge_index, edge_attr = add_self_loops(edge_index, "

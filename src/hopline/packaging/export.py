@@ -102,6 +102,12 @@ def export(
             steps = [node.args for node in exported.graph.nodes if node.target in _DECISIONS]
             if is_decided or any(not isinstance(arg, fx.Node) for args in steps for arg in args):
                 raise NotServable(f"{path.name}: a module of the model decides by the number of its rows")
+            for name, given, free in zip(names, program.model.graph.inputs, shapes, strict=True):
+                if free and isinstance(given.shape[0], int):
+                    raise NotSplittable(
+                        f"{path.name}: an operation makes the number of rows of {name} a constant, as "
+                        "torch.take_along_dim(x, index, 1) does: write x.gather(1, index)"
+                    )
             _keep_constants(program.model.graph)
             refuse_codes(program.model)
             settle(program.model)
