@@ -63,7 +63,7 @@ BUDGET = {
     "hopline-serverless": 811,
     "hopline-slo": 879,
     "hopline-sql": 1344,
-    "hopline-stores": 8232,
+    "hopline-stores": 8242,
     "hopline-tabular": 3244,
     "hopline-tokens": 629,
     "hopline-weights": 577,

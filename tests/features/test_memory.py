@@ -18,6 +18,8 @@ from hopline_stores.testing.feature_stores import (
 
 
 class TestMemoryStore(WritableFeatureStoreSuite):
+    removes = False
+
     @pytest.fixture
     async def empty_store(self):
         store = MemoryStore("memory:", "features.store")

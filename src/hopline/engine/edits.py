@@ -37,11 +37,7 @@ _NO_TIMES = (
 
 
 def overlays_of(
-    model: Model,
-    request: ScoreRequest,
-    max_neighbors: int,
-    as_of: int,
-    named: NamedEdges | None = None,
+    model: Model, request: ScoreRequest, max_neighbors: int, as_of: int, named: NamedEdges | None = None
 ) -> list[tuple[int, Overlay]]:
     """The overlays of a request that changes the graph for itself, in the order of `Overlay.joined`.
 

@@ -28,13 +28,7 @@ import numpy as np
 from hopline.artifact import EDGE_ENCODER_FORMAT, ENCODER_FORMAT, Encoder, ModelSpec
 from hopline.doors import Door
 from hopline.engine.embeddings import AnyGraph
-from hopline.errors import (
-    ArtifactError,
-    BadRequest,
-    PackagingError,
-    ParityError,
-    SchemaMismatch,
-)
+from hopline.errors import ArtifactError, BadRequest, PackagingError, ParityError, SchemaMismatch
 from hopline.files import locked
 from hopline.graph import Adjacency, EdgeTypeSchema, Graph, GraphSchema, Nodes, NodeTypeSchema
 from hopline.graph.digest import digests

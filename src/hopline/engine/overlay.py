@@ -68,11 +68,7 @@ class Lists:
         return others + loop_weight, loop_weight
 
     def merged(
-        self,
-        nodes: IdArray,
-        as_of: int,
-        listed: AnyArray,
-        of_graph: Callable[[IdArray, int], FloatArray],
+        self, nodes: IdArray, as_of: int, listed: AnyArray, of_graph: Callable[[IdArray, int], FloatArray]
     ) -> FloatArray:
         """A value for each of `nodes`, float32 [n]; `listed` has those of the destinations of the lists."""
         at, is_listed = find(self.nodes, nodes)

@@ -70,12 +70,7 @@ class StageRunner:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        stage: Stage,
-        widths: dict[str, int],
-        feature_dim: int,
-        threads: int = 1,
+        self, folder: Path, stage: Stage, widths: dict[str, int], feature_dim: int, threads: int = 1
     ) -> None:
         assert stage.file is not None
         self.stage = stage

@@ -30,13 +30,6 @@ class HashedIds:
         rows = self._rows
         return np.array([rows.setdefault(id, len(rows)) for id in listed(ids)], np.int64)
 
-    def keep_all_but(self, ids: ExternalIds) -> IdArray:
-        """Number the other ids again; return their former row numbers, int64 [n]."""
-        gone = set(listed(ids))
-        left = {id: row for id, row in self._rows.items() if id not in gone}
-        self._rows = dict(zip(left, range(len(left)), strict=True))
-        return np.array([*left.values()], np.int64)
-
 
 class SortedIds:
     """Fixed integer ids in two arrays: 16 bytes per id.

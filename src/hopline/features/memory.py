@@ -77,22 +77,6 @@ class MemoryStore(FeatureStore):
         check_same(group, rows.group)
         rows.write(ids, checked_values(group, ids, values))
 
-    async def group_names(self) -> list[str]:
-        """See `FeatureStore.group_names`."""
-        if self._folder is not None:
-            raise self._read_only()
-        return list(self._groups)
-
-    async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """See `FeatureStore.remove`."""
-        rows = self._rows(group.name)
-        if self._folder is not None:
-            raise self._read_only()
-        if isinstance(rows, GrowingRows):
-            rows.remove(ids)
-        for id in listed(ids):
-            self._columns[group.name].pop(id, None)
-
     async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
         """See `FeatureStore.fetch_columns`."""
         rows = self._columns.get(self._rows(group.name).group.name, {})

@@ -56,11 +56,6 @@ class GrowingRows(Rows):
             self.values = grown
         self.values[where] = values
 
-    def remove(self, ids: ExternalIds) -> None:
-        """See `FeatureStore.remove`."""
-        where = self._hashed.keep_all_but(ids)
-        self.values = self.values[where]
-
 
 def checked_values(group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> AnyArray:
     """Return rows in their stored form: C-contiguous, little-endian, with the group's dtype.

@@ -54,6 +54,7 @@ REORDERED = (
     "edges are not listed in another order in forward, as by edge_index[:, order]: leave an order out, as "
     f"sums, means, maxima and attention are the same in any; and {LEFT_OUT}"
 )
+FIXED = "torch.take_along_dim(x, index, 1) makes the number of rows a constant: write x.gather(1, index)"
 WITH_LOOPS = (
     "; if these are attributes of self-loops, write edge_index, edge_attr = add_self_loops(edge_index, "
     "edge_attr, fill_value=1.0, num_nodes=x.size(0))"

@@ -24,6 +24,7 @@ from torch.fx import config as fx_config
 
 from hopline.artifact import StageInput
 from hopline.errors import NotServable, NotSplittable
+from hopline.packaging import advice
 from hopline.packaging.settled import refuse_codes, replace, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
@@ -102,12 +103,9 @@ def export(
             steps = [node.args for node in exported.graph.nodes if node.target in _DECISIONS]
             if is_decided or any(not isinstance(arg, fx.Node) for args in steps for arg in args):
                 raise NotServable(f"{path.name}: a module of the model decides by the number of its rows")
-            for name, given, free in zip(names, program.model.graph.inputs, shapes, strict=True):
-                if free and isinstance(given.shape[0], int):
-                    raise NotSplittable(
-                        f"{path.name}: an operation makes the number of rows of {name} a constant, as "
-                        "torch.take_along_dim(x, index, 1) does: write x.gather(1, index)"
-                    )
+            given = zip(program.model.graph.inputs, shapes, strict=True)
+            if any(free and isinstance(value.shape[0], int) for value, free in given):
+                raise NotSplittable(f"{path.name}: {advice.FIXED}")
             _keep_constants(program.model.graph)
             refuse_codes(program.model)
             settle(program.model)

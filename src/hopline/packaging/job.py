@@ -322,12 +322,8 @@ class Job:
         if why:
             return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
         if isinstance(reason, ParityError):
-            half = (
-                f"forward computes in half precision ({self.narrow[0]}), and {NARROW}"
-                if self.narrow
-                else ""
-            )
-            return ParityError(f"{reason}; {half or HOW_RUN}")
+            half = [f"forward computes in half precision ({line}), and {NARROW}" for line in self.narrow]
+            return ParityError(f"{reason}; {[*half, HOW_RUN][0]}")
         known = remedy(str(reason))
         return NotSplittable(f"{reason}{known}") if known else reason
 

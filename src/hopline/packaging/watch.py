@@ -34,6 +34,8 @@ _DECISIONS = frozenset(
      "unique", "unique_consecutive"}
 )  # fmt: skip
 
+#: Methods and attributes of tensors that say how their numbers lie in memory, or how they came about.
+_LAID_OUT = re.compile("is_(contiguous|leaf)|stride|storage_offset|data_ptr|(untyped_)?storage|_version")
 Kind = Literal["the clock", "random bytes", "the environment", "how it runs", "a file"]
 #: What answers something else at another time or place: functions and data of modules, by "module.name" or
 #: "module.type.name".
@@ -123,6 +125,9 @@ class _Watch(TorchFunctionMode):
             _add(self.seen.gradients, user_line() or name)
         elif name in _DECISIONS:
             _add(self.seen.decisions, user_line())
+        asked = func.__self__.__name__ if name == "__get__" else name
+        if _LAID_OUT.fullmatch(asked) and _is_own(sys._getframe(1)):
+            self._read(asked, "how it runs")
         before = torch.get_rng_state()
         result = func(*args, **kwargs)
         if not torch.equal(before, torch.get_rng_state()) and (line := user_line()):

@@ -232,14 +232,15 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
                 "quarter of all rows",
             ),
         ]
-    few = decides = ""
+    few = None
     for gate, (hits, count, allowed), text in checks:
         why = f"{text}; {allowed:.1%} are allowed"
         if exceeds(hits, count, allowed, _CHANCE_OF_ROWS):
             return Verdict("bad", why, gate)
         if count < MIN_PAIRS and exceeds(hits, count, allowed, _CHANCE_OF_FEW_ROWS):
-            few = few or f"{why}. Answers of more different nodes are needed to decide"
-            decides = decides or gate
+            few = few or Verdict(
+                "wait", f"{why}. Answers of more different nodes are needed to decide", gate
+            )
     shift = seen.shift
     if shift is not None and shift.above(gates.max_psi):
         why = (
@@ -247,7 +248,7 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
             f"{shift.noise:.2f}), most of it in scores {shift.bin}; {gates.max_psi:g} is allowed"
         )
         return Verdict("bad", why, "max_psi")
-    return Verdict("wait", few, decides) if few else Verdict("good", "")
+    return few or Verdict("good", "")
 
 
 def _slowness(

@@ -59,8 +59,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
         admission: where it holds a place; None where it holds none.
         direct, below: predicted rows by hop, see `PredictedRows`; direct is -1 where they are those of any
             node.
-        needs_thread: True if it is never computed on the event loop, whatever its predicted cost; of
-            requests of MANY_ROWS or more.
+        needs_thread: True if it is never computed on the event loop; of requests of MANY_ROWS or more.
         fetch: outcome of reading missing feature rows; None if none were missing.
         number: as a model's own process calls it.
         on_part: gets parts of the outcome as they come, where the model has any; None where no caller
