@@ -33,6 +33,15 @@ def test_of_a_release():
 @pytest.mark.parametrize("a", [pytest.param(0, marks=pytest.mark.release), 1])
 def test_with_a_parameter_of_a_release(a):
     print("number", thorough(2, 30))
+
+@pytest.mark.sample(1)
+class TestOfAClass:
+    def test_without_parameters(self):
+        print("number", thorough(2, 30))
+
+    @pytest.mark.parametrize("a", range(3))
+    def test_with_parameters(self, a):
+        print("number", thorough(2, 30))
 """
 
 
@@ -78,6 +87,6 @@ def test_what_is_for_a_release_is_left_out_unless_all_or_its_file_is_wanted(tmp_
         assert done.returncode == 0, done.stdout + done.stderr
         return re.findall(r"number (\d+)", done.stdout)
 
-    assert numbers("tests") == ["2"] * 4
-    assert numbers("tests/test_it.py") == ["2"] * 9
-    assert numbers("tests", "--all") == ["30"] * 9
+    assert numbers("tests") == ["2"] * 6
+    assert numbers("tests/test_it.py") == ["2"] * 13
+    assert numbers("tests", "--all") == ["30"] * 13

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,12 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _is_all or not named & {config.rootpath, config.rootpath / "tests"}:
         return
     left_out = [item for item in items if item.get_closest_marker("release")]
-    groups: dict[str, list[pytest.Function]] = defaultdict(list)
+    groups: dict[str, list[Any]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sample") and isinstance(item, pytest.Function) and item not in left_out:
+        # a class may be marked that has tests without parameters
+        if item.get_closest_marker("sample") and hasattr(item, "callspec") and item not in left_out:
             groups[item.nodeid.partition("[")[0]].append(item)
     for group in groups.values():
-        (count,) = group[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        (count,) = group[0].get_closest_marker("sample").args
         kept = sample([dict(item.callspec.indices) for item in group], count)
         left_out += [item for place, item in enumerate(group) if place not in kept]
     if left_out:
