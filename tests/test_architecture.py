@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 983,
-    "packaging": 10778,
+    "packaging": 10775,
     "process": 1792,
     "records": 1865,
     "rollout": 4027,

@@ -116,7 +116,7 @@ def test_numbers_without_labels_are_judged_in_their_own_scale(after, word):
 
 def test_few_rows_that_all_speak_against_a_version_hold_it_but_do_not_decide():
     word, why, _ = judged([0.9, 0.2, 0.8], [0.1, 0.9, 0.3], times=100)
-    assert (word, "3 of 3 rows" in why, "More distinct rows" in why) == ("wait", True, True)
+    assert (word, "3 of 3 rows" in why, "of more different nodes" in why) == ("wait", True, True)
     assert judged([0.9] * 8, [0.1] * 8).word == "bad"
 
 

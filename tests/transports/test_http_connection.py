@@ -124,7 +124,7 @@ async def test_endless_heads_are_refused(host: Host) -> None:
 
 @pytest.mark.parametrize(
     "junk",
-    [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\0" * 99],
+    [b"hello\r\n\r\n", b"GET / HTTX/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\0" * 99],
     ids=["words", "version", "tls", "zeros"],
 )
 async def test_what_is_not_http_gets_the_reason(host: Host, junk: bytes) -> None:

@@ -580,7 +580,7 @@ def test_a_column_of_edges_is_their_id(folder):
     assert graph.edges["user__paid__user"].located(["07", "8", 8, "9"])[0].tolist() == [1, 0, 0, -1]
     assert graph.edges["user__paid_by__user"].ids is None
     for old, new, message in (
-        ("amount = {", 'amount = { role = "id",', "one the weight, and one the id"),
+        ("amount = {", 'amount = { role = "id",', "one the weight, one the id, and one the history"),
         (
             "reverse =",
             "numbers = true\n        reverse =",

@@ -24,7 +24,6 @@ from torch.fx import config as fx_config
 
 from hopline.artifact import StageInput
 from hopline.errors import NotServable, NotSplittable
-from hopline.packaging import advice
 from hopline.packaging.settled import refuse_codes, replace, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
@@ -103,9 +102,6 @@ def export(
             steps = [node.args for node in exported.graph.nodes if node.target in _DECISIONS]
             if is_decided or any(not isinstance(arg, fx.Node) for args in steps for arg in args):
                 raise NotServable(f"{path.name}: a module of the model decides by the number of its rows")
-            given = zip(program.model.graph.inputs, shapes, strict=True)
-            if any(free and isinstance(value.shape[0], int) for value, free in given):
-                raise NotSplittable(f"{path.name}: {advice.FIXED}")
             _keep_constants(program.model.graph)
             refuse_codes(program.model)
             settle(program.model)

@@ -19,7 +19,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import HOW_RUN, NARROW, UNLIKE_LIST, remedy
+from hopline.packaging.advice import FIXED, HOW_RUN, NARROW, UNLIKE_LIST, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
@@ -323,7 +323,8 @@ class Job:
             return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
         if isinstance(reason, ParityError):
             half = [f"forward computes in half precision ({line}), and {NARROW}" for line in self.narrow]
-            return ParityError(f"{reason}; {[*half, HOW_RUN][0]}")
+            fixed = [FIXED] if "Got invalid dimensions" in str(reason) else []
+            return ParityError(f"{reason}; {[*half, *fixed, HOW_RUN][0]}")
         known = remedy(str(reason))
         return NotSplittable(f"{reason}{known}") if known else reason
 
