@@ -54,7 +54,7 @@ BUDGET = {
     "hopline-brokers": 6729,
     "hopline-compress": 3406,
     "hopline-demo": 1478,
-    "hopline-drift": 5107,
+    "hopline-drift": 5116,
     "hopline-export": 554,
     "hopline-generate": 4567,
     "hopline-mesh": 22757,

@@ -128,7 +128,8 @@ class QueuedVersion(CountedVersion):
             work.rows = rows = int(num_seeds * computer.rows_per_seed)
             work.num_bytes = rows * computer.row_bytes
             request = work.request
-            if computer.predicts or request.inline or request.edits or request.exclude_seed_edges:
+            described = request.inline or request.context or request.edits
+            if computer.predicts or described or request.exclude_seed_edges:
                 computer.predict(work)
             if admission.has_rate and not self.is_in_preflight:
                 self._put_paid(work)

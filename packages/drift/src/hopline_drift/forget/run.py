@@ -15,7 +15,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -247,7 +247,6 @@ def _stores(places: Places, journal: Journal) -> dict[str, int]:
 
 def _found_in_stores(places: Places, node_type: str, ids: Sequence[ExternalId]) -> dict[str, list[str]]:
     """Place -> groups that have rows of these nodes; {} where features lie in the graph."""
-
     named = cast(ExternalIds, ids)
 
     async def has(store: FeatureStore, group: FeatureGroup) -> bool:
@@ -280,21 +279,31 @@ def _in_stores(
     """
     stored = places.groups.get(node_type, node_type)
 
+    @contextlib.contextmanager
+    def noted(setting: str) -> Iterator[None]:
+        try:
+            yield
+        except FeatureStoreUnavailable:
+            raise
+        except FeatureStoreError as error:
+            if refused is not None:
+                refused.append(f"{setting}: {error}")
+
     async def called() -> dict[str, Any]:
         found = {}
         for setting, url in places.stores.items():
             store = open_store(url, setting)
             await store.open()
             try:
-                for name in sorted(await store.group_names()):
-                    if name == stored or name.startswith(f"{stored}@"):
-                        group = await store.describe(name)
-                        found[f"{setting}: {name}"] = await call(store, group)
-            except FeatureStoreUnavailable:
-                raise
-            except FeatureStoreError as error:
-                if refused is not None:
-                    refused.append(f"{setting}: {error}")
+                with noted(setting):
+                    names = [
+                        name for name in await store.group_names() if f"{name}@".startswith(f"{stored}@")
+                    ]
+                    if not names:
+                        raise FeatureStoreError(f"the store has no group {stored!r}")
+                    for name in sorted(names):
+                        with noted(setting):  # other groups are not kept from it
+                            found[f"{setting}: {name}"] = await call(store, await store.describe(name))
             finally:
                 await store.close()
         return found
