@@ -36,9 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global _is_all
     _is_all = config.getoption("--all")
-    # What an example takes is the machine's affair: no test is a timed one.
+    # What an example takes is the machine's affair: no test is a timed one. The check of a change has
+    # the same examples each time; that of a release looks for others.
     settings.register_profile(
-        "hopline", max_examples=thorough(25, 100), deadline=None,
+        "hopline", max_examples=thorough(25, 100), deadline=None, derandomize=not _is_all,
         suppress_health_check=[HealthCheck.too_slow],
     )  # fmt: skip
     settings.load_profile("hopline")

@@ -376,7 +376,7 @@ def dates(table: FileTable, name: str, column: Any, finest: int = 9) -> AnyArray
     digits = pc.max(
         pc.binary_length(pc.replace_substring_regex(texts, r"^[^.]*\.?([0-9]*).*$", r"\1"))
     ).as_py()
-    unit = ("s", "ms", "us", "ns")[-(-min(digits or 0, 12) // 3)]
+    unit = ("s", "ms", "us", "ns")[-(-min(digits or 0, 9) // 3)]  # pyarrow reads no finer fraction
     # pyarrow reads ISO 8601: with a zone in all cells, or in none.
     kinds = [pa.timestamp(unit, zone) for zone in (None, "UTC")]
     for kind in kinds:
@@ -393,7 +393,7 @@ def dates(table: FileTable, name: str, column: Any, finest: int = 9) -> AnyArray
     if not any(cast(texts[odd : odd + 1], kind) for kind in kinds):
         raise GraphError(
             f"{table.place(odd, name)}: {column[odd].as_py()!r} is neither an integer nor an ISO 8601 date "
-            "and time (2024-01-31T13:45:00Z), or too far from 1970; a column may be kept as text, NAME:text"
+            "and time (2024-01-31T13:45:00Z), or too fine or too far from 1970; keep it as text, NAME:text"
         )
     mixed = "integers and dates" if odd != at else "times with and without a zone"
     raise GraphError(
