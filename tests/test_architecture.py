@@ -106,11 +106,11 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
     "(top)": 3657,
-    "answering": 5130,
+    "answering": 5117,
     "brokers": 362,
     "client": 1060,
     "commands": 2858,
-    "config": 1334,
+    "config": 1347,
     "engine": 8304,
     "events": 2465,
     "features": 3679,

@@ -1,6 +1,9 @@
 """Scores of edges with rows of their own: the oracle is PyG's encoder and the head, on the whole graph."""
 
+import asyncio
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -9,11 +12,16 @@ import torch
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
+from hopline.answering.graph_computer import GraphComputer
+from hopline.answering.queued import QueuedVersion
+from hopline.config.reader import load_config
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import ArtifactError, BadRequest, NodeNotFound, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.observe.metrics import Metrics
 from hopline.types import ContextNode, EdgeEdit, Edit, ScoredEdge, ScoreRequest
+from tests.fake_version import hand_in
 from tests.packaged import package
 
 USERS, SHOPS, EDGES = 30, 12, 120
@@ -276,6 +284,26 @@ def test_ends_that_the_request_describes_get_pygs_scores(world):
     ):
         with pytest.raises(error, match=message):
             world.ask((wrong,), context=context)
+
+
+async def test_many_described_ends_are_computed_beside_the_event_loop(world):
+    config, threads = load_config(), []
+    with ThreadPoolExecutor(1) as executor:
+        model = load_model(world.report.path, world.report.spec, world.graph)
+        computer = GraphComputer(model, config)
+        version = QueuedVersion(computer, config, Metrics().model("payments", "1"), executor)
+        run = version.queue._run
+        version.queue._run = lambda batch: (threads.append(threading.current_thread()), run(batch))[1]
+        row = np.array([[1.0, -1.0]], np.float32)
+        for count in (0, 300):
+            context = [ContextNode(type="user", id=f"new-{at}", features=[0.0] * 4) for at in range(count)]
+            answer = asyncio.get_running_loop().create_future()
+            edges = world.edges([3], [2], row)
+            request = ScoreRequest("payments", edges=edges, context=context, outputs=["logits"])
+            hand_in(version, request, answer.set_result)
+            assert ((await answer).outputs["logits"] == world.ask(edges).outputs["logits"]).all()
+        await version.join()
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 def test_a_described_end_hides_a_known_node_of_its_id(world):

@@ -3,7 +3,9 @@
 import asyncio
 import concurrent.futures
 import random
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import redis.asyncio
@@ -658,3 +660,15 @@ async def test_a_request_to_nats_brings_no_more_bytes_than_it_says(nats_server, 
     assert reader.health().ok
     await reader.close()
     await sink.close()
+
+
+async def test_a_consumer_that_cannot_leave_its_group_holds_up_nothing(kafka_server, monkeypatch, caplog):
+    """The driver's `close` has no limit, and has waited for ever in a rebalance."""
+    stuck = threading.Event()
+    queue = await opened(open_queue, kafka_server.address("stuck", group="g"))
+    driver, queue._consumer = queue._consumer, SimpleNamespace(close=stuck.wait)
+    monkeypatch.setattr(kafka, "CLOSE_S", 0.1)
+    await asyncio.wait_for(queue.close(), 5)
+    assert "did not leave its group in 0.1 s" in caplog.text
+    stuck.set()
+    driver.close()

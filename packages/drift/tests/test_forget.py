@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError, GraphError
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
@@ -26,6 +27,7 @@ from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import LoggedInputs
 from hopline_drift.forget import erase
 from hopline_drift.forget.command import forget as command
+from hopline_drift.forget.command import places_of
 from hopline_drift.forget.run import STEPS, Places, forget, journal_of
 from hopline_drift.log_reader import LogReader
 from hopline_drift.parquet import write_parquet
@@ -215,6 +217,16 @@ def test_the_command_reports_what_is_out_of_reach(places: Places) -> None:
     report = json.loads(result.output)
     assert not any(report["left"].values())
     assert any("backups" in each for each in report["not_reached"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "wrong"), [(["node:people"], "not of the form"), (["nodes=people"], "'nodes' is unknown")]
+)
+def test_groups_that_a_server_refuses_are_refused(places: Places, groups: list[str], wrong: str) -> None:
+    """They would have named a group whose rows stay."""
+    config = load_config(overrides={"graph.path": places.graph, "features.groups": groups})
+    with pytest.raises(ConfigError, match=rf"features\.groups: .*{wrong}"):
+        places_of(config, [], [])
 
 
 async def fill(url: str) -> None:

@@ -231,7 +231,7 @@ def test_late_answers_begin_with_a_snapshot(day: Day, tmp_path: Path) -> None:
 
 def test_a_planted_difference_is_found(day: Day, tmp_path: Path) -> None:
     entries = entries_of(day.log)
-    one = next(entry for entry in entries if "logits" in entry.outputs and number_of(entry) == 30)
+    one = next(entry for entry in entries if "logits" in entry.outputs and number_of(entry) >= 30)
     logits = one.outputs["logits"]
     logits[0, 0] = np.nextafter(logits[0, 0], np.float32(np.inf))
     report = day.replay(rewritten(entries, tmp_path / "log"))

@@ -18,7 +18,7 @@ from typing import Any
 from hopline.answering.regions import Regions
 from hopline.artifact import ModelSpec
 from hopline.config.schema import Config
-from hopline.config.setting import did_you_mean
+from hopline.config.setting import named_values
 from hopline.engine.encoders import TABULAR, encoded, encoder_of
 from hopline.errors import ConfigError, FeatureSchemaMismatch
 from hopline.features.base import FeatureGroup, FeatureStore
@@ -131,9 +131,9 @@ class Sources:
         types = {name: nodes for name, nodes in graph.nodes.items() if nodes.features.shape[1]}
         schemas = graph.schema.node_types
         known = [name for name, nodes in schemas.items() if name in types or nodes.columns]
-        groups = _pairs(settings.groups, "features.groups", known)
+        groups = named_values(settings.groups, "features.groups", known)
         self._groups = {name: groups.get(name, name) for name in known}
-        self._ttls = _pairs(settings.ttls, "features.ttls", list(self._groups.values()))
+        self._ttls = named_values(settings.ttls, "features.ttls", list(self._groups.values()))
         described = {name: await origin.store.describe(self._groups[name]) for name in types}
         loop = asyncio.get_running_loop()
         self.l1_rows = await loop.run_in_executor(threads, self._near_rows, graph, described, origin)
@@ -370,19 +370,6 @@ class Sources:
 def _sizes(graph: Graph | LiveView, groups: Mapping[str, FeatureGroup]) -> dict[str, tuple[int, int]]:
     """Node type -> the most nodes that it can have, and numbers of a row."""
     return {name: (graph.nodes[name].capacity, group.dim) for name, group in groups.items()}
-
-
-def _pairs(items: tuple[str, ...], setting: str, known: list[str]) -> dict[str, str]:
-    """Read "name=value" items of a setting. Raises: ConfigError: another form, or an unknown name."""
-    found = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not value:
-            raise ConfigError(f'{setting}: {item!r} is not of the form "name=value"')
-        if name not in known:
-            raise ConfigError(f"{setting}: {name!r} is unknown{did_you_mean(name, known)}")
-        found[name] = value
-    return found
 
 
 def _seconds(value: str | float, setting: str) -> float:

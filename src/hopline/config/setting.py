@@ -13,7 +13,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -206,3 +206,16 @@ def _bounded(number: Any, field: dataclasses.Field[Any], wrong: Any) -> Any:
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
         raise wrong(bounds_text(field))
     return number
+
+
+def named_values(items: Iterable[str], setting: str, known: Sequence[str]) -> dict[str, str]:
+    """Read "name=value" items of a setting. Raises: ConfigError: another form, or an unknown name."""
+    found = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not value:
+            raise ConfigError(f'{setting}: {item!r} is not of the form "name=value"')
+        if name not in known:
+            raise ConfigError(f"{setting}: {name!r} is unknown{did_you_mean(name, known)}")
+        found[name] = value
+    return found

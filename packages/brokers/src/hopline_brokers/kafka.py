@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -19,7 +22,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from hopline.brokers.base import Message
 from hopline.errors import BrokerUnavailable
 from hopline_brokers.address import Address
-from hopline_brokers.condition import Connected, Reader
+from hopline_brokers.condition import Connected, Reader, log
 
 #: librdkafka's settings that Hopline sets itself.
 _OURS = (
@@ -34,6 +37,9 @@ _OURS = (
 )
 #: Timeout in seconds for queries of topics and offsets.
 CALL_S = 2.0
+#: Seconds that a consumer has to leave its group: the driver has no limit, and may wait for ever for the
+#: answer of a broker that is in another mind about the group.
+CLOSE_S = 10.0
 
 _Result = TypeVar("_Result")
 
@@ -119,27 +125,43 @@ def cleanup_policy(address: Address) -> str:
 
 
 class Caller:
-    """A thread that runs a driver's blocking calls one at a time."""
+    """A thread that runs a driver's blocking calls one at a time; the process may end while one hangs."""
 
     def __init__(self, name: str) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._calls: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]
+        self._calls = queue.SimpleQueue()
         self._pending: asyncio.Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    async def call(self, work: Callable[..., _Result], *values: Any) -> _Result:
-        """The result of `work(*values)`."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
+    def start(self, work: Callable[..., _Result], *values: Any) -> asyncio.Future[_Result]:
+        """Begin a call behind those before it."""
+        if self._thread.ident is None:
+            self._thread.start()
+        begun: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+        self._calls.put((begun, functools.partial(work, *values)))
+        return asyncio.wrap_future(begun)
 
     async def resumed(self, work: Callable[..., _Result], *values: Any) -> _Result:
-        """As `call`; if an earlier call was cancelled, its result instead of that of a new call."""
+        """The result of `work(*values)`; if an earlier call was cancelled, its result instead."""
         if self._pending is None:
-            self._pending = asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
+            self._pending = self.start(work, *values)
         result: _Result = await asyncio.shield(self._pending)
         self._pending = None
         return result
 
     def close(self) -> None:
         """End the thread once it is idle."""
-        self._pool.shutdown(wait=False)
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            begun, work = call
+            if begun.set_running_or_notify_cancel():
+                try:
+                    begun.set_result(work())
+                except Exception as error:
+                    begun.set_exception(error)
+            del call, begun, work  # what it refers to
 
 
 def _text(value: bytes | str) -> str:
@@ -207,13 +229,18 @@ class KafkaReader(KafkaPart, Reader):
 
     async def lag(self) -> dict[str, int]:
         """As `Source.lag`; as of the last received messages."""
-        return await self._caller.call(self._lag)
+        return await self._caller.start(self._lag)
 
     async def close(self) -> None:
-        """As `Source.close`."""
+        """As `Source.close`; a member that cannot leave its group in time is gone when its session ends."""
         self._closing = True
         if self._consumer is not None:
-            await self._caller.call(self._consumer.close)
+            closing = self._caller.start(self._consumer.close)
+            _, late = await asyncio.wait([closing], timeout=CLOSE_S)
+            if late:
+                log.warning("%s: the consumer did not leave its group in %g s", self._address, CLOSE_S)
+            else:
+                closing.result()
         self._caller.close()
 
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:

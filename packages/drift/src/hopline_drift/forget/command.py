@@ -15,6 +15,7 @@ from hopline.commands.screen import Screen
 from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import live_folder, needed_folder
 from hopline.config.schema import Config
+from hopline.config.setting import named_values
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.id_values import integer_id
@@ -64,9 +65,9 @@ def places_of(config: Config, logs: list[Path], tables: list[Path]) -> Places:
     """The places where a server with these settings keeps data of nodes."""
     log, shared = config.prediction_log.path, config.features.shared_file
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    models = config.models.repository
+    models, graph = config.models.repository, needed_folder(config, "graph.path")
     return Places(
-        needed_folder(config, "graph.path"),
+        graph,
         live_folder(config),
         [*logs, *([log] if log else [])],
         [*tables, *map(Path, config.precomputed.file)],
@@ -80,7 +81,7 @@ def places_of(config: Config, logs: list[Path], tables: list[Path]) -> Places:
             for name, url in (("store", config.features.store), ("cache", config.features.cache))
             if url
         },
-        dict(each.split("=", 1) for each in config.features.groups if "=" in each),
+        named_values(config.features.groups, "features.groups", [*Graph.open(graph).nodes]),
     )
 
 
