@@ -117,7 +117,7 @@ BUDGET: dict[str, int] = {
     "graph": 14852,
     "graph_store": 383,
     "ingress": 1011,
-    "isolated": 1718,
+    "isolated": 1716,
     "jobs": 3648,
     "kernels": 605,
     "live": 1842,

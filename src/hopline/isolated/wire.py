@@ -26,17 +26,19 @@ from hopline.answering.outcome_counts import OutcomeCounts
 from hopline.errors import HoplineError
 from hopline.process.wire import PackedError, Wire, pack_error, unpack_error
 from hopline.request_fields import FIELDS
-from hopline.types import AnyArray, ContextNode, Edit, InlineNode, ModelInfo, ScoreRequest, ScoreResult
+from hopline.types import AnyArray, ContextNode, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
 _ARRAY, _OBJECTS = 1, 2
 _REQUEST_FIELDS = ScoreRequest.__struct_fields__
 _DEADLINE = _REQUEST_FIELDS.index("deadline")
 _INLINE, _CONTEXT = _REQUEST_FIELDS.index("inline"), _REQUEST_FIELDS.index("context")
-_PAIRS, _EDITS = _REQUEST_FIELDS.index("pairs"), _REQUEST_FIELDS.index("edits")
-_EDGES = _REQUEST_FIELDS.index("edges")
-#: Fields that MessagePack makes lists of.
-_TUPLES = [_REQUEST_FIELDS.index(field.name) for field in FIELDS if get_origin(field.kept_as) is tuple]
-_EDGES_TYPE = next(field.kept_as for field in FIELDS if field.name == "edges")
+_PAIRS = _REQUEST_FIELDS.index("pairs")
+#: Options that MessagePack makes lists of: place -> type. `convert` takes no arrays, which nodes may have.
+_TUPLES = {
+    _REQUEST_FIELDS.index(each.name): each.kept_as
+    for each in FIELDS
+    if get_origin(each.kept_as) is tuple and each.name != "context"
+}
 _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
 
 
@@ -192,13 +194,9 @@ def unpack_request(fields: list[Any]) -> ScoreRequest:
         fields[_INLINE] = [InlineNode(**node) for node in fields[_INLINE]]
     if fields[_PAIRS] is not None:
         fields[_PAIRS] = tuple(fields[_PAIRS])
-    for place in _TUPLES:
-        fields[place] = tuple(fields[place])
-    if fields[_CONTEXT]:
-        fields[_CONTEXT] = tuple(ContextNode(**node) for node in fields[_CONTEXT])
-    fields[_EDITS] = msgspec.convert(fields[_EDITS], tuple[Edit, ...])
-    if fields[_EDGES]:
-        fields[_EDGES] = msgspec.convert(fields[_EDGES], _EDGES_TYPE)
+    fields[_CONTEXT] = tuple(ContextNode(**node) for node in fields[_CONTEXT])
+    for place, kind in _TUPLES.items():
+        fields[place] = msgspec.convert(fields[place], kind) if fields[place] else ()
     return ScoreRequest(*fields)
 
 

@@ -65,7 +65,7 @@ _OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
 #: Unseen nodes as in the JSON of /v1: with missing values, and neighbours along several edge types.
 _INLINE = RequestField("inline", tuple[InlineBody, ...], tuple[InlineNode, ...], True, True)
 _KNOWN = {*[field.sent_name for field in _OPTIONS], "inline", "timeout", "timeout_ms"}
-_SWITCHES = {"binary_data", "binary_data_output", "keep"}
+_SWITCHES = {"binary_data", "binary_data_output", *(f.sent_name for f in _OPTIONS if f.sent_as is bool)}
 _TYPES = {"BYTES": "TYPE_STRING"}
 #: Unit of an input's first dimension, for messages.
 _COUNTED = dict.fromkeys(("node_ids", "features", "neighbor_counts"), "nodes")
