@@ -118,7 +118,7 @@ BUDGET: dict[str, int] = {
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1716,
-    "jobs": 3648,
+    "jobs": 3649,
     "kernels": 605,
     "live": 1842,
     "memory": 400,

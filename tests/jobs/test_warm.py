@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hopline.graph import Graph
 from hopline.jobs import kernels
 from hopline.jobs.kernels import Signature, all_signatures, compile_all, numba_type, signatures
 from packages.serverless.tests.conftest import packaged  # noqa: F401
@@ -87,11 +88,15 @@ print(dict(compile_all([wanted])))
     assert run() == "{'there': 1}"
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("memory", ["mapped", "huge"])
-def test_a_server_calls_only_what_is_compiled_ahead(packaged, tmp_path, memory):  # noqa: F811
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("memory", "dtype"),
+    [("mapped", "float32"), ("huge", "float16"), ("mapped", "bfloat16"), ("mapped", "int8")],
+)
+def test_a_server_calls_only_what_is_compiled_ahead(packaged, tmp_path, memory, dtype):  # noqa: F811
+    graph = Graph.open(packaged / "graph").with_features_as(dtype).save(tmp_path / "graph")
     overrides = {
-        "graph.path": str(packaged / "graph"),
+        "graph.path": str(graph.path),
         "graph.memory": memory,
         "models.repository": str(packaged / "models"),
         "models.names": "sage",

@@ -23,6 +23,7 @@ from numba import types
 from numba.core.errors import TypingError
 
 from hopline.doors import Door
+from hopline.engine.narrow_kernels import Narrow
 
 SIGNATURES = Path(__file__).with_name("signatures.txt")
 
@@ -32,6 +33,7 @@ DOOR = Door("hopline.kernels")
 _ARRAY = re.compile(r"(readonly )?array\((\w+), (\d)d, ([CFA])\)")
 _TUPLE = re.compile(r"UniTuple\((\w+) x (\d+)\)")
 _MIXED = re.compile(r"Tuple\((\w+(?:, \w+)*)\)")
+_NARROW = re.compile(r"Narrow\((.*\)), (.*\)), (.*\))\)")
 _SCALARS = ("bool", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)))
 
 
@@ -120,6 +122,8 @@ def numba_type(text: str) -> Any:
         return types.UniTuple(numba_type(same[1]), int(same[2]))
     if (mixed := _MIXED.fullmatch(text)) and all(each in _SCALARS for each in mixed[1].split(", ")):
         return types.Tuple([numba_type(each) for each in mixed[1].split(", ")])
+    if narrow := _NARROW.fullmatch(text):
+        return types.NamedTuple([numba_type(each) for each in narrow.groups()], Narrow)
     return None
 
 
@@ -147,8 +151,5 @@ def _decorated(path: Path) -> list[str]:
         node.name
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef)
-        and any(
-            "njit" in ast.unparse(each) and "cache=True" in ast.unparse(each)
-            for each in node.decorator_list
-        )
+        and any(re.match(r"njit\(.*cache=True", ast.unparse(each)) for each in node.decorator_list)
     ]
