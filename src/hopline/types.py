@@ -204,6 +204,11 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     exclude_seed_edges: Literal["", Excluded] = ""
 
     @property
+    def reads_present(self) -> bool:
+        """True if it is about known nodes of the present graph, so that earlier rows may answer it."""
+        return not (self.inline or self.edits or self.edges or self.context) and self.as_of is None
+
+    @property
     def excludes(self) -> bool:
         """True if message passing for its pairs does not see their own edges."""
         return self.exclude_seed_edges in ("self", "reverse")

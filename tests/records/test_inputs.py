@@ -190,6 +190,16 @@ def test_an_option_that_changes_the_answer_changes_the_hash(name):
     assert input_hash(plain) != input_hash(ScoreRequest("m", nodes=[1], **{name: OTHER_VALUES[name]}))
 
 
+#: Options with which earlier rows may answer: what is returned of them, and for which nodes.
+OF_ROWS = NOT_HASHED | {"outputs", "on_missing", "node_type", "exclude_seed_edges"}
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_an_option_that_changes_what_is_computed_is_not_answered_with_earlier_rows(name):
+    assert ScoreRequest("m", nodes=[1]).reads_present
+    assert ScoreRequest("m", nodes=[1], **{name: OTHER_VALUES[name]}).reads_present == (name in OF_ROWS)
+
+
 @pytest.mark.parametrize("nodes", [[1, "a"], [2**70], [True], [None], [1.5], ["\ud800"]])
 def test_ids_that_no_graph_has_are_hashed_as_well(nodes):
     assert len(input_hash(ScoreRequest("m", nodes=nodes))) == 32

@@ -202,9 +202,7 @@ class LookUp:
         request = work.request
         if (
             self._direct is None
-            or request.inline
-            or request.edits
-            or request.as_of is not None
+            or not request.reads_present
             or request.columns is not None
             or request.node_type
             or request.is_copy

@@ -238,7 +238,7 @@ class Answerer:
         """Answer the usual batch: known nodes, present graph, default outputs. None for other batches."""
         head = self.model.spec.head
         for request in requests:
-            if request.inline or request.edits or request.outputs or request.as_of is not None:
+            if request.outputs or not request.reads_present:
                 return None
         if head.kind == "link":
             return None

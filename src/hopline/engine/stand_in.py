@@ -25,13 +25,7 @@ LEAST_SHARE = 0.5
 
 def stands_in(model: Model, request: ScoreRequest, names: Sequence[str]) -> bool:
     """True if a model has a student that can answer the request: known nodes, present graph."""
-    return (
-        model.student is not None
-        and not request.inline
-        and not request.edits
-        and request.as_of is None
-        and OUTPUTS.issuperset(names)
-    )
+    return model.student is not None and request.reads_present and OUTPUTS.issuperset(names)
 
 
 def by_student(
