@@ -7,6 +7,8 @@ each call, and the kinds take turns, so that a change of the machine's speed hit
     now       no time: the newest rows
     then      a time at which nine tenths of all edges and rows are known: the rows of then
     cut       the same time on the same graph without a history: edges of then, rows of now
+    live      no time, on a live graph that began with the one with a history
+    past      the same time on the live graph
 
     python -m benchmarks.history [--small] [--rounds N]
 
@@ -21,6 +23,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +39,10 @@ from hopline.artifact import read_spec
 from hopline.engine.model import Model
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.edge_times import rough_range
+from hopline.graph.live.history import fill, make_writer
+from hopline.graph.live.home import Start
+from hopline.graph.live.state import State
+from hopline.graph.live.view import LiveView
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
 
@@ -74,6 +81,15 @@ def graphs(num_nodes: int, num_edges: int) -> dict[str, Graph]:
     return {"history": past, "newest": Graph.from_tables({"node": newest}, edges)}
 
 
+def live(graph: Graph) -> LiveView:
+    """A live graph that begins with a graph."""
+    start = Start(graph, State(graph.version, 0))
+    room = {"spare_nodes": 1000, "spare_edges": 1000, "num_levels": 3}
+    writer, view = make_writer(start, graph.version, None, lambda: 0, **room)
+    fill(writer, start)
+    return view()
+
+
 def measure(kinds: dict[str, tuple[Model, int]], size: int, rounds: int) -> dict[str, float]:
     """Nodes a second of each kind, the median of rounds."""
     rng, found = np.random.default_rng(size), {kind: list[float]() for kind in kinds}
@@ -84,8 +100,9 @@ def measure(kinds: dict[str, tuple[Model, int]], size: int, rounds: int) -> dict
                 rng.choice(model.graph.nodes["node"].num_nodes, size, replace=False) for _ in range(calls)
             ]
             began = time.perf_counter()
-            for ids in seeds:
-                model.final_states({"node": ids}, as_of)
+            with model.graph if isinstance(model.graph, LiveView) else nullcontext():
+                for ids in seeds:
+                    model.final_states({"node": ids}, as_of)
             if turn:  # the first one loads pages and kernels
                 found[kind].append(calls * size / (time.perf_counter() - began))
     return {kind: float(np.median(rates)) for kind, rates in found.items()}
@@ -110,21 +127,25 @@ def main() -> int:
         )  # fmt: skip
         spec = read_spec(report.path)
         models = {key: Model(report.path, spec, graph) for key, graph in made.items()}
+        models["live"] = Model(report.path, spec, live(made["history"]))
         first, last = rough_range(made["history"], made["history"].edges) or (0, 0)
         as_of = first + (last - first) * 9 // 10
         kinds = {
             "now": (models["history"], NO_CUT),
             "then": (models["history"], as_of),
             "cut": (models["newest"], as_of),
+            "live": (models["live"], NO_CUT),
+            "past": (models["live"], as_of),
         }
-        print(f"{'seeds':>8}{'now':>12}{'then':>12}{'cut':>12}{'then/now':>10}   nodes/s")
+        header = "".join(f"{kind:>12}" for kind in kinds)
+        print(f"{'seeds':>8}{header}{'then/now':>10}{'past/live':>10}   nodes/s")
         for size in SIZES:
             rates = measure(kinds, size, args.rounds)
-            ratio = rates["then"] / rates["now"]
+            ratio, of_live = rates["then"] / rates["now"], rates["past"] / rates["live"]
             shown = "".join(f"{rates[kind]:>12,.0f}" for kind in kinds)
-            print(f"{size:>8}{shown}{ratio:>10.2f}", flush=True)
+            print(f"{size:>8}{shown}{ratio:>10.2f}{of_live:>10.2f}", flush=True)
             figures |= {f"{kind}_{size}": round(rate) for kind, rate in rates.items()}
-            figures[f"ratio_{size}"] = round(ratio, 3)
+            figures |= {f"ratio_{size}": round(ratio, 3), f"live_ratio_{size}": round(of_live, 3)}
     config = {"nodes": sizes[0], "edges": sizes[1], "rows": ROWS, "dim": DIM, "fanouts": [10, 5]}
     print(json.dumps({"machine": at_start, "commit": commit(), "config": config, "figures": figures}))
     return 0

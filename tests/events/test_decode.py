@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hopline.events.decode import Decoder
 from hopline.events.payloads import originals
 from hopline.graph.live.codec import decode_changes, encode_changes
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, HistorySchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
 from tests.thorough import thorough
 
@@ -449,9 +449,35 @@ def test_a_field_that_an_operation_does_not_take_is_refused_in_json_and_arrow_al
     (said,) = decode([plain, {**event, "id": "f"}]).refused
     (refused,) = decode(arrow(table)).refused
     assert (refused.index, refused.code, refused.reason) == (1, said.code, said.reason)
+    if field == "time" and op in ("add_node", "set_features"):
+        assert said.code == "schema_changed"
+        assert said.reason == "node type 'user' has no history; this event has a time"
+        return
     assert said.code == "malformed"
     assert f"{op} has no field {field!r}; its fields are id, at, " in said.reason
     assert all(name in said.reason.partition("fields are")[2] for name in TAKEN[op])
+
+
+def test_rows_of_a_type_with_a_history_have_times():
+    past = NodeTypeSchema(1, id_kind="string", history=HistorySchema("ms"))
+    own = Decoder(GraphSchema({"user": past}, {}))
+    row = {"op": "set_features", "node": "ann", "features": [1.0], "time": 1_700_000_000_000}
+    wrong = [row | {"time": None}, row | {"time": 1_700_000_000}, row | {"time": 2**63}]
+    gone = {"op": "remove_node", "node": "ann"}
+    for payload in (
+        json.dumps([row, row | {"op": "add_node"}, gone, *wrong[:2]]).encode(),
+        arrow({name: [each.get(name) for each in (row, row | {"op": "add_node"}, gone, *wrong[:2])]
+               for name in row}),
+    ):  # fmt: skip
+        found = own.decode([payload])
+        nodes = found.changes.nodes["user"]
+        assert nodes.time.tolist()[:2] == [1_700_000_000_000] * 2
+        assert nodes.remove.tolist() == [False, False, True]
+        assert [(each.index, each.code) for each in found.refused] == [(3, "no_time"), (4, "malformed")]
+        assert "a row with a history needs a time" in found.refused[0].reason
+        assert "looks like one in s; the graph's are in ms" in found.refused[1].reason
+    (refused,) = own.decode([json.dumps(wrong[2]).encode()]).refused
+    assert "does not fit into a signed 64-bit integer" in refused.reason
 
 
 def test_a_removal_says_which_edges_it_removes():

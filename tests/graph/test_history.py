@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hopline.errors import GraphError
 from hopline.graph import EdgeFile, EdgeTable, Graph, NodeFile, NodeTable
+from hopline.graph.extent import NO_RECORDS
 from hopline.graph.history import find_rows
-from hopline.graph.live.home import LiveHome
 from tests.commands.typed import typed
 from tests.thorough import thorough
 
@@ -78,7 +78,7 @@ def test_long_and_short_lists_are_searched_alike(counts, seed):
     times = np.concatenate([np.sort(rng.choice(200, count, replace=False)) for count in counts])
     ids, out = rng.integers(0, len(counts), 50), np.empty(50, np.int64)
     for as_of in rng.integers(-1, 202, 8).tolist():
-        find_rows(offsets, times, ids, as_of, out)
+        find_rows(offsets, NO_RECORDS, 0, times, ids, np.array([as_of]), out)
         for node, found in zip(ids.tolist(), out.tolist(), strict=True):
             own = times[offsets[node] : offsets[node + 1]]
             right = np.searchsorted(own, as_of, side="right")
@@ -219,14 +219,12 @@ def test_columns_of_a_table_have_a_history_with_missing_cells(tmp_path):
     assert part.history.columns.table["seats"].to_pylist() == [None, 3.0, 1.0]
 
 
-def test_what_would_lose_a_history_refuses(tmp_path):
+def test_what_would_lose_a_history_refuses():
     graph = built([("x", 3, 1.0), ("x", 5, 3.0)])
     with pytest.raises(GraphError, match="'a' has a history, which a subgraph"):
         graph.subgraph([0])
     with pytest.raises(GraphError, match="'a' has a history: build it again"):
         graph.with_features_as("float16")
-    with pytest.raises(GraphError, match="'a' has times or a history, and no event sets them"):
-        LiveHome.open(tmp_path / "live", graph.save(tmp_path / "graph"))
 
 
 def test_files_and_the_command_line_have_histories(tmp_path):

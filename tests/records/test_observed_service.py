@@ -16,13 +16,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from hopline.config.reader import load_config
 from hopline.records.recorders import AccessLog
-from hopline.records.tracing import TraceRecorder
 from hopline.service import Service
 from hopline.transports.http import HttpApp
 from hopline.transports.proto import message
 from hopline_slo.scrape import Scrape
+from hopline_slo.tracing import TraceRecorder
+from packages.slo.tests.test_tracing import receiver
 from tests.engine import zoo
-from tests.records.test_tracing import receiver
 from turnserve.http1.messages import Request
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -16,7 +16,7 @@ import numpy as np
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.graph import Graph
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.server import DEFAULT_SERVICE
 from hopline.types import ScoreRequest
 from tests.engine import zoo
@@ -30,12 +30,23 @@ class World:
     """A graph folder and a repository, and lists of everything that happened since.
 
     String ids, times, weights and attributes; models `plain` (nodes), `link` (pairs) and copies of `plain`.
+
+    Args:
+        history: nodes keep the rows that they had.
     """
 
-    def __init__(self, root: Path, copies: tuple[str, ...] = ()) -> None:
+    def __init__(self, root: Path, copies: tuple[str, ...] = (), *, history: bool = False) -> None:
         from tests.packaged import package
 
-        self.graph = zoo.homogeneous(1).save(root / "graph")
+        self.graph, self.history = zoo.homogeneous(1), history
+        #: Of the rows of a node, the last one is that of its latest time.
+        self.past: dict[str, dict[int, np.ndarray]] = {}
+        if history:
+            part = self.graph.nodes["node"]
+            self.past = {f"n{at}": {-1: np.array(part.features[at])} for at in range(part.num_nodes)}
+            nodes = {"node": self._table([*self.past.items()])}
+            self.graph = Graph.from_tables(nodes, {("node", "to", "node"): _edge_table(self.graph)})
+        self.graph = self.graph.save(root / "graph")
         self.repository = root / "models"
         zoo.torch.manual_seed(7)
         plain, link = zoo.Plain().eval(), zoo.Encoder().eval()
@@ -60,6 +71,12 @@ class World:
         ]
         self.rng = np.random.default_rng(3)
         self.num_events = 0
+
+    @staticmethod
+    def _table(rows: list[tuple[str, dict[int, np.ndarray]]]) -> NodeTable:
+        flat = [(name, time_, each) for name, own in rows for time_, each in own.items()]
+        names, times, values = zip(*flat, strict=True)
+        return NodeTable(np.stack(values), ids=list(names), history=list(times))
 
     def _copy(self, name: str) -> None:
         """The same model under another name."""
@@ -104,6 +121,7 @@ class World:
             return {"op": "remove_edge", "src": src, "dst": dst}
         if kind == 6 and src not in self.rows[:30]:  # which tests ask for
             del self.nodes[src]
+            self.past.pop(src, None)
             self.edges = [each for each in self.edges if src not in each[:2]]
             self.rows[self.rows.index(src)] = ""
             self.gone.append(src)
@@ -113,12 +131,28 @@ class World:
         if kind == 7:
             name = self.gone.pop() if self.gone and rng.integers(2) else name
             self.rows.append(name)
+        event = {"op": op, "node": name, "features": features.tolist()}
+        if self.history:
+            event["time"] = time_ = int(rng.integers(1, 130)) if op == "set_features" else 0
+            own = self.past.setdefault(name, {})
+            own[time_] = features
+            features = own[max(own)]
         self.nodes[name] = features
-        return {"op": op, "node": name, "features": features.tolist()}
+        return event
 
     def fresh(self) -> Graph:
         """A graph of what there is now, built from nothing; removed nodes are rows that nobody names."""
         src, dst, times, weights, attrs = zip(*self.edges, strict=True)
+        if self.history:
+            first = [-1] * 120 + [0] * len(self.rows)
+            empty = [{time_: np.zeros(6, np.float32)} for time_ in first]
+            rows = [
+                (name or f"row {at}", self.past.get(name, empty[at])) for at, name in enumerate(self.rows)
+            ]
+            edges = EdgeTable(
+                (src, dst), np.array(attrs, np.float32), np.array(times), np.array(weights, np.float32)
+            )
+            return Graph.from_tables({"node": self._table(rows)}, {("node", "to", "node"): edges})
         features = [self.nodes.get(name, np.zeros(6, np.float32)) for name in self.rows]
         return Graph.from_edges(
             [src, dst], np.stack(features), ids=[name or f"row {at}" for at, name in enumerate(self.rows)],
@@ -140,6 +174,14 @@ class World:
     def settings(self) -> dict[str, Any]:
         """For `serving`."""
         return {"graph__path": self.graph.path, "models__repository": self.repository}
+
+
+def _edge_table(graph: Graph) -> EdgeTable:
+    """The edges of a graph of one type, whose ids are n0, n1, …."""
+    edges = graph.edges[zoo.EDGE]
+    dst = np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))
+    ends = [[f"n{at}" for at in end] for end in (edges.indices, dst)]
+    return EdgeTable((ends[0], ends[1]), edges.attr, edges.time, edges.weight)
 
 
 def row(rng: np.random.Generator, dim: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from hopline.errors import ConfigError, GraphError
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from hopline.features.stamped import stamped_group
-from hopline.graph import Graph
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.home import LiveHome
 from hopline.live.snapshots import open_graph
 from hopline.records.entry import Entry, EntryWriter
@@ -141,6 +141,54 @@ def test_a_writer_goes_on_from_there(places: Places) -> None:
     home = LiveHome.open(places.live, base)
     assert home.lineage == base.lineage != base.version
     home.close()
+
+
+def past_rows(graph: Graph) -> dict[tuple[str, int], bytes]:
+    """The rows of nodes that are there, by name and time."""
+    nodes, found = graph.node(), {}
+    assert nodes.history is not None
+    for at in np.setdiff1d(np.arange(nodes.num_nodes), nodes.ids.removed).tolist():
+        (name,) = nodes.ids.external(np.array([at]))
+        for place in range(*nodes.history.offsets[at : at + 2].tolist()):
+            row = np.asarray(nodes.history.features[place])
+            found[str(name), int(nodes.history.times[place])] = row.tobytes()
+    return found
+
+
+def test_rows_of_the_past_are_erased_from_all_files(tmp_path: Path) -> None:
+    """Rows of the graph folder, of events, also replaced and late ones, of snapshots and of the log."""
+    rng = np.random.default_rng(4)
+    names, times = np.repeat(NAMES, 3), np.tile([0, 20, 40], 60)
+    ends = [[NAMES[at] for at in end] for end in rng.integers(0, 60, (2, 300))]
+    edges = EdgeTable((ends[0], ends[1]), time=rng.integers(0, 50, 300))
+    table = NodeTable(rows(rng, 180), ids=list(names), history=times)
+    graph = Graph.from_tables({"node": table}, {("node", "to", "node"): edges}).save(tmp_path / "graph")
+    live, secrets = Kept(tmp_path / "graph.live", graph), list[bytes]()
+    for number in range(12):
+        for name in (*GONE[:2], NAMES[1]):
+            batch = node(name, row := rows(rng, 1), False)
+            time = np.array([10 + 5 * (number % 5)])
+            change = dataclasses.replace(batch.nodes["node"], time=time)
+            assert not live.keeper.apply([dataclasses.replace(batch, nodes={"node": change})])[0].rejected
+            secrets += [row.tobytes()] * (name != NAMES[1])
+        if number in (3, 7):
+            live.snapshot()
+    wanted = past_rows(live.view.snapshot())
+    live.close()
+    old = [row for (name, _), row in past_rows(graph).items() if name in GONE]
+    secrets += old
+    places = Places(tmp_path / "graph", tmp_path / "graph.live")
+    report = forget(places, GONE[:2])
+    assert report.is_clean, report.left
+    files = [file for folder in (places.graph, places.live) for file in folder.rglob("*") if file.is_file()]
+    assert not [file for file in files if any(secret in file.read_bytes() for secret in secrets)]
+    left = {key: row for key, row in wanted.items() if key[0] not in GONE}
+    assert past_rows(open_graph(places.live)) == left
+    based = Graph.open(places.graph, verify=True)
+    assert past_rows(based) == {key: row for key, row in past_rows(graph).items() if key[0] not in GONE}
+    again = Kept(places.live, based)
+    assert past_rows(again.view.snapshot()) == left
+    again.close()
 
 
 @pytest.mark.sample(3)

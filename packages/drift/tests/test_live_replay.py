@@ -129,12 +129,13 @@ class Day:
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
-    """Events in batches between and beside requests, two rollouts, two snapshots, writers killed.
+    """Events in batches between and beside requests, two rollouts, two snapshots, writers killed; the nodes
+    keep the rows that they had, and a part of the requests asks for them.
 
     One model is in processes of its own, and of one there is a table of rows of the original graph.
     """
     root = tmp_path_factory.mktemp("day")
-    world = World(root, copies=("apart", "looked"))
+    world = World(root, copies=("apart", "looked"), history=True)
     (world.repository / "apart" / "serving.toml").write_text("isolate = true\n")
     world.tabulate("looked", root / "looked.precomputed")
     for seed, version in ((11, "2"), (12, "3")):

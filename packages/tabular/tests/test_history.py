@@ -1,13 +1,17 @@
 """Columns with a history: preprocessing in the artifact reads the cells of then."""
 
+import json
+
 import numpy as np
 import pandas as pd
 
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
+from hopline.events.decode import Decoder
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.types import ScoreRequest
 from packages.tabular.tests import fraud_graph as fraud
+from tests.graph.live.test_writer import live
 from tests.thorough import thorough
 
 LAST = 100
@@ -92,3 +96,52 @@ def test_moments_of_raw_columns_equal_rebuilt_graphs(world, tmp_path):
     newest = ask(loaded[0], ids)
     np.testing.assert_array_equal(newest, ask(answerer(world, graph_of(frames, edges, 10**6)), ids))
     assert (newest != ask(loaded[0], ids, 45)).any()
+
+
+def value(cell):
+    if isinstance(cell, pd.Timestamp):
+        return cell.isoformat()
+    return None if cell is None or cell != cell else cell
+
+
+def test_a_live_graph_reads_the_columns_of_then(world):
+    """Rows come as events: new nodes in the order of their first rows, other rows late and in any order."""
+    frames = histories()
+    edges, rng, begin = edges_of(frames), np.random.default_rng(5), 25
+    names = "account", "merchant"
+    first = [frame.groupby("id").time.min() for frame in frames]
+    known_at = [frame[(frame.time <= begin) & (own[frame.id] <= begin).to_numpy()]
+                for frame, own in zip(frames, first, strict=True)]  # fmt: skip
+    there = dict(zip(names, [set(frame.id) for frame in known_at], strict=True))
+    based = {key: f[f.src.isin(there[key[0]]) & f.dst.isin(there[key[2]])] for key, f in edges.items()}
+    graph = graph_of(known_at, based)
+    writer, view = live(graph)
+    loaded = Answerer(load_model(world.report.path, world.report.spec, view), ("logits",), 99)
+    added, rows = [], []
+    for name, frame, own, old in zip(names, frames, first, known_at, strict=True):
+        left = frame.drop(old.index).sort_values("time", kind="stable")
+        is_first = left.time == own[left.id].to_numpy()
+        is_new = is_first & ~left.id.isin(there[name])
+        for each, new in zip(left.to_dict("records"), is_new, strict=True):
+            columns = {key: value(cell) for key, cell in each.items() if key not in ("id", "time")}
+            event = {"op": "add_node" if new else "set_features", "node_type": name, "node": each["id"],
+                     "time": each["time"], "columns": columns}  # fmt: skip
+            (added if new else rows).append(event)
+    rng.shuffle(rows)
+    for key, frame in edges.items():
+        rows += [
+            {"op": "add_edge", "edge_type": "__".join(key), "src": e.src, "dst": e.dst, "time": e.time}
+            for e in frame.drop(based[key].index).itertuples()
+        ]
+    for part in (added, rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        decoded = Decoder(graph.schema).decode([json.dumps(part).encode()])
+        assert decoded.refused == []
+        assert writer.apply(decoded.changes).rejected == []
+    in_order = {key: pd.concat([f, edges[key].drop(f.index)]) for key, f in based.items()}
+    for _ in range(thorough(20, 100)):
+        as_of = int(rng.integers(0, LAST))
+        if ids := list(known(frames[0], as_of).id):
+            rebuilt = answerer(world, graph_of(frames, in_order, as_of))
+            np.testing.assert_array_equal(ask(loaded, ids, as_of), ask(rebuilt, ids))
+    newest = answerer(world, graph_of(frames, in_order, 10**6))
+    np.testing.assert_array_equal(ask(loaded, ids), ask(newest, ids))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from hopline.engine.answer import cut_of
 from hopline.engine.model import Model
 from hopline.engine.request_ids import sides_of
+from hopline.errors import SchemaMismatch
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest
 
@@ -77,6 +79,8 @@ def _side(
     if as_of != NO_CUT and nodes.history is not None:
         features, rows = nodes.history.features, np.full(len(ids), -1)
         rows[known] = nodes.history.places(ids[known], as_of)
+        with suppress(SchemaMismatch):  # NaN then, where rows of a live graph are made when they are read
+            nodes.history.rows(ids[rows >= 0], as_of)
     found: dict[str, AnyArray] = {
         f"{side}.{node_type}.features": _features(features, l1_rows.get(node_type), rows, rows >= 0)
     }

@@ -110,10 +110,11 @@ def with_tables(folder: Path, spec: ModelSpec, graph: AnyGraph) -> AnyGraph:
     for name, learned in spec.embeddings.items():
         table, row_of = _table(folder, name, learned), _finder(folder, spec, name, graph)
         if isinstance(graph, LiveView):
-            if own := graph.schema.node_types[name].feature_dim:
+            if (own := graph.schema.node_types[name]).feature_dim or own.history:
                 raise ArtifactError(
-                    f"{spec.name}/{spec.version} reads {own} columns and learned rows of {name!r}, and "
-                    "events may change the columns only; serve a snapshot, or package without embeddings="
+                    f"{spec.name}/{spec.version} reads {own.feature_dim} columns and learned rows of "
+                    f"{name!r}, and events may change the columns, or their history, only; serve a "
+                    "snapshot, or package without embeddings="
                 )
             if learned.later == "refuse":
                 raise no_row(spec, "nodes that a live graph gets later")

@@ -230,7 +230,7 @@ class _EncodedRows:
         values = values_of(columns.column_schemas, *columns.cells(late))
         rows, wrong = self._encoder.encode_each(values, len(late), _MOST_REFUSED)
         good = np.isfinite(rows).all(axis=1)
-        self.rows[late[good]] = rows[good]
+        self.rows[late] = rows
         set_ready(late[good], columns.since, self.ready)
         return [(int(late[at]), why) for at, why in wrong.items()]
 
@@ -271,24 +271,28 @@ class EncodedNodes(LiveNodes):
         self._encoded = _EncodedRows(name, nodes, encoder, arrays)
         self.ready = self._encoded.ready
         self.features = _EncodedFeatures(self, self._encoded.rows)
+        self.history = nodes.history and nodes.history.of(self)
 
     def slots(self, ids: IdArray) -> IdArray:
-        """As `LiveNodes.slots`, after making the rows that are missing.
+        """As `LiveNodes.slots`, after making the rows that are missing. Raises: as `made`."""
+        return self.made(ids, super().slots(ids))
+
+    def made(self, ids: IdArray, slots: IdArray) -> IdArray:
+        """As `LiveNodes.made`, after making the rows that are missing.
 
         Raises: SchemaMismatch: the preprocessing does not accept a value; names the node and the column.
         """
-        found, refused = self.read(ids)
-        if refused:
+        if refused := self._encoded.encode(slots):
             slot, reason = refused[-1]
-            raise self._encoded.refusal(
-                self._shown(slot, ids, found), f"{reason}; set its columns (set_features)"
-            )
-        return found
+            place = self._shown(slot, ids, slots)
+            raise self._encoded.refusal(place, f"{reason}; set its columns (set_features)")
+        return slots
 
-    def read(self, ids: IdArray) -> tuple[IdArray, list[tuple[int, str]]]:
-        """The slots of nodes, and those of them that are not accepted, with the reason."""
+    def read(self, ids: IdArray) -> IdArray:
+        """The slots of nodes; rows that are not accepted are NaN."""
         found = super().slots(ids)
-        return found, self._encoded.encode(found)
+        self._encoded.encode(found)
+        return found
 
     def encode_all(self) -> None:
         """As `_EncodedRows.encode_all`."""
@@ -307,9 +311,7 @@ class _EncodedFeatures(LiveRows):
     _nodes: EncodedNodes
 
     def __getitem__(self, ids: Any) -> FloatArray:
-        slots, refused = self._nodes.read(np.atleast_1d(np.asarray(ids, np.int64)))
-        found: FloatArray = self.array[slots]
-        found[np.isin(slots, [slot for slot, _ in refused])] = np.nan
+        found: FloatArray = self.array[self._nodes.read(np.atleast_1d(np.asarray(ids, np.int64)))]
         return found[0] if np.ndim(ids) == 0 else found
 
 
@@ -333,7 +335,7 @@ class EncodedEdges:
 
     def encode_all(self) -> None:
         """As `_EncodedRows.encode_all`."""
-        self._encoded.encode_all(_parts(self._edges.slots(self._edges.places())), lambda slot: "an edge")
+        self._encoded.encode_all(_parts(self._edges.slots(self._edges.positions())), lambda slot: "an edge")
 
 
 def _parts(slots: IdArray) -> Iterator[IdArray]:

@@ -10,7 +10,7 @@ from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.plan import Plan
 from hopline.engine.stage import Given
 from hopline.engine.state_cache import NO_STAMPS
-from hopline.graph.history import NO_HISTORY, Histories
+from hopline.graph.live.view import NO_HISTORY, Histories
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray, StampArray
 
@@ -53,20 +53,21 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], past: Histories, plan
     raw_rows = need.compute
     if need.raw is not None:
         raw, raw_rows = need.raw.out, np.arange(num_rows)
+    elif level.node_type in past:
+        if level.own_below is None or level.stage.reads_features:
+            raw_rows = past[level.node_type].rows(need.compute, as_of)
     elif level.own_slots is not None:
         raw_rows = level.own_slots.slots(need.compute)
-    elif level.node_type in past and (level.own_below is None or level.stage.reads_features):
-        raw_rows = past[level.node_type].rows(need.compute, as_of)
     own = raw if level.own_below is None else level.own_below.state
     # Without a level below, a stage reads raw features of its nodes and of their neighbours.
     own_rows = raw_rows if level.own_below is None and need.raw is None else need.own_rows
     views = {}
     for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
         base = features[relation.source] if below is None else below.state
-        if below is None and relation.source_slots is not None:
-            rows = relation.source_slots.slots(rows[: block.num_edges])  # entries after these are unused
-        elif below is None and relation.source in past:
-            rows = past[relation.source].rows(rows[: block.num_edges], as_of)
+        if below is None and relation.source in past:
+            rows = past[relation.source].rows(rows[: block.num_edges], as_of)  # what follows is unused
+        elif below is None and relation.source_slots is not None:
+            rows = relation.source_slots.slots(rows[: block.num_edges])
         views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
     out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
     structure = None

@@ -34,7 +34,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.engine.level import Level
-    from hopline.graph.history import Histories
+    from hopline.graph.live.view import Histories
 
 #: Node type -> rows, and node type -> history whose places these have.
 _Rows: TypeAlias = "tuple[dict[str, Matrix], Histories]"
@@ -323,15 +323,17 @@ class FusedPlan:
     def _find_slots(self, counts: list[int], as_of: int) -> None:
         """Look up the rows of features that the lowest level reads, of a live graph or of a history."""
         level, (_, _, compute, rows, buffers) = self._chain[0], self._arrays[0]
-        slots, base_slots = level.own_slots, level.links[0][0].source_slots
-        own, neighbors = compute[: counts[1]], buffers.neighbors[: counts[2]]
-        if slots is not None and base_slots is not None:
-            rows[: counts[1]] = slots.slots(own)
-            neighbors[:] = base_slots.slots(neighbors)
-            return
-        for name, ids in ((level.node_type, own), (level.links[0][0].source, neighbors)):
-            if name in self._past:
-                ids[:] = self._past[name].rows(ids, as_of)
+        past = self._past if as_of != NO_CUT else {}
+        relation, own, neighbors = level.links[0][0], compute[: counts[1]], buffers.neighbors[: counts[2]]
+        found = own if level.own_slots is None else rows[: counts[1]]
+        for name, nodes, ids, out in (
+            (level.node_type, level.own_slots, own, found),
+            (relation.source, relation.source_slots, neighbors, neighbors),
+        ):
+            if name in past:
+                out[:] = past[name].rows(ids, as_of)
+            elif nodes is not None:
+                out[:] = nodes.slots(ids)
 
     def _fill(self, k: int, level: Level, capacity: int) -> int:
         """Fill the frame of a level; returns the rows that the level below must have room for."""

@@ -33,8 +33,7 @@ from hopline.engine.student import Student, student_of
 from hopline.engine.tasks import outputs_of
 from hopline.errors import ArtifactError, BadRequest
 from hopline.graph import Graph
-from hopline.graph.history import NO_HISTORY, Histories
-from hopline.graph.live.view import LiveNodes, LiveView
+from hopline.graph.live.view import NO_HISTORY, Histories, LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
 from hopline.memory.arena import Arena
 from hopline.runtimes.onnx import RowStage

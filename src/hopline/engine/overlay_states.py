@@ -33,7 +33,7 @@ from hopline.types import FloatArray, IdArray, StampArray
 if TYPE_CHECKING:
     from hopline.engine.level import Level, Relation
     from hopline.engine.narrow_kernels import Matrix
-    from hopline.graph.history import Histories
+    from hopline.graph.live.view import Histories
 
 #: Level, node type, int64 [n] distinct global ids -> their states float32 [n, d] in the graph alone.
 States: TypeAlias = Callable[[int, str, IdArray], FloatArray]
@@ -172,9 +172,11 @@ class OverlayStates:
     def _graph_rows(self, level: Level, ids: IdArray) -> FloatArray:
         base = self.features[level.node_type]
         found = np.empty((ids.shape[0], base.shape[1]), np.float32)
-        slots = ids if level.own_slots is None else level.own_slots.slots(ids)
+        slots = ids
         if level.node_type in self.past:
             slots = self.past[level.node_type].rows(ids, self.as_of)
+        elif level.own_slots is not None:
+            slots = level.own_slots.slots(ids)
         gather(base, slots, 0, found.shape[1], found, 0)
         return found
 

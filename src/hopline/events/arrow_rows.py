@@ -305,8 +305,9 @@ class Table:
         if self._refuse_without(rows, first, what, schema.columns, refusals):
             rows, features = rows[:0], None
         cells, texts = self._read(rows, first, what, schema.columns, refusals)
-        add = self.ops[rows] == OPS.index("add_node")
-        return NodeRows(rows + first, self.ids("node", rows), add, features, cells, texts)
+        add, time = self.ops[rows] == OPS.index("add_node"), self._column("time", rows)
+        times = None if time is None else _times(time, rows + first, refusals)
+        return NodeRows(rows + first, self.ids("node", rows), add, features, cells, texts, times)
 
     def _refuse_without(
         self, rows: IdArray, first: int, what: str, columns: Sequence[ColumnSchema], refusals: Refusals

@@ -36,7 +36,9 @@ def edge_changes(
 
     time, has_time = None, None
     if schema.has_time:
-        time, has_time = _time(rows, adds, schema.time_unit, what, refusals)
+        time, has_time = _time(
+            rows.time, numbers, adds, schema.time_unit, f"{what}: an added edge", refusals
+        )
     elif rows.time is not None:
         _foreign(rows.time, numbers, f"{what} has no times; this event has one", refusals)
 
@@ -61,8 +63,10 @@ def edge_changes(
     return EdgeChanges(src, dst, rows.remove, numbers, time, has_time, weight, attr, rows.cells, rows.texts)
 
 
-def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Refusals) -> NodeChanges:
-    """Changes of one node type; as `edge_changes`."""
+def node_changes(
+    rows: NodeRows, name: str, schema: NodeTypeSchema, unit: str, refusals: Refusals
+) -> NodeChanges:
+    """Changes of one node type, in a graph whose times have a unit; as `edge_changes`."""
     what = f"node type {name!r}"
     numbers = rows.numbers
     columns = _Columns(
@@ -76,8 +80,13 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
         refusals.add_all(
             numbers[~rows.add], "schema_changed", f"{what} has no features; nothing can be set"
         )
-    external = ids(rows.ids, numbers, schema.id_kind, "node", refusals)
-    return NodeChanges(external, rows.add, features, numbers, rows.cells, rows.texts)
+    external, time = ids(rows.ids, numbers, schema.id_kind, "node", refusals), None
+    if schema.history is not None:
+        every = np.ones(len(numbers), np.bool_)
+        time, _ = _time(rows.time, numbers, every, unit, f"{what}: a row with a history", refusals)
+    elif rows.time is not None:
+        _foreign(rows.time, numbers, f"{what} has no history; this event has a time", refusals)
+    return NodeChanges(external, rows.add, features, numbers, rows.cells, rows.texts, time=time)
 
 
 def node_removals(
@@ -167,18 +176,22 @@ def _bad_id(value: Any, kind: IdKind, what: str) -> str:
 
 
 def _time(
-    rows: EdgeRows, adds: NDArray[np.bool_], unit: str, what: str, refusals: Refusals
+    given: Column | None,
+    numbers: IdArray,
+    needed: NDArray[np.bool_],
+    unit: str,
+    what: str,
+    refusals: Refusals,
 ) -> tuple[IdArray, NDArray[np.bool_] | None]:
-    numbers = rows.numbers
-    if rows.time is None:
-        refusals.add_all(numbers[adds], "no_time", f"{what}: an added edge needs a time")
+    if given is None:
+        refusals.add_all(numbers[needed], "no_time", f"{what} needs a time")
         return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
     if unit:
-        _same_unit(rows.time, unit, numbers, what, refusals)
-    if rows.time.present is None:
-        return rows.time.values, None
-    refusals.add_all(numbers[adds & ~rows.time.present], "no_time", f"{what}: an added edge needs a time")
-    return rows.time.values, rows.time.present
+        _same_unit(given, unit, numbers, what, refusals)
+    if given.present is None:
+        return given.values, None
+    refusals.add_all(numbers[needed & ~given.present], "no_time", f"{what} needs a time")
+    return given.values, given.present
 
 
 def _same_unit(time: Column, unit: str, numbers: IdArray, what: str, refusals: Refusals) -> None:

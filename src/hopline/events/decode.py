@@ -208,7 +208,7 @@ class Decoder:
                     changes = checks.node_removals([event.node for event in group], places, node, refusals)
                 else:
                     of_nodes = json_rows.node_rows(group, places, key, node, refusals)
-                    changes = checks.node_changes(of_nodes, key, node, refusals)
+                    changes = checks.node_changes(of_nodes, key, node, schema.time_unit, refusals)
                 nodes = _merged([nodes, {key: changes}])
         return edges, nodes
 
@@ -263,7 +263,7 @@ class Decoder:
             found = list[NodeChanges]()
             if not is_removal.all():
                 row = table.node_rows(rows[~is_removal], first, key, node, refusals)
-                found.append(checks.node_changes(row, key, node, refusals))
+                found.append(checks.node_changes(row, key, node, schema.time_unit, refusals))
             if is_removal.any():
                 gone = rows[is_removal]
                 found.append(checks.node_removals(table.ids("node", gone), gone + first, node, refusals))
@@ -291,7 +291,8 @@ def events_of(
 
     Args:
         node_type: of nodes that name none.
-        time: of edges whose type has times; None if the request names none.
+        time: of edges whose type has times, and nodes whose type has a history; None if the request names
+            none.
     Raises: BadRequest: a node without an id; edges that do not fit their type. RequestTooLarge.
     """
     nodes = [(f"inline[{at}]", node, node_type) for at, node in enumerate(request.inline)]
@@ -304,7 +305,10 @@ def events_of(
         if node.id is None:
             raise BadRequest(f"{place}.id is missing: with keep, all nodes of the request join the graph")
         row = {"columns": node.columns} if node.columns is not None else {"features": _list(node.features)}
-        events[place] = wire.AddNode(node=node.id, node_type=kind, **row)
+        has_past = schema.node_types[kind].history is not None
+        if has_past and time is None:
+            raise BadRequest(f"{place}: {kind!r} has a history; with keep, as_of is the time of new nodes")
+        events[place] = wire.AddNode(node=node.id, node_type=kind, time=time if has_past else None, **row)
         into = {key: edge for key, edge in schema.edge_types.items() if edge.dst == kind}
         given = [_by_edge_type(node, what, place, into) for what in _OF_EDGES]
         for key in dict.fromkeys(chain(*given)):

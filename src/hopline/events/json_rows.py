@@ -77,6 +77,7 @@ def node_rows(
         features,
         cells,
         texts,
+        int_column([event.time for event in events], numbers, "time", refusals),
     )
 
 

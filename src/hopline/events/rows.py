@@ -96,6 +96,7 @@ class NodeRows:
         add: bool [n].
         features: numbers [n, d], as sent; None if no event has any.
         cells, texts: as in `NodeChanges`.
+        time: int64; None if no event has one.
     """
 
     numbers: IdArray
@@ -104,3 +105,4 @@ class NodeRows:
     features: Column | None
     cells: AnyArray | None = None
     texts: AnyArray | None = None
+    time: Column | None = None

@@ -95,6 +95,7 @@ class Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
 class NodeRow(Node, kw_only=True, gc=False, forbid_unknown_fields=True):
     """An event that has the row of a node."""
 
+    time: int | None = None  # type: ignore[assignment]
     features: Vector | None = None
     columns: dict[str, Any] | None = None
 
@@ -107,6 +108,7 @@ class AddNode(NodeRow, tag_field="op", tag="add_node", gc=False, forbid_unknown_
         at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
         node: id of the node.
         node_type: may be left out if the graph has one.
+        time: from which the row holds, in the graph's unit; needed if the node type has a history.
         features: all of them, as a list in the schema's order or an object with its names.
         columns: for a node type with columns, a value by name: a number, text, boolean, null, a list, or a
             time as ISO 8601 text.

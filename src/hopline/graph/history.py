@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import id_values
 from hopline.graph.columns import read_only
+from hopline.graph.extent import NO_RECORDS, extent, prefetch_bounds
 from hopline.graph.ids import IdIndex
 from hopline.graph.narrow import Features, stored, taken
 from hopline.graph.stored_columns import StoredColumns
@@ -27,9 +28,6 @@ from hopline.types import AnyArray, IdArray
 _AHEAD = 8
 #: Times that are compared one by one.
 _FEW = 16
-#: Of node types, by name.
-Histories: TypeAlias = "Mapping[str, History]"
-NO_HISTORY: Histories = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,15 +55,12 @@ class History:
     def places(self, ids: IdArray, as_of: int) -> IdArray:
         """The rows that held at a time: int64 [n] of nodes int64 [n]; -1 for a node without a row yet."""
         out = np.empty(ids.shape[0], np.int64)
-        find_rows(self.offsets, self.times, ids, as_of, out)
+        find_rows(self.offsets, NO_RECORDS, 0, self.times, ids, np.array([as_of]), out)
         return out
 
     def rows(self, ids: IdArray, as_of: int) -> IdArray:
         """As `places`. Raises: BadRequest: a node has no row yet."""
-        found = self.places(ids, as_of)
-        if found.shape[0] and found.min() < 0:
-            raise BadRequest(f"a node that the answer reads has no row yet at {as_of}, as_of")
-        return found
+        return all_there(self.places(ids, as_of), as_of)
 
     def now(self) -> tuple[Features, StoredColumns | None]:
         """Features and columns of the newest row of each node."""
@@ -80,6 +75,13 @@ class History:
             "features": stored(self.features)["features"],
         }
         return found if self.columns is None else {**found, "columns": self.columns.stored}
+
+
+def all_there(places: IdArray, as_of: int) -> IdArray:
+    """The places of rows at a time. Raises: BadRequest: one is -1."""
+    if places.shape[0] and places.min() < 0:
+        raise BadRequest(f"a node that the answer reads has no row yet at {as_of}, as_of")
+    return places
 
 
 def wrong_places(arrays: Mapping[str, AnyArray], num_nodes: int) -> str:
@@ -132,24 +134,28 @@ def by_node(ids: Any, times: IdArray, count: int, where: str) -> tuple[IdIndex, 
 
 
 @njit(nogil=True, cache=True)
-def find_rows(offsets, times, ids, as_of, out):  # type: ignore[no-untyped-def]
-    """out[i] = the last place of node ids[i] in a `History` whose time is at most `as_of`; -1 for none."""
+def find_rows(offsets, records, version, times, ids, as_of, out):  # type: ignore[no-untyped-def]
+    """out[i] = the last place of node ids[i] in a `History` whose time is at most a time; -1 for none.
+
+    Args:
+        offsets, records, version: as of `extent`. as_of: int64 [n], or [1] for all.
+    """
     n = ids.shape[0]
     for i in range(-2 * _AHEAD, n):
         if i + 2 * _AHEAD < n:
-            prefetch(offsets, ids[i + 2 * _AHEAD])
+            prefetch_bounds(offsets, ids[i + 2 * _AHEAD])
         if 0 <= i + _AHEAD < n:
-            prefetch(times, offsets[ids[i + _AHEAD]])
+            prefetch(times, extent(offsets, records, version, ids[i + _AHEAD])[0])
         if i < 0:
             continue
-        first, end = offsets[ids[i]], offsets[ids[i] + 1]
-        low = first
+        first, end = extent(offsets, records, version, ids[i])
+        low, at_most = first, as_of[i if as_of.shape[0] > 1 else 0]
         while end - low > _FEW:
             middle = (low + end) >> 1
-            if times[middle] <= as_of:
+            if times[middle] <= at_most:
                 low = middle + 1
             else:
                 end = middle
         for at in range(low, end):  # without a branch that depends on the times
-            low += times[at] <= as_of
+            low += times[at] <= at_most
         out[i] = low - 1 if low > first else -1

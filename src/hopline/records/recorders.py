@@ -25,8 +25,8 @@ from hopline.records.pace import Pace
 if TYPE_CHECKING:
     from hopline.records.log import PredictionLog
 
-#: "drift": a `DriftRecorder` that is called with the settings and the metrics.
-DOOR = Door("hopline.recorders", packages={"drift": "'hopline[drift]'"})
+#: "drift": a `DriftRecorder`, "tracing": a `Recorder`; called with the settings and the metrics.
+DOOR = Door("hopline.recorders", packages={"drift": "'hopline[drift]'", "tracing": "'hopline[otel]'"})
 #: Most requests that wait to be written: one second of a fast worker.
 _ROOM = 20_000
 _encode = msgspec.json.Encoder().encode
@@ -147,17 +147,15 @@ class Recorders:
 
             self._log = PredictionLog(config, metrics)
             self.all.append(self._log)
-        if config.drift.enabled:
+        enabled = {"drift.enabled": config.drift.enabled, "tracing.endpoint": config.tracing.endpoint}
+        for setting in [name for name, value in enabled.items() if value]:
             try:
-                monitor = DOOR.require("drift")
+                recorder = DOOR.require(setting.partition(".")[0])
             except ModuleNotFoundError as error:
-                raise ConfigError(f"drift.enabled: {error}") from error
-            self.drift = cast(DriftRecorder, monitor(config, metrics))
-            self.all.append(self.drift)
-        if config.tracing.endpoint:
-            from hopline.records.tracing import TraceRecorder
-
-            self.all.append(TraceRecorder(config, metrics))
+                raise ConfigError(f"{setting}: {error}") from error
+            self.all.append(recorder(config, metrics))
+            if setting == "drift.enabled":
+                self.drift = cast(DriftRecorder, self.all[-1])
         if config.log.access:
             self.all.append(AccessLog(metrics))
 

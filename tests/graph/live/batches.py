@@ -79,6 +79,8 @@ def batches(draw: Any) -> Changes:
             draw(column(np.float32, (n, dim))),
             draw(orders(n, num_events)),
             *rows,
+            draw(optional(column(np.bool_, n))),
+            draw(optional(column(np.int64, n))),
         )
     return Changes(
         edges,

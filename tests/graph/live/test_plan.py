@@ -15,7 +15,10 @@ def graph(num_nodes, num_edges):
     """As much of a graph as a plan reads: nothing is allocated."""
     nodes = {
         name: SimpleNamespace(
-            num_nodes=num_nodes, features=SimpleNamespace(shape=(num_nodes, 4)), columns=None
+            num_nodes=num_nodes,
+            features=SimpleNamespace(shape=(num_nodes, 4)),
+            columns=None,
+            history=None,
         )
         for name in ("user", "item")
     }
@@ -56,6 +59,13 @@ def test_what_the_refusal_says_fits_does_fit():
     assert room.positions < 2**31  # int32 names each place
     with pytest.raises(GraphError):
         planned(10, most + 1)
+
+
+def test_too_many_rows_of_a_history_are_refused_by_type():
+    with_past = graph(10, 5)
+    with_past.nodes["user"].history = SimpleNamespace(times=range(600_000_000), columns=None)
+    with pytest.raises(GraphError, match=r"node type 'user' has 600000000 rows; with live\.spare_nodes"):
+        make_plan(with_past, lineage="g", sequence=0, spare_nodes=10, spare_edges=10, num_levels=3)
 
 
 def test_room_for_too_many_nodes_is_refused_by_type():

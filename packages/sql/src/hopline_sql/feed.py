@@ -58,7 +58,8 @@ class ChangeFeed:
             "select * from NAME".
         after: `pg_current_snapshot()` of the transaction that the graph was built in. Changes that it
             saw, and rows that a snapshot reads, are left out. "" takes all, for a graph without rows.
-    Raises: GraphError: a table has times and no unit of them in the description; `after` is not a snapshot.
+    Raises: GraphError: a table has a history, or times and no unit of them in the description; `after` is
+        not a snapshot.
     """
 
     def __init__(self, description: Description, after: str = "") -> None:
@@ -67,6 +68,8 @@ class ChangeFeed:
         for name, table in description.tables.items():
             found = re.fullmatch(r'(?i)\s*select\s+\*\s+from\s+(?:\w+\.)?"?(\w+)"?\s*;?\s*', table.query)
             self._tables[found[1] if found else name] = name
+            if table.one("history"):
+                raise GraphError(f"tables.{name} has a history, and a feed does not keep one: send events")
             if table.one("time") and not table.time_unit:
                 raise GraphError(f"tables.{name}: a feed needs time_unit, which the edges' times have")
         units = [table.time_unit for table in description.tables.values() if table.time_unit]

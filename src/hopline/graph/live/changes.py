@@ -63,8 +63,9 @@ class NodeChanges:
         order: int64 [n], ascending positions in the batch.
         cells, texts: float64 [n, columns] and objects [n, columns of texts] as `values_of` takes them; None
             where the type has no columns.
-        remove: bool [n], which nodes are removed with all their edges; None for none. Their rows are not
-            read.
+        remove: bool [n], which nodes are removed with all their edges; None for none. Their rows and times
+            are not read.
+        time: int64 [n], from when on the rows hold; None where the type has no history.
     """
 
     ids: Ids
@@ -74,6 +75,7 @@ class NodeChanges:
     cells: NDArray[np.float64] | None = None
     texts: AnyArray | None = None
     remove: NDArray[np.bool_] | None = None
+    time: IdArray | None = None
 
     def __len__(self) -> int:
         return len(self.add)
@@ -82,12 +84,14 @@ class NodeChanges:
     def removals(cls, ids: Ids, order: IdArray, schema: NodeTypeSchema) -> NodeChanges:
         """Removals of all these nodes of one type."""
         count, no = len(order), np.zeros(len(order), np.bool_)
-        features = np.zeros((count, schema.feature_dim), np.float32)
+        features, time = np.zeros((count, schema.feature_dim), np.float32), None
+        if schema.history is not None:
+            time = np.zeros(count, np.int64)
         if not schema.columns:
-            return cls(ids, no, features, order, remove=~no)
+            return cls(ids, no, features, order, remove=~no, time=time)
         num_texts = sum(column.type == "text" for column in schema.columns)
         rows = np.zeros((count, len(schema.columns))), np.full((count, num_texts), None, object)
-        return cls(ids, no, features, order, *rows, ~no)
+        return cls(ids, no, features, order, *rows, ~no, time)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,9 +123,10 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         order: its position in the batch.
-        code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "bad_value" (of a column),
-            "not_finite", "not_exact", "no_time", "no_weight", "negative_weight", "no_attr", "no_edge" (a
-            removal of a missing edge), "edge_exists" (with the same id), "bad_id" or "full".
+        code: "unknown_node" (also one that has no row yet), "node_exists", "unknown_type", "bad_shape",
+            "bad_value" (of a column), "not_finite", "not_exact", "no_time", "no_weight",
+            "negative_weight", "no_attr", "no_edge" (a removal of a missing edge), "edge_exists" (with the
+            same id), "bad_id" or "full".
         reason: what is wrong and how to correct it.
     """
 

@@ -8,9 +8,9 @@ removes the edges that it has in the graph, and those that earlier events of the
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ from hopline.errors import BadRequest
 from hopline.graph import narrow
 from hopline.graph.ids import IdIndex
 from hopline.graph.live.changes import Changes, EdgeChanges, Ids, NodeChanges, Rejected
+from hopline.graph.live.checked import NO_INTS, REMOVED, Checked, Edge, EdgeRows, NodeRows, in_order
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, reverse_key
-from hopline.types import AnyArray, ExternalId, FloatArray, IdArray
+from hopline.types import AnyArray, ExternalId, IdArray
 
 _NO_FLOATS = np.empty(0, np.float32)
-_NO_INTS = np.empty(0, np.int64)
 _NOTHING = np.empty((0, 0), np.float32)
 #: Longest text of an edge or an added node in a message, in characters.
 _SHOWN = 40
@@ -38,109 +38,8 @@ Reject = Callable[[NDArray[np.bool_], AnyArray, str, Callable[[int], str]], None
 Steps = dict[ExternalId, list[tuple[int, int]]]
 #: The ends of the edges of own types that rows of a node type have now, and perhaps of more.
 EdgesOf = Callable[[str, IdArray], Mapping[str, tuple[IdArray, IdArray]]]
-
-
-@dataclass(slots=True)
-class NodeRows:
-    """Nodes of one type, ready to be applied.
-
-    Attributes:
-        added: the caller's ids of new nodes, in order; they become `first`, `first` + 1, ….
-        ids: int64 [n] global ids whose rows are set, in order; values: float32 [n, dim].
-        cells, texts: as in `NodeChanges`.
-        removed: int64 [r] global ids of nodes that are removed; their rows are set to nothing.
-        removed_by: int64 [r], ascending places of those events.
-    """
-
-    first: int
-    added: list[ExternalId]
-    ids: IdArray
-    values: FloatArray
-    cells: AnyArray
-    texts: AnyArray
-    removed: IdArray
-    removed_by: IdArray
-
-
-class Edge(NamedTuple):
-    """An edge with an id: the place in its batch, -1 for one of the graph; its ends, and its time or 0."""
-
-    order: int
-    src: int
-    dst: int
-    time: int
-
-
-@dataclass(slots=True)
-class EdgeRows:
-    """Edges of one type, ready to be applied: additions and removals, each sorted for `merge`.
-
-    Attributes:
-        cells, texts: as in `EdgeChanges`, where the type has columns; then add_attr is int32 [n, 1], places
-            of the edges among them.
-        slots: int32 [len(cells)], to be filled: where these rows were written. Both directions share it.
-    """
-
-    add_dst: IdArray
-    add_src: IdArray
-    add_time: IdArray
-    add_weight: FloatArray
-    add_attr: AnyArray
-    add_order: IdArray
-    del_dst: IdArray
-    del_src: IdArray
-    del_time: IdArray
-    del_has_time: NDArray[np.bool_]
-    del_order: IdArray
-    cells: AnyArray
-    texts: AnyArray
-    slots: NDArray[np.int32]
-
-    def without(self, src: IdArray, dst: IdArray, order: IdArray) -> EdgeRows:
-        """These changes, and removals of the edges between more ends, int64 [n] each, of events `order`."""
-        src, dst, order = (
-            np.concatenate(pair)
-            for pair in ((self.del_src, src), (self.del_dst, dst), (self.del_order, order))
-        )
-        by, more = np.lexsort((order, src, dst)), len(order) - len(self.del_time)
-        time = np.concatenate([self.del_time, np.zeros(more, np.int64)])[by]
-        has_time = np.concatenate([self.del_has_time, np.zeros(more, np.bool_)])[by]
-        return replace(
-            self,
-            del_dst=dst[by],
-            del_src=src[by],
-            del_time=time,
-            del_has_time=has_time,
-            del_order=order[by],
-        )
-
-    def reverse(self) -> EdgeRows:
-        """The same changes of the edges against their direction."""
-        by = _sorted(self.add_src, self.add_time, self.add_dst)
-        gone = _sorted(self.del_src, _NO_INTS, self.del_dst)
-        return EdgeRows(
-            self.add_src[by], self.add_dst[by], self.add_time[by[: len(self.add_time)]],
-            self.add_weight[by[: len(self.add_weight)]], self.add_attr[by[: len(self.add_attr)]],
-            self.add_order[by],
-            self.del_src[gone], self.del_dst[gone], self.del_time[gone], self.del_has_time[gone],
-            self.del_order[gone], self.cells, self.texts, self.slots,
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Checked:
-    """The result of checking a batch.
-
-    Attributes:
-        accepted: bool [num_events].
-        rejected: the other events, without duplicates.
-        nodes, edges: the accepted changes, by type.
-    """
-
-    accepted: NDArray[np.bool_]
-    rejected: list[Rejected] = field(default_factory=list)
-    nodes: dict[str, NodeRows] = field(default_factory=dict)
-    edges: dict[str, EdgeRows] = field(default_factory=dict)
+#: Node type with a history -> times of the first rows of nodes that have one, int64 [n] of ids int64 [n].
+FirstTimes = Mapping[str, Callable[[IdArray], IdArray]]
 
 
 def check(
@@ -152,6 +51,7 @@ def check(
     room: Mapping[str, int],
     edges_of: EdgesOf,
     with_ids: Mapping[str, Callable[[Sequence[str]], dict[str, Edge]]],
+    first_times: FirstTimes,
 ) -> Checked:
     """Check a batch.
 
@@ -159,6 +59,7 @@ def check(
         skip: bool [num_events], events that were seen before.
         with_ids: edge type -> finds edges by their ids.
         ids: node type -> index. counts: rows. room: nodes that can still be added.
+        first_times: see `FirstTimes`.
     """
     checked = Checked(~skip)
 
@@ -189,7 +90,17 @@ def check(
         if edge is None:
             unknown("edge", key, schema.own_edge_types, edges.order)
             continue
-        checked.edges[key] = _check_edges(key, edge, edges, ids, steps, checked, reject, with_ids[key])
+        ends = _ends(key, edge, edges, ids, steps, checked, reject)
+        for name, rows in zip((edge.src, edge.dst)[: 1 + schema.both_directions], ends, strict=False):
+            if name in first_times and edges.time is not None:
+                own, past = checked.nodes.get(name), schema.node_types[name].history
+                first = _first_times(rows, edges.order, own, first_times[name], counts[name])
+                early = (edges.time < first) & (rows >= 0) & ~edges.remove
+                if past is not None and past.since is not None:
+                    early &= first > past.since
+                why = f"an edge of {key!r} is older than its node, which exists from its first row on"
+                reject(early, edges.order, "unknown_node", lambda _, why=why: why)  # type: ignore[misc]
+        checked.edges[key] = _check_edges(edge, edges, ends, checked, reject, with_ids[key])
     for node_type in steps:
         if len(checked.nodes[node_type].removed):
             _remove_edges(node_type, edges_of, schema, checked)
@@ -236,10 +147,13 @@ def _check_nodes(
             everyone, order, "bad_shape",
             lambda _: f"features of {node_type!r} have shape {shape}; the graph has {dim} numbers a node",
         )  # fmt: skip
+    if schema.history is not None and nodes.time is None:
+        why = f"rows of {node_type!r} have times; set `time`"
+        reject(~remove, order, "no_time", lambda _: why)
     cells, texts = _cells(nodes, schema, everyone, reject, f"node type {node_type!r}")
     if cells is None or not checked.accepted[order].any():
         none = np.empty((0, dim), np.float32), texts[:0], texts[:0]
-        return NodeRows(count, [], _NO_INTS, *none, _NO_INTS, _NO_INTS), {}
+        return NodeRows(count, [], NO_INTS, *none, *[NO_INTS] * 4), {}
     rounded = narrow.rounded(values, schema.feature_dtype)
     finite = np.asarray((np.isfinite(values) & np.isfinite(rounded)).all(axis=1))
     reject(
@@ -282,7 +196,11 @@ def _check_nodes(
             names.append(name)
     keep = checked.accepted[order] & (targets >= 0)
     own, gone = (targets[keep], rounded[keep], cells[keep], texts[keep]), keep & remove
-    return NodeRows(count, names, *own, targets[gone], order[gone]), steps
+    times = NO_INTS, NO_INTS
+    if schema.history is not None:
+        given = np.zeros(len(nodes), np.int64) if nodes.time is None else nodes.time
+        times = np.where(remove, REMOVED, given)[keep], order[keep]
+    return NodeRows(count, names, *own, targets[gone], order[gone], *times), steps
 
 
 def _row_at(steps: Steps, name: ExternalId, place: int, before: int) -> int:
@@ -316,10 +234,29 @@ def _no_edges(schema: EdgeTypeSchema) -> EdgeRows:
     )
     num_texts = sum(column.type == "text" for column in schema.columns)
     return EdgeRows(
-        _NO_INTS, _NO_INTS, _NO_INTS, _NO_FLOATS, attr, _NO_INTS,
-        _NO_INTS, _NO_INTS, _NO_INTS, np.empty(0, np.bool_), _NO_INTS,
+        NO_INTS, NO_INTS, NO_INTS, _NO_FLOATS, attr, NO_INTS,
+        NO_INTS, NO_INTS, NO_INTS, np.empty(0, np.bool_), NO_INTS,
         np.empty((0, len(schema.columns))), np.empty((0, num_texts), object), np.empty(0, np.int32),
     )  # fmt: skip
+
+
+def _first_times(
+    ids: IdArray, order: IdArray, nodes: NodeRows | None, known: Callable[[IdArray], IdArray], count: int
+) -> IdArray:
+    """Times int64 [n] of the first rows of ids int64 [n], at places of the batch; `REMOVED` for none."""
+    found = np.full(len(ids), REMOVED)
+    is_known = (ids >= 0) & (ids < count)
+    found[is_known] = known(ids[is_known])
+    if nodes is None:
+        return found
+    first: dict[int, int] = {}
+    rows = deque(zip(nodes.orders.tolist(), nodes.ids.tolist(), nodes.times.tolist(), strict=True))
+    for at in np.flatnonzero(np.isin(ids, nodes.ids)).tolist():
+        while rows and rows[0][0] < order[at]:
+            _, node, time = rows.popleft()
+            first[node] = min(time, first.get(node, time))
+        found[at] = min(found[at], first.get(int(ids[at]), found[at]))
+    return found
 
 
 def _cells(
@@ -342,7 +279,7 @@ def _cells(
     return None, texts
 
 
-def _check_edges(
+def _ends(
     key: str,
     schema: EdgeTypeSchema,
     edges: EdgeChanges,
@@ -350,16 +287,16 @@ def _check_edges(
     steps: Mapping[str, Steps],
     checked: Checked,
     reject: Reject,
-    with_ids: Callable[[Sequence[str]], dict[str, Edge]],
-) -> EdgeRows:
-    order, adds = edges.order, ~edges.remove
+) -> tuple[IdArray, IdArray]:
+    """The rows of both ends of edges, -1 for unknown ones, which are rejected."""
+    order = edges.order
     ends = []
     for node_type, external, what in (
         (schema.src, edges.src, "source"),
         (schema.dst, edges.dst, "destination"),
     ):
         found = _found(ids[node_type], external, order, reject, f"{what} of {key!r}")
-        removed = checked.nodes[node_type].removed if node_type in steps else _NO_INTS
+        removed = checked.nodes[node_type].removed if node_type in steps else NO_INTS
         moved = (found < 0) | np.isin(found, removed) if len(removed) else found < 0
         if moved.any():
             found, own = found.copy(), steps.get(node_type, {})
@@ -373,7 +310,18 @@ def _check_edges(
                 ),
             )  # fmt: skip
         ends.append(found)
-    src, dst = ends
+    return ends[0], ends[1]
+
+
+def _check_edges(
+    schema: EdgeTypeSchema,
+    edges: EdgeChanges,
+    ends: tuple[IdArray, IdArray],
+    checked: Checked,
+    reject: Reject,
+    with_ids: Callable[[Sequence[str]], dict[str, Edge]],
+) -> EdgeRows:
+    key, order, adds, (src, dst) = schema.key, edges.order, ~edges.remove, ends
     time, has_time = edges.time, edges.has_time
     if schema.has_time and (time is None or has_time is not None):
         without = adds if time is None or has_time is None else adds & ~has_time
@@ -415,10 +363,10 @@ def _check_edges(
         _check_ids(schema, edges, own, (src, dst), checked, reject, with_ids)
     accepted = checked.accepted[order]
     chosen = np.flatnonzero(accepted & adds)
-    times = time[chosen] if schema.has_time and time is not None else _NO_INTS
-    by = chosen[_sorted(dst[chosen], times, src[chosen])]
+    times = time[chosen] if schema.has_time and time is not None else NO_INTS
+    by = chosen[in_order(dst[chosen], times, src[chosen])]
     gone = np.flatnonzero(accepted & edges.remove)
-    gone = gone[_sorted(dst[gone], _NO_INTS, src[gone])]
+    gone = gone[in_order(dst[gone], NO_INTS, src[gone])]
     named = np.zeros(len(gone), bool)
     del_time = np.zeros(len(gone), np.int64)
     if schema.has_time and time is not None:
@@ -426,7 +374,7 @@ def _check_edges(
         del_time = time[gone]
     return EdgeRows(
         dst[by], src[by],
-        time[by] if schema.has_time and time is not None else _NO_INTS,
+        time[by] if schema.has_time and time is not None else NO_INTS,
         weight[by] if len(weight) else _NO_FLOATS,
         attr[by] if len(attr) else np.empty((0, schema.attr_dim), np.float32),
         order[by], dst[gone], src[gone], del_time, named, order[gone],
@@ -481,14 +429,6 @@ def _check_ids(
             _one(reject, at, edges.order, "edge_exists", why)
         else:
             holders[name] = edge
-
-
-def _sorted(dst: IdArray, time: IdArray, src: IdArray) -> IdArray:
-    """The stable order by (dst, time, src)."""
-    if len(time) == 0:
-        # Two ids in one key: one sort instead of two.
-        return np.argsort(dst << 32 | src, kind="stable")
-    return np.lexsort((src, time, dst))
 
 
 def _one(reject: Reject, at: int, order: IdArray, code: str, reason: str) -> None:

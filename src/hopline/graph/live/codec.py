@@ -116,6 +116,7 @@ class _Nodes(msgspec.Struct, array_like=True):
     num_texts: int = 0
     text_bytes: int = 0
     remove: bool = False
+    time: bool = False
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -286,7 +287,9 @@ def _put_nodes(columns: _Columns, name: str, group: NodeChanges) -> _Nodes:
     cells, remove = _put_cells(columns, name, group), group.remove is not None
     if remove:
         columns.put(f"remove of {name}", group.remove, _BOOL, (n,))
-    return _Nodes(name, n, id_bytes, first, dim, *cells, remove)
+    if time := group.time is not None:
+        columns.put(f"time of {name}", group.time, _INT, (n,))
+    return _Nodes(name, n, id_bytes, first, dim, *cells, remove, time)
 
 
 def _put_cells(columns: _Columns, name: str, group: EdgeChanges | NodeChanges) -> tuple[int, int, int]:
@@ -402,9 +405,9 @@ def _take_nodes(cursor: _Cursor, head: _Nodes, num_events: int) -> NodeChanges:
     order = cursor.order(n, head.first, num_events)
     features = cursor.rows(n, head.dim)
     cells, texts = _take_cells(cursor, head)
-    return NodeChanges(
-        ids, add, features, order, cells, texts, cursor.take(_BOOL, n) if head.remove else None
-    )
+    remove = cursor.take(_BOOL, n) if head.remove else None
+    time = cursor.take(_INT, n) if head.time else None
+    return NodeChanges(ids, add, features, order, cells, texts, remove, time)
 
 
 def _take_cells(cursor: _Cursor, head: _Edges | _Nodes) -> tuple[AnyArray | None, AnyArray | None]:

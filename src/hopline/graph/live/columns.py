@@ -6,9 +6,10 @@ edge names one in the lists of both directions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline.graph.live.ids import texts_of
 from hopline.graph.live.memory import ColumnMemory
@@ -43,10 +44,22 @@ class LiveColumns:
 
 
 class ColumnWriter:
-    """Converts rows of one type to cells, and writes their texts."""
+    """Converts rows of one type to cells, writes their texts, and finds slots for them.
 
-    def __init__(self, memory: ColumnMemory, columns: Sequence[ColumnSchema]) -> None:
-        self._columns = memory
+    Args:
+        mark: sets used[slot] = 1 for the rows of all versions from one on.
+        oldest: the oldest version that a reader may read.
+    """
+
+    def __init__(
+        self,
+        memory: ColumnMemory,
+        columns: Sequence[ColumnSchema],
+        mark: Callable[[int, NDArray[np.uint8]], None],
+        oldest: Callable[[], int],
+    ) -> None:
+        self._columns, self._mark, self._oldest = memory, mark, oldest
+        self._free = np.empty(0, np.int32)
         self._text_columns = [at for at, column in enumerate(columns) if column.type == "text"]
         self._texts = texts_of(memory) if self._text_columns else None
 
@@ -62,7 +75,25 @@ class ColumnWriter:
             else:
                 cells[:] = numbers_of(column)
 
-    def raw(self, cells: AnyArray, texts: AnyArray) -> AnyArray | None:
+    def find_free(self, oldest: int) -> None:
+        """Find the slots that no version from `oldest` on has."""
+        used = np.zeros(len(self._columns.since), np.uint8)
+        if len(used):
+            self._mark(oldest, used)
+        self._free = np.flatnonzero(used == 0).astype(np.int32)
+
+    def write(self, cells: AnyArray, texts: AnyArray, version: int) -> NDArray[np.int32] | None:
+        """Write rows of columns of a version; returns their slots int32 [n], None if there is no room."""
+        if len(cells) > len(self._free):
+            self.find_free(self._oldest())
+        raw = self._raw(cells, texts)
+        if raw is None or len(cells) > len(self._free):
+            return None
+        slots, self._free = np.split(self._free, [len(cells)])
+        self._columns.cells[slots], self._columns.since[slots] = raw, version
+        return slots
+
+    def _raw(self, cells: AnyArray, texts: AnyArray) -> AnyArray | None:
         """The cells of a batch, with the places of texts; None if there is no room for the texts."""
         if self._texts is None:
             return cells

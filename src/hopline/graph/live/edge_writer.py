@@ -1,4 +1,4 @@
-"""Changes the lists of one edge type; holds the data that only the writer needs."""
+"""Changes the lists of one edge type, or of the rows that nodes had; holds what only the writer needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.graph.extent import DEGREE, START
+from hopline.graph.history import History, find_rows
 from hopline.graph.live import lists, pool
-from hopline.graph.live.check import Edge, EdgeRows
+from hopline.graph.live.checked import Edge, EdgeRows
 from hopline.graph.live.columns import ColumnWriter
 from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import EdgeMemory
@@ -67,9 +68,7 @@ class EdgeWriter(ColumnWriter):
     def __init__(
         self, memory: EdgeMemory, room: EdgeRoom, columns: Sequence[ColumnSchema], oldest: Callable[[], int]
     ) -> None:
-        super().__init__(memory, columns)
-        self._oldest = oldest
-        self._free_rows = np.empty(0, np.int32)
+        super().__init__(memory, columns, self._mark_rows, oldest)
         self.memory = memory
         self._room = room
         num_records = memory.records.shape[0]
@@ -132,7 +131,7 @@ class EdgeWriter(ColumnWriter):
         free = np.flatnonzero(~used)[::-1]
         self._free_records[: len(free)] = free
         counters[lists.FREE] = len(free)
-        self._free_rows = self._unused_rows(version)
+        self.find_free(version)
         if (column := self._room.id_column) >= 0:
             rows = memory.attr, memory.cells, column, memory.owners
             lists.mark_owners(memory.heads, memory.records, *rows)
@@ -172,16 +171,13 @@ class EdgeWriter(ColumnWriter):
         if not self._room.rows or not len(rows.add_dst):
             return True
         places = np.unique(rows.add_attr)
-        if len(places) > len(self._free_rows):
-            self._free_rows = self._unused_rows(self._oldest())
-        raw = self.raw(rows.cells[places], rows.texts[places])
-        if raw is None or len(places) > len(self._free_rows):
+        slots = self.write(rows.cells[places], rows.texts[places], version)
+        if slots is None:
             return False
-        slots, self._free_rows = np.split(self._free_rows, [len(places)])
-        self.memory.cells[slots], self.memory.since[slots], rows.slots[places] = raw, version, slots
+        rows.slots[places] = slots
         if (column := self._room.id_column) >= 0:
             by = np.argsort(rows.add_order)  # of an id that is freed and taken again, the last edge stays
-            ids = raw[np.searchsorted(places, rows.add_attr[by, 0]), column]
+            ids = self.memory.cells[rows.slots[rows.add_attr[by, 0]], column]
             self.memory.owners[ids.astype(np.int64)] = rows.add_dst[by]
         return True
 
@@ -195,12 +191,8 @@ class EdgeWriter(ColumnWriter):
                 found[name] = Edge(-1, int(memory.indices[at]), owner, time)
         return found
 
-    def _unused_rows(self, oldest: int) -> NDArray[np.int32]:
-        """Slots of rows that no version from `oldest` on has."""
-        memory, used = self.memory, np.zeros(self._room.rows, np.uint8)
-        if self._room.rows:
-            lists.mark_rows(memory.heads, memory.records, memory.attr, oldest, used)
-        return np.flatnonzero(used == 0).astype(np.int32)
+    def _mark_rows(self, oldest: int, used: NDArray[np.uint8]) -> None:
+        lists.mark_rows(self.memory.heads, self.memory.records, self.memory.attr, oldest, used)
 
     def release(self, oldest: int) -> None:
         """Reuse room that was replaced at or before the oldest version that is read."""
@@ -230,3 +222,48 @@ class EdgeWriter(ColumnWriter):
         positions = self._pool[pool.IN_USE] / max(1, self._room.positions)
         records = 1 - self._counters[lists.FREE] / max(1, self.memory.records.shape[0])
         return float(max(positions, records, self.num_edges / (self._room.rows or self._room.positions)))
+
+
+class HistoryWriter(EdgeWriter):
+    """Writes which rows the nodes of a type had: a list for each node, slots of its rows by their times."""
+
+    def begin(self, past: History, version: int) -> None:
+        """Load the lists of a snapshot, whose rows have the first slots."""
+        name, slots = self._room.src, np.arange(len(past.times), dtype=np.int32)
+        found = Adjacency(name, "", name, past.offsets, slots, past.times, None, None, None, False, 0)
+        self.fill(found, version)
+
+    def first_times(self, ids: IdArray) -> IdArray:
+        """Times int64 [n] of the first rows of nodes that have one."""
+        found: IdArray = self.memory.time[self.memory.records[self.memory.heads[ids], START]]
+        return found
+
+    def put(
+        self, ids: IdArray, times: IdArray, slots: IdArray, removed: IdArray, version: int
+    ) -> NDArray[np.bool_] | None:
+        """Add rows, in place of those of the same times.
+
+        Args:
+            ids, times, slots: int64 [n], sorted and distinct; one of each removed node, its only one then.
+
+        Returns: bool [n], which are the newest rows of their nodes; None if there is no room.
+        """
+        memory = self.memory
+        known = memory.heads[ids] >= 0
+        ends = memory.records[memory.heads[ids]][:, [START, DEGREE]].sum(axis=1) - 1
+        newest = ~known | np.isin(ids, removed) | (times >= memory.time[np.where(known, ends, 0)])
+        found = np.empty(len(ids), np.int64)
+        find_rows(memory.heads, memory.records, version, memory.time, ids, times, found)
+        same = (found >= 0) & (memory.time[found] == times)
+        replaced, owners = self.edges_of(np.unique(removed))
+        src, dst = np.append(replaced, memory.indices[found[same]]), np.append(owners, ids[same])
+        by, none = np.lexsort((src, dst)), np.zeros(len(src), np.int64)
+        nothing = np.empty((len(ids), 0), np.float32)
+        rows = EdgeRows(
+            ids, slots, times, np.empty(0, np.float32), nothing, np.zeros(len(ids), np.int64),
+            dst[by], src[by], none, none != 0, none, nothing, nothing, np.empty(0, np.int32),
+        )  # fmt: skip
+        if self.apply(rows, version) is None:
+            return None
+        newest[:-1] &= ids[1:] != ids[:-1]
+        return newest

@@ -89,9 +89,11 @@ class LiveHome:
             GraphError: the folder belongs to another graph, or cannot be written.
             LogFull, LogFailed: the disk is full or failed.
         """
-        timed = [name for name, each in base.schema.node_types.items() if each.has_time or each.history]
-        if timed:
-            raise GraphError(f"node type {timed[0]!r} has times or a history, and no event sets them")
+        if timed := [name for name, each in base.schema.node_types.items() if each.has_time]:
+            raise GraphError(
+                f"node type {timed[0]!r} has times, which no event sets: build the graph with a history in "
+                "their place (NodeTable.history, --history), of one row for each node"
+            )
         lock = WriterLock(folder / LOCK, owner)
         lock.take()
         try:

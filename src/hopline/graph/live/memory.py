@@ -27,7 +27,7 @@ from hopline.kernels.jit import njit
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
-_MAGIC = b"hopline live 5\n\x00"
+_MAGIC = b"hopline live 6\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
 #: Columns of the ring before the counts of nodes, one for each node type.
@@ -129,7 +129,7 @@ class LiveMemory:
 
     Attributes:
         plan: its layout.
-        nodes, edges: arrays by type.
+        nodes, edges: arrays by type. histories: lists of slots of rows of nodes, by type.
         latest: int64 [1], the newest version.
         ring: int64 [_RING, …], properties of the last versions.
     """
@@ -143,6 +143,7 @@ class LiveMemory:
         self._owners: IdArray = arena.take((MAX_LANES,), np.int64)
         self.nodes = {name: _node_memory(arena, room, plan) for name, room in plan.nodes.items()}
         self.edges = {key: _edge_memory(arena, room, plan) for key, room in plan.edges.items()}
+        self.histories = {name: _edge_memory(arena, room, plan) for name, room in plan.histories.items()}
         self._columns = {name: _BEFORE_COUNTS + at for at, name in enumerate(plan.nodes)}
 
     @classmethod
@@ -302,7 +303,7 @@ def num_bytes(plan: LivePlan) -> int:
     total += 2 * array_bytes((MAX_LANES,), np.int64)
     for node in plan.nodes.values():
         total += sum(array_bytes(shape, dtype) for shape, dtype in _node_shapes(node, plan))
-    for edge in plan.edges.values():
+    for edge in [*plan.edges.values(), *plan.histories.values()]:
         total += sum(array_bytes(shape, dtype) for shape, dtype in _edge_shapes(edge, plan))
     return total
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: Limit of nodes of a type, and of positions in the arrays of an edge type: both are int32.
 MAX_POSITIONS = 2**31 - 8
 #: Positions of an edge type in addition to those of its edges.
-_SPARE_POSITIONS = 1 << 20
+_SPARE_POSITIONS, _SPARE_RECORDS = 1 << 20, 1 << 18
 
 
 class ColumnRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +93,7 @@ class LivePlan(msgspec.Struct, frozen=True):
         num_levels: levels of changed_at: 0 for own features, then one for each message-passing layer.
         reads_degrees: changed_at also covers effects of neighbours' degrees, as GCN reads them.
         nonce: of memory that processes share, different for each; what they make of it can be shared too.
+        histories: node type -> lists of the rows that its nodes had, by their times.
     """
 
     lineage: str
@@ -102,6 +103,7 @@ class LivePlan(msgspec.Struct, frozen=True):
     nodes: dict[str, NodeRoom]
     edges: dict[str, EdgeRoom]
     nonce: str = ""
+    histories: dict[str, EdgeRoom] = {}
 
 
 def make_plan(
@@ -123,7 +125,7 @@ def make_plan(
 
     Raises: GraphError: a type is too large for a live graph; no memory is laid out.
     """
-    nodes = {}
+    nodes, histories = {}, {}
     for name, part in graph.nodes.items():
         kind = graph.schema.node_types[name].id_kind
         capacity = part.num_nodes + spare_nodes
@@ -133,13 +135,20 @@ def make_plan(
                 f"and live.spare_nodes = {spare_nodes}); at most {MAX_POSITIONS}: lower live.spare_nodes, "
                 "or serve the graph as a snapshot, without live.enabled"
             )
+        rows, count = (part, capacity) if (past := part.history) is None else (past, len(past.times))
+        if past is not None:
+            count += spare_nodes
+            what = f"node type {name!r} has {len(past.times)} rows"
+            lists: Any = _list_room(len(past.times), spare_nodes, what, "live.spare_nodes")
+            lists |= {"src": name, "dst": name, "attr_dim": 0, "has_time": True, "has_weight": False}
+            histories[name] = EdgeRoom(**lists, records=2 * capacity + _SPARE_RECORDS)
         nodes[name] = NodeRoom(
             base=part.num_nodes,
             capacity=capacity,
             dim=int(part.features.shape[1]),
             id_kind=kind,
             id_bytes=64 * spare_nodes if kind == "string" else 0,
-            **_column_room(part.columns, capacity, spare_nodes),
+            **_column_room(rows.columns, count, spare_nodes),
         )
     edges = {}
     for key, adjacency in graph.edges.items():
@@ -147,29 +156,33 @@ def make_plan(
         rows_of, names = schema.reverse_of or key, [column.name for column in schema.columns]
         has_rows = graph.edges[rows_of].columns is not None
         count = adjacency.num_edges + spare_edges
-        # lists get room in powers of two, and replaced ones stay while they are read
-        positions = adjacency.num_edges + 3 * count + _SPARE_POSITIONS
-        if positions > MAX_POSITIONS:
-            most = max(0, (MAX_POSITIONS - _SPARE_POSITIONS - 3 * spare_edges) // 4)
-            raise GraphError(
-                f"live graph: edge type {key!r} has {adjacency.num_edges} edges; with live.spare_edges = "
-                f"{spare_edges} a live graph holds at most {most} of a type: lower live.spare_edges, split "
-                "the type, or serve the graph as a snapshot, without live.enabled"
-            )
+        what = f"edge type {key!r} has {adjacency.num_edges} edges"
         edges[key] = EdgeRoom(
             src=adjacency.src,
             dst=adjacency.dst,
-            base=adjacency.num_edges,
-            positions=positions,
-            records=2 * nodes[adjacency.dst].capacity + (1 << 18),
+            records=2 * nodes[adjacency.dst].capacity + _SPARE_RECORDS,
             attr_dim=0 if adjacency.attr is None else int(adjacency.attr.shape[1]),
             has_time=adjacency.time is not None,
             has_weight=adjacency.weight is not None,
             rows_of=rows_of if has_rows else "",
             id_column=names.index(schema.id_column) if schema.id_column else -1,
+            **_list_room(adjacency.num_edges, spare_edges, what, "live.spare_edges"),
             **({} if adjacency.columns is None else _column_room(adjacency.columns, count, spare_edges)),
         )
-    return LivePlan(lineage, sequence, num_levels, reads_degrees, nodes, edges)
+    return LivePlan(lineage, sequence, num_levels, reads_degrees, nodes, edges, histories=histories)
+
+
+def _list_room(count: int, spare: int, what: str, setting: str) -> dict[str, int]:
+    """Room for lists with `count` entries, and `spare` more. Raises: GraphError: there are too many."""
+    # lists get room in powers of two, and replaced ones stay while they are read
+    positions = count + 3 * (count + spare) + _SPARE_POSITIONS
+    if positions > MAX_POSITIONS:
+        most = max(0, (MAX_POSITIONS - _SPARE_POSITIONS - 3 * spare) // 4)
+        raise GraphError(
+            f"live graph: {what}; with {setting} = {spare} a live graph holds at most {most} of a type: "
+            f"lower {setting}, split the type, or serve the graph as a snapshot, without live.enabled"
+        )
+    return {"base": count, "positions": positions}
 
 
 def _column_room(columns: StoredColumns | None, count: int, spare: int) -> dict[str, int]:

@@ -69,7 +69,10 @@ def _graph(schema: GraphSchema) -> Graph:
 
 def _node_table(node: NodeTypeSchema) -> NodeTable:
     features = np.zeros((_NODES, node.feature_dim), np.float32)
-    known = None if node.id_kind == "range" else _ids(node, 0, _NODES)
+    known = None if node.id_kind == "range" and not node.history else _ids(node, 0, _NODES)
+    if node.history is not None:
+        times, since = np.zeros(_NODES, np.int64), node.history.since
+        return NodeTable(features, ids=known, history=times, history_since=since, **_table(node.columns))
     return NodeTable(features, ids=known, num_nodes=_NODES, **_table(node.columns))
 
 
@@ -112,6 +115,7 @@ def _batches(schema: GraphSchema) -> Iterator[Changes]:
             np.ones((2, node.feature_dim), np.float32),
             np.arange(2) + 2 * at,
             *_cells(node.columns),
+            time=None if node.history is None else np.zeros(2, np.int64),
         )
         for at, (name, node) in enumerate(schema.node_types.items())
     }

@@ -9,10 +9,6 @@ from __future__ import annotations
 from hopline.kernels.intrinsics import full_fence, release_fence
 from hopline.kernels.jit import njit
 
-#: Indices of `counters`.
-BUMP, FREE, RETIRED = 0, 1, 2
-NUM_COUNTERS = 3
-
 
 @njit(nogil=True, cache=True)
 def slots_at(heads, since, previous, version, ids, out):  # type: ignore[no-untyped-def]
@@ -29,62 +25,13 @@ def slots_at(heads, since, previous, version, ids, out):  # type: ignore[no-unty
 
 
 @njit(nogil=True, cache=True)
-def fill(heads, since, previous, num_nodes, version):  # type: ignore[no-untyped-def]
-    """Create the first rows: node v has slot v. Slots of future nodes are empty."""
-    for v in range(heads.shape[0]):
-        heads[v] = v if v < num_nodes else -1
-    for v in range(num_nodes):
-        since[v] = version
-        previous[v] = -1
-
-
-@njit(nogil=True, cache=True)
-def set_rows(heads, rows, cells, since, previous, ids, values, raw, version, free, retired, counters):  # type: ignore[no-untyped-def]
-    """Set rows; for repeated ids the last row applies.
-
-    Args:
-        ids: int64 [n]. values: float32 [n, dim]. raw: float64 [n, columns].
-        free: int64 [slots], a stack with counters[FREE] entries.
-        retired: int64 [n], filled with slots, counters[RETIRED] of them.
-
-    Returns: False if slots ran out; the caller has ensured that there are enough.
-    """
-    num_retired = 0
+def set_heads(heads, previous, ids, slots):  # type: ignore[no-untyped-def]
+    """Make slots, which are filled, the newest rows of distinct ids, int64 [n]."""
     for i in range(ids.shape[0]):
-        v = ids[i]
-        old = heads[v]
-        if old >= 0 and since[old] == version:
-            slot = old  # written by this batch, not visible yet
-        else:
-            if counters[FREE] > 0:
-                counters[FREE] -= 1
-                slot = free[counters[FREE]]
-            elif counters[BUMP] < rows.shape[0]:
-                slot = counters[BUMP]
-                counters[BUMP] += 1
-            else:
-                return False
-            since[slot] = version
-            previous[slot] = old
-            if old >= 0:
-                retired[num_retired] = old
-                num_retired += 1
-        for c in range(rows.shape[1]):
-            rows[slot, c] = values[i, c]
-        for c in range(cells.shape[1]):
-            cells[slot, c] = raw[i, c]
-        release_fence()
-        heads[v] = slot
-    counters[RETIRED] = num_retired
-    return True
-
-
-@njit(nogil=True, cache=True)
-def release(retired, free, counters):  # type: ignore[no-untyped-def]
-    """Reuse the slots of retired rows that no reader needs."""
-    for k in range(retired.shape[0]):
-        free[counters[FREE]] = retired[k]
-        counters[FREE] += 1
+        previous[slots[i]] = heads[ids[i]]
+    release_fence()
+    for i in range(ids.shape[0]):
+        heads[ids[i]] = slots[i]
 
 
 @njit(nogil=True, cache=True)
@@ -98,11 +45,13 @@ def undo(heads, since, previous, version):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def mark_used(heads, used):  # type: ignore[no-untyped-def]
-    """used[slot] = 1 for the newest slot of each node."""
+def mark_used(heads, since, previous, oldest, used):  # type: ignore[no-untyped-def]
+    """used[slot] = 1 for the rows of all nodes that versions from `oldest` on have."""
     for v in range(heads.shape[0]):
-        if heads[v] >= 0:
-            used[heads[v]] = 1
+        slot = heads[v]
+        while slot >= 0:
+            used[slot] = 1
+            slot = previous[slot] if since[slot] > oldest else -1
 
 
 @njit(nogil=True, cache=True)

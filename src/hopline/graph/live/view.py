@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hopline.graph import csc
 from hopline.graph.edge_ids import EdgeIds, no_edge_ids
 from hopline.graph.extent import Clock, degrees, extent, starts
+from hopline.graph.history import History, all_there, find_rows
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import rows
 from hopline.graph.live.columns import LiveColumns
@@ -69,10 +70,11 @@ class LiveNodes(LiveColumns):
         changed_at: int64 [levels, capacity]; see `changed_at.py`.
         ready: int64 [slots], where rows of `features` are made when they are read: one more than the
             version of the row that was made; None where all rows exist.
+        history: rows of the past, of a type that has some.
     """
 
     ready: IdArray | None = None
-    history: ClassVar[None] = None
+    history: LivePast | None = None
 
     def __init__(
         self, memory: LiveMemory, name: str, own: NodeMemory, base: IdIndex, reader: LiveView
@@ -86,6 +88,9 @@ class LiveNodes(LiveColumns):
         self.changed_at = own.changed_at
         self.features = LiveRows(self, own.rows)
         self.ids = LiveIds(base, own, room.base, lambda: self.num_nodes, lambda: clock.version)
+        if (past := memory.histories.get(name)) is not None:
+            schema = reader.schema.node_types[name].history
+            self.history = LivePast(past, self, reader, None if schema is None else schema.since)
 
     @property
     def num_nodes(self) -> int:
@@ -99,47 +104,32 @@ class LiveNodes(LiveColumns):
         rows.slots_at(own.heads, own.since, own.previous, self._clock.version, ids, out)
         return out
 
+    def made(self, ids: IdArray, slots: IdArray) -> IdArray:
+        """The slots of rows of nodes, int64 [n] each, which can be read now."""
+        return slots
 
-class LiveAdjacency(LiveColumns):
-    """The edges of one type; reads like `Adjacency`, but lists are located through `records`.
+
+class LiveLists:
+    """A list for each node of a type; located through `records`.
 
     Attributes:
-        indptr: int64 [capacity], the newest record of each destination. records: see `extent.py`.
+        indptr: int64 [capacity], the newest record of each node. records: see `extent.py`.
+        indices: int32, the entries of all lists.
+        time: of each entry; None where there are none.
         clock: the reader's version.
-        has_self_loops: True if there may be self-loops.
-        attr: float32 by position, or None; where preprocessing makes attributes of columns, an object that
-            reads like it.
-        rows: int32 [positions, 1], slots of the rows of columns; None where the edges have none.
-        signed_weight: True if weights may be negative, now or later.
     """
 
-    def __init__(
-        self, key: str, room: EdgeRoom, own: EdgeMemory, nodes: LiveNodes, reader: LiveView
-    ) -> None:
-        super().__init__(own, reader.schema.edge_types[key].columns)
-        self.src, self.dst = room.src, room.dst
-        self.relation = key[len(room.src) + 2 : len(key) - len(room.dst) - 2]
-        self._own, self._room = own, room
+    def __init__(self, own: EdgeMemory, nodes: LiveNodes, reader: LiveView) -> None:
+        self._own = own
         self._nodes = nodes
         self._reader = reader
         self.clock = reader.clock
         self.indptr, self.records, self.indices = own.heads, own.records, own.indices
-        self.time = own.time if room.has_time else None
-        self.weight = own.weight if room.has_weight else None
-        self.cumweight = own.cumweight if room.has_weight else None
-        self.attr: Any = own.attr if room.attr_dim else None
-        self.rows = own.attr if room.rows_of else None
-        self.has_self_loops = room.src == room.dst
-        self.signed_weight = reader.schema.edge_types[key].signed_weight
-
-    @property
-    def key(self) -> str:
-        """ "src__relation__dst"."""
-        return edge_key(self.src, self.relation, self.dst)
+        self.time: IdArray | None = own.time if len(own.time) else None
 
     @property
     def num_edges(self) -> int:
-        """Edges at the reader's version, or the newest if none is pinned; counts them."""
+        """Entries at the reader's version, or the newest if none is pinned; counts them."""
         with self._reader:
             return int(self.degrees().sum())
 
@@ -157,34 +147,109 @@ class LiveAdjacency(LiveColumns):
             # Lists are sorted by time.
             return int(self.time[starts].min()), int(self.time[starts + degrees - 1].max())
 
-    @property
-    def max_degree(self) -> int:
-        """Largest in-degree at the reader's version, or the newest if none is pinned; reads all lists."""
-        with self._reader:
-            return int(self.degrees().max(initial=0))
-
     def degree(self, global_ids: IdArray) -> IdArray:
-        """In-degrees of destinations, int64 [n]."""
+        """Lengths of lists, int64 [n]."""
         ids = np.asarray(global_ids, np.int64)
         out = np.empty(ids.shape[0], np.int64)
         degrees(self.indptr, self.records, self.clock.version, ids, out)
         return out
 
     def starts(self, global_ids: IdArray) -> IdArray:
-        """Begin of the lists of destinations in the edge arrays, int64 [n]."""
+        """Begin of lists in the arrays, int64 [n]."""
         out = np.empty(global_ids.shape[0], np.int64)
         starts(self.indptr, self.records, self.clock.version, np.asarray(global_ids, np.int64), out)
         return out
 
     def degrees(self) -> IdArray:
-        """In-degrees of all destinations, int64 [N]."""
+        """Lengths of all lists, int64 [N]."""
         return self.degree(np.arange(self._nodes.num_nodes))
 
-    def places(self) -> IdArray:
-        """Positions of all edges, in the order of the lists."""
+    def positions(self) -> IdArray:
+        """Positions of all entries, in the order of the lists."""
         counts = self.degrees()
         begins = self.starts(np.arange(len(counts))) - np.cumsum(counts) + counts
         return np.repeat(begins, counts) + np.arange(counts.sum())
+
+
+class LivePast(LiveLists):
+    """The rows that nodes had; reads like `History`, but places are slots of rows of `LiveNodes`.
+
+    Attributes:
+        features: float32 [slots, d].
+    """
+
+    def __init__(self, own: EdgeMemory, nodes: LiveNodes, reader: LiveView, since: int | None) -> None:
+        super().__init__(own, nodes, reader)
+        self.since, self.features = since, nodes.features.array
+
+    def of(self, nodes: LiveNodes) -> LivePast:
+        """The same, of nodes with other rows."""
+        return LivePast(self._own, nodes, self._reader, self.since)
+
+    def places(self, ids: IdArray, as_of: int) -> IdArray:
+        """As `History.places`."""
+        assert self.time is not None
+        out = np.empty(ids.shape[0], np.int64)
+        version, cut = self.clock.version, np.array([as_of])
+        find_rows(self.indptr, self.records, version, self.time, ids, cut, out)
+        return np.where(out < 0, np.int64(-1), self.indices[out])
+
+    def rows(self, ids: IdArray, as_of: int) -> IdArray:
+        """As `History.rows`."""
+        return self._nodes.made(ids, all_there(self.places(ids, as_of), as_of))
+
+    def frozen(self) -> History:
+        """A copy that no longer changes."""
+        nodes, places = self._nodes, self.positions()
+        slots, columns = self.indices[places].astype(np.int64), None
+        if nodes.column_schemas:
+            columns = StoredColumns.of_cells(nodes.column_schemas, *nodes.cells(slots))
+        assert self.time is not None
+        offsets = np.append(0, np.cumsum(self.degrees()))
+        return History(offsets, self.time[places], self.features[slots], columns, self.since)
+
+
+#: Of node types, by name.
+Histories: TypeAlias = Mapping[str, History | LivePast]
+NO_HISTORY: Histories = {}
+
+
+class LiveAdjacency(LiveLists, LiveColumns):
+    """The edges of one type; reads like `Adjacency`.
+
+    Attributes:
+        has_self_loops: True if there may be self-loops.
+        attr: float32 by position, or None; where preprocessing makes attributes of columns, an object that
+            reads like it.
+        rows: int32 [positions, 1], slots of the rows of columns; None where the edges have none.
+        signed_weight: True if weights may be negative, now or later.
+    """
+
+    def __init__(
+        self, key: str, room: EdgeRoom, own: EdgeMemory, nodes: LiveNodes, reader: LiveView
+    ) -> None:
+        LiveLists.__init__(self, own, nodes, reader)
+        LiveColumns.__init__(self, own, reader.schema.edge_types[key].columns)
+        self.src, self.dst = room.src, room.dst
+        self.relation = key[len(room.src) + 2 : len(key) - len(room.dst) - 2]
+        self._room = room
+        self.weight = own.weight if room.has_weight else None
+        self.cumweight = own.cumweight if room.has_weight else None
+        self.attr: Any = own.attr if room.attr_dim else None
+        self.rows = own.attr if room.rows_of else None
+        self.has_self_loops = room.src == room.dst
+        self.signed_weight = reader.schema.edge_types[key].signed_weight
+
+    @property
+    def key(self) -> str:
+        """ "src__relation__dst"."""
+        return edge_key(self.src, self.relation, self.dst)
+
+    @property
+    def max_degree(self) -> int:
+        """Largest in-degree at the reader's version, or the newest if none is pinned; reads all lists."""
+        with self._reader:
+            return int(self.degrees().max(initial=0))
 
     def slots(self, positions: IdArray) -> IdArray:
         """Slots of the rows of edges, int64 [n]."""
@@ -311,8 +376,9 @@ class LiveView:
     def num_bytes(self) -> int:
         """Bytes of its arrays, if all room is used."""
         total = 0
-        parts: list[NodeMemory | EdgeMemory] = [*self.memory.nodes.values(), *self.memory.edges.values()]
-        for part in parts:
+        memory = self.memory
+        parts: list[NodeMemory | EdgeMemory] = [*memory.nodes.values(), *memory.edges.values()]
+        for part in [*parts, *memory.histories.values()]:
             total += sum(getattr(part, field.name).nbytes for field in dataclasses.fields(part))
         return total
 
@@ -321,12 +387,16 @@ class LiveView:
         with self:
             nodes = {}
             for name, part in self.nodes.items():
-                everyone = np.arange(part.num_nodes)
+                everyone, ids = np.arange(part.num_nodes), part.ids.frozen(part.num_nodes)
+                if part.history is not None:
+                    past = part.history.frozen()
+                    features, columns = past.now()
+                    nodes[name] = Nodes(features, ids, columns, history=past)
+                    continue
                 columns = None
                 if part.column_schemas:
                     columns = StoredColumns.of_cells(part.column_schemas, *part.cells(part.slots(everyone)))
-                features = part.features[everyone]
-                nodes[name] = Nodes(features, part.ids.frozen(part.num_nodes), columns)
+                nodes[name] = Nodes(part.features[everyone], ids, columns)
             edges = {}
             for key, edge in self.edges.items():
                 edges[key] = _frozen(edge, self.schema.edge_types[key].id_column)
@@ -346,7 +416,7 @@ class LiveView:
 
 
 def _frozen(edge: LiveAdjacency, id_column: str) -> Adjacency:
-    places, counts = edge.places(), edge.degrees()
+    places, counts = edge.positions(), edge.degrees()
     columns = None
     if edge.column_schemas:
         columns = StoredColumns.of_cells(edge.column_schemas, *edge.cells(edge.slots(places)))

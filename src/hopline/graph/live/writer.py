@@ -7,7 +7,6 @@ newest version in one step (`publish`). Unpublished batches can be dropped.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.graph.ids import IdIndex
-from hopline.graph.live import rows
+from hopline.graph.live import lists, rows
 from hopline.graph.live.changed_at import OutNeighbors, mark_changed
 from hopline.graph.live.changes import Applied, Changes, Rejected
-from hopline.graph.live.check import Checked, NodeRows, check
+from hopline.graph.live.check import check
+from hopline.graph.live.checked import Checked, NodeRows
 from hopline.graph.live.columns import ColumnWriter
-from hopline.graph.live.edge_writer import EdgeWriter
+from hopline.graph.live.edge_writer import EdgeWriter, HistoryWriter
 from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, LiveMemory, NodeMemory
 from hopline.graph.live.version import NO_OFFSET, StreamOffset
@@ -32,38 +32,46 @@ from hopline.types import IdArray
 
 
 class _NodeWriter(ColumnWriter):
-    """Writes the nodes of one type."""
+    """Writes the nodes of one type.
 
-    def __init__(self, memory: NodeMemory, ids: LiveIds, columns: Sequence[ColumnSchema]) -> None:
-        super().__init__(memory, columns)
+    Args:
+        history: of the slots of its rows by their times; None where each node has one row.
+    """
+
+    def __init__(
+        self,
+        memory: NodeMemory,
+        ids: LiveIds,
+        columns: Sequence[ColumnSchema],
+        oldest: Callable[[], int],
+        history: HistoryWriter | None,
+    ) -> None:
+        super().__init__(memory, columns, self._mark_rows, oldest)
         self.memory = memory
         self.ids = ids
-        num_slots = memory.rows.shape[0]
-        self._free = np.empty(num_slots, np.int64)
-        self._counters = np.zeros(rows.NUM_COUNTERS, np.int64)
-        self._retired: deque[tuple[int, IdArray]] = deque()
+        self.history = history
 
     def fill(self, nodes: Nodes, version: int) -> None:
         """Load the rows of a snapshot."""
-        memory, count = self.memory, nodes.num_nodes
-        memory.rows[:count] = nodes.features
-        self.load(nodes.columns)
-        rows.fill(memory.heads, memory.since, memory.previous, count, version)
-        memory.changed_at[:, :count] = version
-        self._counters[rows.BUMP] = count
+        memory, past = self.memory, nodes.history
+        rows, count = nodes if past is None else past, nodes.num_nodes if past is None else len(past.times)
+        memory.rows[:count] = rows.features
+        self.load(rows.columns)
+        memory.since[:count], memory.previous[:count], memory.heads[:] = version, -1, -1
+        memory.heads[: nodes.num_nodes] = np.arange(count) if past is None else past.offsets[1:] - 1
+        memory.changed_at[:, : nodes.num_nodes] = version
         self._remove(nodes.ids.removed, version)
+        if past is not None and self.history is not None:
+            self.history.begin(past, version)
+        self.find_free(version)
 
     def attach(self, version: int) -> None:
         """Load the rows in the memory, as of a version: later versions are dropped."""
         memory = self.memory
         rows.undo(memory.heads, memory.since, memory.previous, version)
-        self._retired.clear()
-        used = np.zeros(memory.rows.shape[0], np.uint8)
-        rows.mark_used(memory.heads, used)
-        bump = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
-        free = np.flatnonzero(used[:bump] == 0)
-        self._free[: len(free)] = free
-        self._counters[rows.BUMP], self._counters[rows.FREE] = bump, len(free)
+        if self.history is not None:
+            self.history.attach(version)
+        self.find_free(version)
         if memory.removed_at[-1]:
             memory.removed_at[:-1][memory.removed_at[:-1] > version + 1] = 0
 
@@ -77,38 +85,47 @@ class _NodeWriter(ColumnWriter):
             needed = sum(len(str(name).encode("utf-8", "surrogatepass")) for name in wanted.added)
             if needed > self.ids.free_bytes():
                 return False
-        retired = np.empty(len(wanted.ids), np.int64)
-        raw = self.raw(wanted.cells, wanted.texts)
-        done = raw is not None and rows.set_rows(
-            memory.heads, memory.rows, memory.cells, memory.since, memory.previous,
-            wanted.ids, wanted.values, raw, version, self._free, retired, self._counters,
-        )  # fmt: skip
-        if not done:
+        at = wanted.last_rows()
+        slots = self.write(wanted.cells[at], wanted.texts[at], version)
+        if slots is None:
             return False
+        memory.rows[slots] = wanted.values[at]
+        ids, heads = wanted.ids[at], slots.astype(np.int64)
+        if self.history is not None:
+            times = wanted.times[at]
+            if len(wanted.removed):
+                times = self._until_removal(wanted, ids, times)
+            newest = self.history.put(ids, times, heads, wanted.removed, version)
+            if newest is None:
+                return False
+            ids, heads = ids[newest], heads[newest]
+        rows.set_heads(memory.heads, memory.previous, ids, heads)
         if wanted.added:
             self.ids.add(wanted.added, wanted.first)
         self._remove(wanted.removed, version)
-        if self._counters[rows.RETIRED]:
-            self._retired.append((version, retired[: self._counters[rows.RETIRED]]))
         return True
+
+    def _until_removal(self, wanted: NodeRows, ids: IdArray, times: IdArray) -> IdArray:
+        """The times of rows; the empty row of a removed node has that of the node's first one."""
+        assert self.history is not None
+        gone = np.isin(ids, wanted.removed)
+        known = ids[gone] < wanted.first
+        times[gone] = [wanted.times[wanted.ids == each].min() for each in ids[gone].tolist()]
+        times[np.flatnonzero(gone)[known]] = self.history.first_times(ids[gone][known])
+        return times
+
+    def _mark_rows(self, oldest: int, used: NDArray[np.uint8]) -> None:
+        memory = self.memory
+        rows.mark_used(memory.heads, memory.since, memory.previous, oldest, used)
+        if self.history is not None:
+            past = self.history.memory
+            lists.mark_rows(past.heads, past.records, past.indices[:, None], oldest, used)
 
     def _remove(self, removed: IdArray, version: int) -> None:
         """Mark nodes as removed; their last edges are removed by `EdgeWriter.apply`."""
         if len(removed):
             self.memory.removed_at[-1] += len(removed)
             self.memory.removed_at[removed] = version + 1
-
-    def release(self, oldest: int) -> None:
-        """Reuse slots that were replaced at or before the oldest version that is read."""
-        while self._retired and self._retired[0][0] <= oldest:
-            rows.release(self._retired.popleft()[1], self._free, self._counters)
-
-    @property
-    def filled(self) -> float:
-        """Share of the room for replaced rows that is in use, 0 to 1."""
-        count = len(self.ids)
-        replaced = self._counters[rows.BUMP] - self._counters[rows.FREE] - count
-        return float(replaced / max(1, self.memory.rows.shape[0] - count))
 
 
 #: Batches between checks for readers that have died.
@@ -172,6 +189,10 @@ class LiveWriter:
                     lambda: _LATEST,
                 ),
                 schema.node_types[name].columns,
+                memory.oldest_pin,
+                HistoryWriter(memory.histories[name], plan.histories[name], (), memory.oldest_pin)
+                if name in plan.histories
+                else None,
             )
             for name, room in plan.nodes.items()
         }
@@ -179,6 +200,9 @@ class LiveWriter:
             key: EdgeWriter(memory.edges[key], room, schema.edge_types[key].columns, memory.oldest_pin)
             for key, room in plan.edges.items()
         }
+        pasts = {name: nodes.history for name, nodes in self._nodes.items() if nodes.history is not None}
+        self._lists = [*self._edges.values(), *pasts.values()]
+        self._first_times = {name: past.first_times for name, past in pasts.items()}
         self._out: dict[str, OutNeighbors] = {}
         self._frontiers = {
             name: [np.empty(room.capacity, np.int64) for _ in range(2)] for name, room in plan.nodes.items()
@@ -236,7 +260,9 @@ class LiveWriter:
         """Used share of the fullest part of the room, 0 to 1."""
         plan = self.memory.plan
         shares = [edges.filled for edges in self._edges.values()]
-        shares += [nodes.filled for nodes in self._nodes.values()]
+        for nodes in self._nodes.values():
+            if (past := nodes.history) is not None:
+                shares += [past.filled, past.num_edges / len(nodes.memory.since)]
         for name, room in plan.nodes.items():
             spare = room.capacity - room.base
             shares.append((self._counts[name] - room.base) / spare if spare else 0.0)
@@ -255,7 +281,17 @@ class LiveWriter:
         room = {name: part.capacity - self._counts[name] for name, part in self.memory.plan.nodes.items()}
         ids = {name: nodes.ids for name, nodes in self._nodes.items()}
         with_ids = {key: edges.with_ids for key, edges in self._edges.items()}
-        checked = check(changes, known, self.schema, ids, self._counts, room, self._edges_of, with_ids)
+        checked = check(
+            changes,
+            known,
+            self.schema,
+            ids,
+            self._counts,
+            room,
+            self._edges_of,
+            with_ids,
+            self._first_times,
+        )
         duplicates = np.flatnonzero(known).tolist()
         version = self.sequence + 1
         checked.accepted &= not (changes.is_whole and checked.rejected)
@@ -294,10 +330,8 @@ class LiveWriter:
         else:
             self.memory.confirm(self._through_ms)
         oldest = self.memory.oldest_pin()
-        for nodes in self._nodes.values():
-            nodes.release(oldest)
-        for edges in self._edges.values():
-            edges.release(oldest)
+        for lists_ in self._lists:
+            lists_.release(oldest)
         self._published += 1
         if self._published % _LOOK_EVERY == 0:
             self.memory.release_dead()

@@ -37,6 +37,8 @@ from hopline_brokers.stream.dead_letters import DeadLetter, StreamStopped
 
 #: Nodes that are remembered as existing; beyond this, all are forgotten.
 _MOST_KNOWN = 1_000_000
+#: Of nodes that no edge with a time names.
+_LATEST = np.iinfo(np.int64).max
 
 
 class Upserts:
@@ -53,6 +55,7 @@ class Upserts:
     def missing(self, changes: Changes) -> Changes:
         """Nodes to add first: all named nodes that are not known to exist."""
         rows: dict[str, dict[ExternalId, tuple[NodeChanges, int] | None]] = {}
+        first: dict[tuple[str, ExternalId], int] = {}
         for name, part in changes.nodes.items():
             wanted = rows.setdefault(name, {})
             for row, node in enumerate(_plain(part.ids)):
@@ -61,16 +64,19 @@ class Upserts:
         for key, edges in changes.edges.items():
             adds = (~edges.remove).tolist()
             kind = self._schema.edge_types[key]
+            times = [_LATEST] * len(adds) if edges.time is None else edges.time.tolist()
             for node_type, ids in ((kind.src, edges.src), (kind.dst, edges.dst)):
                 wanted = rows.setdefault(node_type, {})
-                for node, yes in zip(_plain(ids), adds, strict=True):
+                for node, yes, time in zip(_plain(ids), adds, times, strict=True):
                     if yes and (node_type, node) not in self._known:
                         wanted.setdefault(node, None)
+                        first[node_type, node] = min(time, first.get((node_type, node), _LATEST))
         nodes: dict[str, NodeChanges] = {}
         count = 0
         for name, wanted in rows.items():
             if wanted:
-                nodes[name] = self._added(name, wanted, count)
+                times = {node: first.get((name, node), _LATEST) for node in wanted}
+                nodes[name] = self._added(name, wanted, times, count)
                 count += len(wanted)
         return Changes(nodes=nodes, num_events=count)
 
@@ -89,8 +95,13 @@ class Upserts:
                 self._known.difference_update((name, node) for node, yes in gone if yes)
 
     def _added(
-        self, name: str, wanted: dict[ExternalId, tuple[NodeChanges, int] | None], first: int
+        self,
+        name: str,
+        wanted: dict[ExternalId, tuple[NodeChanges, int] | None],
+        times: Mapping[ExternalId, int],
+        first: int,
     ) -> NodeChanges:
+        """Additions of nodes; with a history, as of the row's time, or of an earlier edge's."""
         schema, count = self._schema.node_types[name], len(wanted)
         num_texts = sum(column.type == "text" for column in schema.columns)
         features = np.zeros((count, schema.feature_dim), np.float32)
@@ -98,16 +109,22 @@ class Upserts:
             np.full((count, len(schema.columns)), np.nan),
             np.full((count, num_texts), None, object),
         )
+        time = np.array([*times.values()], np.int64)
         for row, given in enumerate(wanted.values()):
             if given is not None:
                 part, at = given
+                if part.time is not None:
+                    if part.time[at] > time[row]:
+                        continue
+                    time[row] = part.time[at]
                 features[row] = part.features[at]
                 if part.cells is not None and part.texts is not None:
                     cells[row], texts[row] = part.cells[at], part.texts[at]
         ids = list(wanted)
         external: Any = np.array(ids, np.int64) if isinstance(ids[0], int) else ids
         order = np.arange(first, first + len(ids), dtype=np.int64)
-        return NodeChanges(external, np.ones(len(ids), np.bool_), features, order, cells, texts)
+        since = None if schema.history is None else time
+        return NodeChanges(external, np.ones(len(ids), np.bool_), features, order, cells, texts, time=since)
 
 
 def as_sets(changes: Changes) -> Changes:

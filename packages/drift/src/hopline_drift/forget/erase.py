@@ -23,7 +23,6 @@ from hopline.engine.precomputed_file.writer import PrecomputedWriter
 from hopline.errors import GraphError
 from hopline.files import draft_of, publish_file, publish_folder
 from hopline.graph import Graph
-from hopline.graph.history import History
 from hopline.graph.live.changes import Changes, Ids, NodeChanges
 from hopline.graph.live.history import fill, make_writer
 from hopline.graph.live.home import Start
@@ -49,7 +48,7 @@ def removal(graph: Graph, node_type: str, ids: Sequence[ExternalId], name: str =
 def erase_from_graph(folder: Path, node_type: str, ids: Sequence[ExternalId]) -> bool:
     """Replace a graph folder by one without nodes; False if it has none of them.
 
-    Their rows stay without ids, features and edges. A live folder of the graph belongs to the new one too.
+    An empty row of each stays without id and edges. A live folder of the graph belongs to the new one too.
 
     Raises: GraphError: it cannot be written, or has features of 8 bits, or narrow ones and a history.
     """
@@ -69,11 +68,10 @@ def erase_from_graph(folder: Path, node_type: str, ids: Sequence[ExternalId]) ->
     if applied.num_applied != len(known):
         raise GraphError(f"{folder}: {applied.rejected[0].reason}")
     found = view().snapshot()
-    nodes = {}
-    for name, part in found.nodes.items():
-        own, removed = base.nodes[name], part.ids.removed
-        past = None if own.history is None else _without(own.history, removed)
-        nodes[name] = Nodes(part.features, part.ids, part.columns, _labels(own.labels, removed), past)
+    nodes = {
+        name: dataclasses.replace(part, labels=_labels(base.nodes[name].labels, part.ids.removed))
+        for name, part in found.nodes.items()
+    }
     graph = Graph(found.schema, nodes, found.edges, left_out=base.left_out)
     for dtype in narrow:
         graph = graph.with_features_as(dtype)
@@ -87,16 +85,6 @@ def erase_from_graph(folder: Path, node_type: str, ids: Sequence[ExternalId]) ->
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return True
-
-
-def _without(past: History, removed: Any) -> History:
-    """The same with zeros, and missing cells, in the rows of removed nodes."""
-    import pyarrow as pa
-
-    gone = np.repeat(np.isin(np.arange(len(past.offsets) - 1), removed), np.diff(past.offsets))
-    features = np.where(gone[:, None], np.float32(0), past.features)
-    columns = past.columns and past.columns.taken(pa.array(np.arange(len(gone)), mask=gone))
-    return dataclasses.replace(past, features=features, columns=columns)
 
 
 def _row_of(nodes: Nodes, name: ExternalId) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hopline.tracing")
 
 #: Length of a `traceparent` of version 00, whose last digit has the sampled flag.
 _LENGTH = 55
@@ -223,9 +223,7 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"tracing.endpoint needs {error.name}; install it with: pip install 'hopline[otel]'"
-        ) from None
+        raise ConfigError(f"tracing.endpoint needs {error.name}: pip install 'hopline[otel]'") from None
 
 
 def _tracer(service: str, worker: int, spans: list[ReadableSpan]) -> Any:

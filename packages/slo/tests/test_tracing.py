@@ -18,9 +18,9 @@ from hopline.answering.served import Ran
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
-from hopline.records.tracing import TraceRecorder, open_exporter
 from hopline.types import ScoreRequest, ScoreResult
 from hopline_slo.scrape import Scrape
+from hopline_slo.tracing import TraceRecorder, open_exporter
 
 SERVED = SimpleNamespace(name="risk", version="7", graph_version="g1")
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -216,7 +216,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint):
         open_exporter(endpoint)
 
 
-@pytest.mark.parametrize("module", ["hopline.server", "hopline.service", "hopline.records.tracing"])
+@pytest.mark.parametrize("module", ["hopline.server", "hopline.service", "hopline_slo.tracing"])
 def test_servers_that_do_not_trace_do_without_the_sdk(module):
     code = f"import {module}, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
