@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 983,
-    "packaging": 10775,
+    "packaging": 10788,
     "process": 1792,
     "records": 1605,
     "rollout": 4027,

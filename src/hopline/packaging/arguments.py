@@ -12,6 +12,7 @@ import dis
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from inspect import Parameter, getsource, signature, unwrap
 from itertools import takewhile
 from typing import Any
@@ -35,6 +36,9 @@ from hopline.packaging.memberships import batch_of
 from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
 from hopline.packaging.several import Several
+
+#: Python parses a whole file for the source of a class.
+_source: Any = lru_cache(1000)(getsource)
 
 
 def by_position(parameters: Mapping[str, Parameter], roles: Mapping[str, Role]) -> int:
@@ -71,7 +75,7 @@ def mentions(module: nn.Module, word: str) -> bool:
     if type(module).__module__.startswith(("torch.", "torch_geometric.")) and word != "adj_t":
         return word in type(module).__name__
     try:
-        return word in getsource(type(module))
+        return word in _source(type(module))
     except (OSError, TypeError):
         return False
 

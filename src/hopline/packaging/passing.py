@@ -61,9 +61,11 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     wrapped = {function: _one_value(function, create) for function in (*GROUPED, *LOOPS)}
     whole = wrapped[gcn_norm]
     wrapped[gcn_norm] = lambda *args, **kwargs: (gcn_norm if opens_norm() else whole)(*args, **kwargs)
+    identities = frozenset(map(id, wrapped))
     replaced = [
         (names, name, value)
         for names in places.values()
+        if not identities.isdisjoint(map(id, list(names.values())))  # most have none of them
         for name, value in list(names.items())
         if type(value) is FunctionType and value in wrapped
     ]

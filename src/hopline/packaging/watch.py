@@ -163,9 +163,9 @@ class _Watch(TorchFunctionMode):
 
     def _call(self, frame: FrameType | None, name: str, kind: Kind | None) -> None:
         """Record a call of a source. What torch, PyG, this package and imports read decides nothing."""
-        if kind is None or frame is None or _is_for_message(frame) or _caller(frame) is None:
+        if kind is None or frame is None or (_ASKED_BY_LIBRARIES.match(name) and not _is_own(frame)):
             return
-        if _is_own(frame) or not _ASKED_BY_LIBRARIES.match(name):
+        if _caller(frame) is not None and not _is_for_message(frame):
             self._read(name.replace("posix.", "os."), kind)
 
     def _read(self, what: str, kind: Kind) -> None:
@@ -203,9 +203,16 @@ def _name(function: Any) -> str:
         where = str(owner.__name__ if owner else function.__module__)
     else:
         of = owner if isinstance(owner, type) else type(owner)
-        of = next((base for base in of.__mro__ if function.__name__ in vars(base)), of)
-        where = f"{of.__module__}.{of.__qualname__}"
+        find = _class_of if type(of) is type else _class_of.__wrapped__  # metaclasses may have no hash
+        where = find(of, function.__name__)
     return f"{where.replace('torch._C', 'torch')}.{function.__name__}"
+
+
+@lru_cache(10_000)
+def _class_of(of: type, name: str) -> str:
+    """The name of the class that has a method of a type."""
+    of = next((base for base in of.__mro__ if name in vars(base)), of)
+    return f"{of.__module__}.{of.__qualname__}"
 
 
 @lru_cache(10_000)
