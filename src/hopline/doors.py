@@ -80,7 +80,7 @@ NAMES = Door(
     packages={
         **dict.fromkeys(("artifact.Column", "package.sklearn", "package.preprocess"), "'hopline[tabular]'"),
         "package.weights": "'hopline[train]'",
-        "models.import_from_mlflow": "'hopline[mlflow]'",
+        "models.import_model": "'hopline[mlflow]'",
         "models.remote_repository": "'hopline[remote]'",
         **dict.fromkeys(("packaging.TabularReport", "packaging.package_tabular"), "'hopline[tabular]'"),
         **dict.fromkeys(("ray.RetryingHandle", "ray.application", "ray.build"), "'hopline[ray-serve]'"),

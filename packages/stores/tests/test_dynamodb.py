@@ -188,6 +188,26 @@ class TestColumns(ColumnStoreSuite):
         assert row == {**one, "country": None, "opened": None}
         await lenient.close()
 
+    async def test_lists_of_another_writer_are_the_columns_of_a_request(self, columns_store, port):
+        types = {"tags=a": "boolean", "tags#": "integer", "emb_0": "float", "emb_1": "float"}
+        group = FeatureGroup.of_columns("account", types)
+        await columns_store.create(group)
+        emb = {"L": [{"N": "0.5"}, {"N": "-2"}]}
+        for id, item in {
+            "a1": {"tags": {"SS": ["a", "b"]}, "emb": emb},
+            "a2": {"tags": {"L": [{"S": " a"}, {"NULL": True}]}, "emb": {"NULL": True}},
+            "a3": {"tags": {"M": {}}, "emb": emb},
+            "a4": {"tags": {"S": "a|b"}, "emb": emb},
+        }.items():
+            client(port).put_item(
+                TableName=columns_store._table, Item={"key": {"S": f"account:{id}"}, **item}
+            )
+        one, two, three, four = await columns_store.fetch_columns(group, [f"a{n}" for n in range(1, 5)])
+        assert one == {"tags=a": True, "tags#": 2, "emb_0": 0.5, "emb_1": -2}
+        assert two == {"tags=a": True, "tags#": 1, "emb_0": None, "emb_1": None}
+        assert three == "column 'tags' is an attribute of type M"
+        assert four == "column 'tags': 'a|b' instead of a list of codes"
+
     async def test_what_an_item_cannot_hold_is_refused(self, columns_store):
         with pytest.raises(FeatureStoreError, match="'key'"):
             await columns_store.create(FeatureGroup.of_columns("x", {"key": "text"}))

@@ -24,6 +24,8 @@ from hopline.errors import (
     FeatureStoreUnavailable,
 )
 from hopline.features.base import FeatureGroup
+from hopline.features.skew import column_differences
+from hopline.graph.list_columns import lists_of
 from hopline_stores.feast import FeastStore
 from hopline_stores.testing.feature_stores import (
     ACCOUNTS,
@@ -165,16 +167,55 @@ async def test_columns_are_named_values_of_all_single_types(repository):
     group = await store.describe_columns("mixed")
     assert group.columns == {
         "z_first": "float", "city": "text", "count": "integer", "flag": "boolean", "a_last": "integer",
-        "opened": "timestamp",
+        "opened": "timestamp", "embedding": "vector",
     }  # fmt: skip
     rows = await store.fetch_columns(group, [2, 3, 1, 2])
     one = {
         "z_first": 0.5, "city": "x", "count": 7, "flag": True, "a_last": -1,
-        "opened": datetime(2024, 1, 31, 13, 45, tzinfo=UTC),
+        "opened": datetime(2024, 1, 31, 13, 45, tzinfo=UTC), "embedding": [1, 2, 3],
     }  # fmt: skip
-    two = {"z_first": 1.5, "city": None, "count": 8, "flag": False, "a_last": -2, "opened": None}
+    two = {
+        "z_first": 1.5, "city": None, "count": 8, "flag": False, "a_last": -2, "opened": None,
+        "embedding": [4, 5, 6],
+    }  # fmt: skip
     assert rows == [two, None, one, two]
     assert await store.fetch_columns(group, ["a", 2**70]) == [None, None]
+    await store.close()
+
+
+async def test_arrays_and_sets_of_texts_are_codes_and_arrays_of_numbers_are_vectors(repository):
+    fields = {"emb": Array(Float32), "tags": Array(String), "few": Set(String), "counts": Array(Int64)}
+    rows = {
+        "account_id": [1, 2],
+        "emb": [[0.5, 2.0], [1.0, 2.0]],
+        "tags": [["a", "later"], []],
+        "few": [{"b"}, {"b", "a"}],
+        "counts": [[1, 2], [3]],
+    }
+    schema = [Field(name=name, dtype=kind) for name, kind in fields.items()]
+    repository.add("lists", [ACCOUNT], schema, rows)
+    store = await repository.open()
+    found = await store.describe_columns("lists")
+    assert found.columns == {"emb": "vector", "tags": "codes", "few": "codes", "counts": "vector"}
+    names = {
+        "emb_0": "float",
+        "emb_1": "float",
+        "tags=a": "boolean",
+        "tags#": "integer",
+        "few=b": "boolean",
+    }
+    wanted = FeatureGroup.of_columns("lists", names)
+    assert column_differences(wanted, found, lists_of(names)) == []
+    one, two = await store.fetch_columns(wanted, [1, 2])
+    assert {name: one[name] for name in names} == {
+        "emb_0": 0.5, "emb_1": 2.0, "tags=a": True, "tags#": 2, "few=b": True
+    }  # fmt: skip
+    assert {name: two[name] for name in ("tags=a", "tags#", "few=b")} == {
+        "tags=a": False, "tags#": 0, "few=b": True
+    }  # fmt: skip
+    counts = FeatureGroup.of_columns("lists", {"counts_0": "integer", "counts_1": "integer"})
+    _, wrong = await store.fetch_columns(counts, [1, 2])
+    assert wrong == "column 'counts': 1 values instead of a list of 2 numbers"
     await store.close()
 
 

@@ -17,6 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from sklearn.compose import ColumnTransformer, make_column_selector
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MultiLabelBinarizer, OneHotEncoder, StandardScaler
@@ -197,6 +198,17 @@ def test_any_lists_are_those_of_scikit_learn_as_a_table_and_as_rows(lists, known
         np.testing.assert_array_equal(cells, frame[name].to_numpy(float))
 
 
+def test_words_as_codes_are_the_columns_of_a_count_vectorizer():
+    """What the refusal of vectorizers advises."""
+    texts = ["Refund, please!", "an URGENT refund", "", "refund-refund é"]
+    vectorizer = CountVectorizer(binary=True).fit(texts)
+    words = [vectorizer.build_analyzer()(each) for each in texts]
+    frame = stored(pa.table({"words": words}))
+    names = vectorizer.get_feature_names_out().tolist()
+    assert list(frame) == [*(f"words={name}" for name in names), "words#"]
+    np.testing.assert_array_equal(frame.to_numpy(int)[:, :-1], vectorizer.transform(texts).toarray())
+
+
 def test_codes_of_texts_and_of_integers_are_named(tmp_path):
     lines = ["id,tags,far", "n1,b|a,1|22|333", "n2,,", "n3, a | |a|c ,-7", "n4,|,N/A"]
     (tmp_path / "nodes.csv").write_text("\n".join(lines))
@@ -364,6 +376,69 @@ def test_a_graph_with_other_codes_has_the_same_answers_or_is_refused(world, tmp_
         Exception, match="its column 'tags=b' is missing; the model was packaged for boolean"
     ):
         world.answerer(written(tmp_path, frame, ()))
+
+
+class OnlyCodes(ListWorld):
+    """A model that reads one of the codes, and no number; its graph refuses other codes."""
+
+    def __init__(self, folder):
+        frame = frame_of()
+        self.only = f"tags:codes-only={'|'.join(CODES)}"
+        graph = list_world.written(folder, pa.Table.from_pandas(frame, preserve_index=False), self.only)
+        none = SimpleImputer(strategy="constant", fill_value=0)
+        super().__init__(folder, frame, graph, [("tags", none, ["tags=b"])])
+
+    def x(self, frame):
+        return np.nan_to_num(binarized(frame["tags"])[:, [KNOWN.index("b")]])
+
+
+def test_codes_that_a_description_does_not_have_are_refused_where_it_says_so(tmp_path, monkeypatch):
+    """In tables, requests, events and stores, also by a model that does not read all codes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    world = OnlyCodes(tmp_path)
+    names = [*(f"tags={code}" for code in KNOWN), "tags!"]
+    schema = world.report.spec.graph_schema["node_types"]["node"]
+    assert [each["name"] for each in schema["columns"]] == names
+    wrong = f"'tags': 'later', not one of its codes {KNOWN}"
+    answerer = world.answerer()
+    encoder = answerer.model.encoder
+    inline = [InlineNode(columns={"tags": ["b", "later"]}, neighbors={"": ["n1"]})]
+    with pytest.raises(BadRequest) as error:
+        ask(answerer, inline=inline)
+    assert str(error.value) == f"inline[0].columns: {wrong}"
+    rows = [{"tags": each} for each in (["b", "a"], [], None)]
+    expected = np.array([[1], [0], [0]], np.float32)
+    np.testing.assert_array_equal(encoder.rows(rows), expected)
+    live = Live(world)
+    event = {"op": "add_node", "node_type": "node", "node": "new"}
+    row = sent(next(world.frame.itertuples()))
+    (reason,) = live.send(event | {"columns": row | {"tags": ["later"]}})
+    assert reason == f"node type 'node': column {wrong}"
+    assert live.send(event | {"columns": row | {"tags": ["a"]}}) == []
+    frame = world.frame.assign(tags=[["b", "later"] if row == 3 else ["b"] for row in range(COUNT)])
+    with pytest.raises(GraphError, match="column 'tags' holds 'later', not one of its codes "):
+        list_world.written(tmp_path, pa.Table.from_pandas(frame, preserve_index=False), world.only)
+    (tmp_path / "store").mkdir()
+    frame.to_parquet(tmp_path / "store" / "nodes.parquet")
+    wanted = FeatureGroup.of_columns("nodes", {each["name"]: each["type"] for each in schema["columns"]})
+    features = FeatureGroup("node@1", encoder.width)
+
+    async def read():
+        store = open_store(f"parquet://{tmp_path / 'store'}")
+        await store.open()
+        encoded = EncodedStore(store, wanted, features, encoder)
+        try:
+            await encoded.describe("node@1")
+            return await encoded.fetch(features, [*frame["id"]])
+        finally:
+            await store.close()
+
+    found = asyncio.run(read())
+    assert found.problems == (f"group 'nodes': the row of 'n3': column {wrong}",)
+    assert found.found.tolist() == [row != 3 for row in range(COUNT)]
+    np.testing.assert_array_equal(found.values[found.found], 1)
+    with pytest.raises(Exception, match="its column 'tags!' is missing"):
+        world.answerer(written(tmp_path, world.frame))
 
 
 @pytest.mark.release

@@ -20,8 +20,8 @@ import xgboost
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
-from hopline.commands import models
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
+from hopline_tabular.import_command import import_model
 from hopline_tabular.mlflow import import_from_mlflow, parse
 from hopline_tabular.model import TabularModel
 from hopline_tabular.spec import read_tabular
@@ -254,7 +254,7 @@ def test_from_the_command_line(store, artifact, tmp_path):
 
     version = store.registered("risk", artifact)
     app = typer.Typer()
-    app.command()(models.import_model)
+    app.command()(import_model)
     arguments = [
         f"mlflow:/risk/{version.version}",
         "--repository",

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto
 from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA
+from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer, TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
@@ -37,6 +38,9 @@ ROWS = 200
 def numbers(seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     return pd.DataFrame({name: rng.lognormal(0, 1, ROWS) for name in "abc"})
+
+
+VECTORIZERS = [CountVectorizer, HashingVectorizer, TfidfVectorizer]
 
 
 def texts(seed: int = 0) -> pd.DataFrame:
@@ -226,7 +230,8 @@ def test_columns_are_gathered_with_the_fewest_nodes() -> None:
     [
         (FunctionTransformer(np.cbrt), numbers(), "cbrt.* has no ONNX form.*np.log1p"),
         (FunctionTransformer(np.round, kw_args={"decimals": 1}), numbers(), "holds no Python code"),
-        (StandardScaler().fit(numbers()), texts(), "StandardScaler is given column 'x', which holds text"),
+        (StandardScaler().fit(numbers()), texts(), "StandardScaler is given column 'x', which holds text$"),
+        *((one().fit(texts().x.astype(str)), texts(), "Keep its words as a list") for one in VECTORIZERS),
         (SimpleImputer(missing_values=-1).fit(numbers()), numbers(), "mark them by NaN"),
         (MaxAbsScaler(clip=True).fit(numbers()), numbers(), "use MinMaxScaler"),
     ],

@@ -13,13 +13,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hopline.answering.regions import Regions
 from hopline.artifact import ModelSpec
 from hopline.config.schema import Config
 from hopline.config.setting import named_values
-from hopline.engine.encoders import TABULAR, encoded, encoder_of
+from hopline.engine.encoders import TABULAR, columns_read, encoded, encoder_of
 from hopline.errors import ConfigError, FeatureSchemaMismatch
 from hopline.features.base import FeatureGroup, FeatureStore
 from hopline.features.breaker import BreakerPolicy
@@ -269,13 +268,11 @@ class Sources:
         regions: Regions | None,
         key: str,
     ) -> _Encoded:
-        types: Any = spec.graph_schema["node_types"]
-        columns = {column["name"]: column["type"] for column in types[name]["columns"]}
         encoding, stored = spec.encoders[name], self._groups[name]
         group = FeatureGroup(f"{stored}@{key}", encoding.width, "float32", encoding.names)
         store = TABULAR.require("tabular").encoded_store(
             self._tiers[0].store,
-            FeatureGroup.of_columns(stored, columns),
+            FeatureGroup.of_columns(stored, columns_read(spec, name)),
             group,
             encoder_of(folder, spec, name),
         )

@@ -62,8 +62,7 @@ def batch(
     ] = None,
     end: Annotated[str | None, typer.Option(help="Of all edges, those before this time.")] = None,
     exclude_seed_edges: Annotated[
-        str,
-        typer.Option(help="Edges that the score of an edge does not see: none, self or reverse."),
+        str, typer.Option(help="Edges that the score of an edge does not see: none, self or reverse.")
     ] = "",
     since: Annotated[
         Path | None, typer.Option(help="Work folder of an earlier run: compute only what changed since.")

@@ -106,9 +106,9 @@ def build(
         typer.Option(
             help="Column of the node files that is kept unchanged, for the preprocessing of models "
             "(repeatable): COLUMN, COLUMN:TYPE (float, integer, boolean, text, timestamp, vector, codes), "
-            "or '*' for all; COLUMN:codes=a|b for lists of some codes. NODE_TYPE=COLUMN for one file, "
-            "added to '*'. A file with such columns has no other features. SRC:RELATION:DST=COLUMN is for "
-            "an edge file."
+            "or '*' for all; COLUMN:codes=a|b for lists of some codes, codes-only=a|b to refuse others. "
+            "NODE_TYPE=COLUMN for one file, added to '*'. A file with such columns has no other features. "
+            "SRC:RELATION:DST=COLUMN is for an edge file."
         ),
     ] = None,
     graph_column: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,43 +11,17 @@ from hopline.commands.connection import ApiKey, Token, Url, open_admin, server_u
 from hopline.commands.screen import Screen, whole
 from hopline.doors import NAMES
 
-
-def import_model(
-    reference: Annotated[
-        str, typer.Argument(metavar="MLFLOW", help="mlflow:/NAME/VERSION or mlflow:/NAME@ALIAS.")
-    ],
-    repository: Annotated[Path, typer.Option(metavar="DIR", help="Repository folder to write to.")],
-    name: Annotated[str | None, typer.Option(help="Model name here. Default: as in MLflow.")] = None,
-    version: Annotated[str | None, typer.Option(help="Version here. Default: as in MLflow.")] = None,
-    tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
-) -> None:
-    """Import a model version from MLflow: a Hopline artifact, or a scikit-learn or XGBoost model.
-
-    An estimator is unpickled, which runs code in the file: import only from registries that you trust.
-    """
-    console = Screen()
-    with console.status(f"importing {reference}"):
-        imported = NAMES.require("models.import_from_mlflow")(
-            reference,
-            repository,
-            name=name,
-            version=version,
-            tracking_uri=tracking_uri,
-            overwrite=overwrite,
-        )
-    registered = imported.registered
-    origin = f"{registered.name} version {registered.version} from {registered.source}"
-    console.say(f"{imported.how} {origin}\nto {imported.path}")
-    for note in imported.notes:
-        console.say(f"note: {note}")
-
-
 app = typer.Typer(no_args_is_help=True, help="List, load and unload versions of models.")
 
-app.command("import")(import_model)
+
+def _not_installed(context: typer.Context) -> None:
+    """Import a model version from MLflow."""
+    NAMES.require("models.import_model")
+
+
+_ANY = {"ignore_unknown_options": True, "allow_extra_args": True}
+_import = NAMES.find("models.import_model")
+app.command("import", context_settings=None if _import else _ANY)(_import or _not_installed)
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
 

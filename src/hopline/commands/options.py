@@ -12,8 +12,7 @@ from hopline.errors import BadRequest, ConfigError, HoplineError
 
 GraphFolder = Annotated[Path | None, typer.Option(help="Graph folder.")]
 GraphVersion = Annotated[
-    Path | None,
-    typer.Option(help="Graph folder, live folder, or one version of a live graph: FOLDER@+N."),
+    Path | None, typer.Option(help="Graph folder, live folder, or one version of a live graph: FOLDER@+N.")
 ]
 Repository = Annotated[
     str | None, typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.")

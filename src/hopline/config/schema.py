@@ -121,10 +121,7 @@ class StateCacheConfig:
     """The state cache: rows of hidden states that later requests read instead of computing them."""
 
     memory_bytes: int = setting(
-        256 * 2**20,
-        "memory of the state cache; 0 turns it off",
-        minimum=0,
-        memory_share=1 / 8,
+        256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0, memory_share=1 / 8
     )
 
 
@@ -160,8 +157,7 @@ class ComputeConfig:
         minimum=1,
     )
     device: Literal["cpu", "cuda", "tensorrt"] = setting(
-        "cpu",
-        "where models run; refused if ONNX Runtime does not support it; no fallback to the CPU",
+        "cpu", "where models run; refused if ONNX Runtime does not support it; no fallback to the CPU"
     )
 
 
@@ -186,8 +182,7 @@ class GraphConfig:
     )
     store_version: str = setting("", "graph version to serve from the store; empty: the one pushed last")
     cache: Path | None = setting(
-        None,
-        "folder for what the host holds of a graph in a store; empty: ~/.cache/hopline/graphs",
+        None, "folder for what the host holds of a graph in a store; empty: ~/.cache/hopline/graphs"
     )
     fetch_timeout_ms: float = setting(
         1000.0,
@@ -544,8 +539,7 @@ class QueuesConfig:
         "", "topic for invalid messages, with the reason; empty: they are logged and not processed"
     )
     reply_prefix: str = setting(
-        "",
-        "required prefix of reply-to headers, other requests are refused; empty: no reply-to is allowed",
+        "", "required prefix of reply-to headers, other requests are refused; empty: no reply-to is allowed"
     )
     concurrency: int = setting(64, "requests that a worker processes at the same time", minimum=1)
     retry_s: float = setting(

@@ -95,16 +95,21 @@ class RowEncoder(Protocol):
         """Rows of a request in the form of `StoredColumns.values`, by column."""
 
 
+def columns_read(spec: ModelSpec, name: str) -> dict[str, str]:
+    """The columns that a model's preprocessing reads of a node type or edge type, with their types."""
+    schema: Any = spec.graph_schema
+    types = schema["edge_types" if name in schema["edge_types"] else "node_types"]
+    return {column["name"]: column["type"] for column in types[name]["columns"]}
+
+
 def encoder_of(folder: Path, spec: ModelSpec, name: str) -> RowEncoder:
     """The preprocessing of a node type or edge type that has one.
 
     Raises: ArtifactError: its package is not installed, or the file cannot be loaded.
     """
-    schema: Any = spec.graph_schema
-    types = schema["edge_types" if name in schema["edge_types"] else "node_types"]
-    columns = {column["name"]: column["type"] for column in types[name]["columns"]}
+    model, columns = spec.encoders[name].model, columns_read(spec, name)
     try:
-        found: RowEncoder = TABULAR.require("tabular").encoder(folder, spec.encoders[name].model, columns)
+        found: RowEncoder = TABULAR.require("tabular").encoder(folder, model, columns)
     except ImportError as error:
         raise ArtifactError(f"{spec.name}/{spec.version} has preprocessing: {error}") from None
     return found
@@ -544,7 +549,7 @@ def _converted(found: Preprocessed, name: str, transformer: Any, folder: Path) -
     content = (folder / file).read_bytes()
     digest = hashlib.sha256(content + msgspec.json.encode(model)).hexdigest()
     encoder = found.encoders[name] = Encoder(digest, made.spec.output_dim, model, made.names)
-    kept = tuple(one for one in schema.columns if one.name in {each.name for each in made.spec.columns})
+    kept = tuple(one for one in schema.columns if one.name in made.reads)
     found.schemas |= {key: graph.schema.edge_types[key] for key in derived}
     found.schemas[name] = msgspec.structs.replace(schema, columns=kept)
     found.files[file] = content

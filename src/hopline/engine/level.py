@@ -317,11 +317,7 @@ class Level:
             if node_type in below:
                 widths[""] = below[node_type].state_dim
         self.runner = StageRunner(
-            folder,
-            stage,
-            widths,
-            int(graph.nodes[node_type].features.shape[1]),
-            threads,
+            folder, stage, widths, int(graph.nodes[node_type].features.shape[1]), threads
         )
 
     def link(self, below: dict[str, Level]) -> None:

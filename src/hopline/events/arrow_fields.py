@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from hopline.events import wire
 from hopline.events.json_rows import in_order
 from hopline.events.rows import Refusals
-from hopline.graph.schema import GraphSchema
+from hopline.graph.list_columns import lists_of
+from hopline.graph.schema import ColumnSchema, GraphSchema
 from hopline.types import IdArray
 
 
@@ -37,17 +38,10 @@ def refuse_fields(table: Columns, first: int, graph: GraphSchema, refusals: Refu
     Args:
         first: number of the table's first event.
     """
+    edges, nodes = graph.edge_types.values(), graph.node_types.values()
     names = {
-        "attr": {
-            name
-            for each in graph.edge_types.values()
-            for name in (*each.attr_names, *(column.name for column in each.columns))
-        },
-        "features": {
-            name
-            for each in graph.node_types.values()
-            for name in (*each.feature_names, *(column.name for column in each.columns))
-        },
+        "attr": {name for each in edges for name in (*each.attr_names, *named(each.columns))},
+        "features": {name for each in nodes for name in (*each.feature_names, *named(each.columns))},
     }
     for at, op in enumerate(wire.OPS):
         fields = wire.FIELDS[op]
@@ -55,6 +49,12 @@ def refuse_fields(table: Columns, first: int, graph: GraphSchema, refusals: Refu
         others = [name for name in table.names if name not in taken]
         wrong = {name: ("malformed", wire.foreign_field(op, name)) for name in others}
         _refuse(table, np.flatnonzero(table.ops == at), first, wrong, refusals)
+
+
+def named(columns: Sequence[ColumnSchema]) -> list[str]:
+    """Names of columns, and of the lists among them."""
+    names = [column.name for column in columns]
+    return [*names, *lists_of(names)]
 
 
 def refuse_vectors(
@@ -84,11 +84,7 @@ def refuse_vectors(
 
 
 def _refuse(
-    table: Columns,
-    rows: IdArray,
-    first: int,
-    reasons: Mapping[str, tuple[str, str]],
-    refusals: Refusals,
+    table: Columns, rows: IdArray, first: int, reasons: Mapping[str, tuple[str, str]], refusals: Refusals
 ) -> None:
     """Refuse rows with a value in some columns."""
     if not len(rows):

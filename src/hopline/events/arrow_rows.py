@@ -12,6 +12,7 @@ import io
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from hopline.errors import BadRequest
 from hopline.events import arrow_bounds, checks
 from hopline.events.arrow_fields import refuse_vectors
-from hopline.events.json_rows import described
+from hopline.events.json_rows import Row, described, placed
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import ALL_FIELDS, OPS
+from hopline.graph.list_columns import Lists, lists_of
 from hopline.graph.schema import ColumnSchema, ColumnType, EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from hopline.graph.stored_columns import cells_of
 from hopline.types import AnyArray, IdArray
@@ -271,9 +273,7 @@ class Table:
         vectors = _Vectors("attr", schema.attr_dim, schema.attr_names, f"{what}: attr")
         vectors.if_missing = checks.no_attr(what, schema.attr_dim)
         adds = self.ops[rows] != OPS.index("remove_edge")
-        self._refuse_others(
-            vectors, rows[adds], first, refusals, {column.name for column in schema.columns}
-        )
+        self._refuse_others(vectors, rows[adds], first, refusals, self._own(schema.columns))
         rows, attr = self._vectors(vectors, rows, first, adds, refusals)
         adds = self.ops[rows] != OPS.index("remove_edge")
         self._refuse_without(rows[adds], first, what, schema.columns, refusals)
@@ -300,7 +300,7 @@ class Table:
         what = f"node type {name!r}"
         vectors = _Vectors("features", schema.feature_dim, schema.feature_names, f"{what}: features")
         vectors.if_missing = checks.no_features(what, schema.feature_dim)
-        self._refuse_others(vectors, rows, first, refusals, {column.name for column in schema.columns})
+        self._refuse_others(vectors, rows, first, refusals, self._own(schema.columns))
         rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
         if self._refuse_without(rows, first, what, schema.columns, refusals):
             rows, features = rows[:0], None
@@ -313,7 +313,8 @@ class Table:
         self, rows: IdArray, first: int, what: str, columns: Sequence[ColumnSchema], refusals: Refusals
     ) -> bool:
         """Refuse rows that need columns which the table lacks; False if it has all."""
-        lacks = [column.name for column in columns if column.name not in self.names]
+        own = self._own(columns)
+        lacks = [column.name for column in columns if column.name not in own]
         why = f"{what}: columns without {', '.join(lacks[:12])}; it has {checks.takes(columns)}"
         refusals.add_all(rows[: len(rows) * bool(lacks)] + first, "bad_shape", why)
         return bool(lacks)
@@ -321,7 +322,29 @@ class Table:
     def _read(
         self, rows: IdArray, first: int, what: str, columns: Sequence[ColumnSchema], refusals: Refusals
     ) -> tuple[AnyArray | None, AnyArray | None]:
-        return checks.cells(lambda column: self._cells(column, rows), rows + first, columns, what, refusals)
+        lists = self._lists(columns)
+        given = [self._column(name, rows) for name in lists]
+        items = ([None] * len(rows) if each is None else _values(each) for each in given)
+        sent: list[Row] = [dict(zip(lists, each, strict=True)) for each in zip(*items, strict=True)]
+        placed(sent, lists, rows + first, what, refusals)
+        listed = {*chain(*lists.values())}
+
+        def read(column: ColumnSchema) -> tuple[AnyArray, dict[int, str]]:
+            if column.name not in listed:
+                return self._cells(column, rows)
+            return cells_of(column.type, [row.get(column.name) for row in sent])
+
+        return checks.cells(read, rows + first, columns, what, refusals)
+
+    def _lists(self, columns: Sequence[ColumnSchema]) -> Lists:
+        """Lists of the table -> the columns that it has them for."""
+        lists, has = lists_of(column.name for column in columns), self.names
+        return {name: each for name, each in lists.items() if name in has and each[0] not in has}
+
+    def _own(self, columns: Sequence[ColumnSchema]) -> set[str]:
+        """The names of the columns of a type that the table has, also as lists."""
+        lists = self._lists(columns)
+        return {*lists, *chain(*lists.values())} | {one.name for one in columns}.intersection(self.names)
 
     def _cells(self, column: ColumnSchema, rows: IdArray) -> tuple[AnyArray, dict[int, str]]:
         """A column as `cells_of`; times of Arrow as well."""
@@ -533,7 +556,8 @@ def _kind(kind: Any) -> str:
     if types.is_null(kind):
         return "null"
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return "list" if _kind(kind.value_type) in ("float", "int", "null") else str(kind)
+        item = str(kind.value_type) if types.is_dictionary(kind.value_type) else _kind(kind.value_type)
+        return {"float": "list", "int": "list", "null": "list", "string": "strings"}.get(item, str(kind))
     return str(kind)
 
 
@@ -547,6 +571,8 @@ def _named(graph: GraphSchema) -> dict[str, tuple[str, ...]]:
     for columns in own:
         for column in columns:
             found[column.name] = (*found.get(column.name, ()), *_KINDS[column.type])
+        for name in lists_of(column.name for column in columns):
+            found[name] = (*found.get(name, ()), "list", "strings")
     return found
 
 

@@ -427,11 +427,7 @@ def _bad_times(ms: IdArray) -> NDArray[np.bool_]:
 
 
 def _joined(
-    segments: list[_Segment],
-    count: int,
-    refusals: Refusals,
-    refused: list[Refused],
-    sent_ms: Sequence[int],
+    segments: list[_Segment], count: int, refusals: Refusals, refused: list[Refused], sent_ms: Sequence[int]
 ) -> Decoded:
     """One batch of all segments, without refused events."""
     none = np.empty(0, np.int64)

@@ -11,11 +11,12 @@ import numpy as np
 from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import AddEdge, AddNode, NodeRow, RemoveEdge, Vector
-from hopline.graph.list_columns import lists_of, with_places
+from hopline.graph.list_columns import Lists, lists_of, with_places
 from hopline.graph.schema import ColumnSchema, EdgeTypeSchema, NodeTypeSchema
 from hopline.graph.stored_columns import cells_of
 from hopline.types import AnyArray, IdArray
 
+Row = Mapping[str, Any]
 _INT64 = np.iinfo(np.int64)
 
 
@@ -93,13 +94,8 @@ def _read_columns(
     Returns: also their cells and texts; a removal needs no values.
     """
     names = {column.name: None for column in columns}.keys()
-    every: list[Mapping[str, Any]] = [event.columns or {} for event in events]
-    lists = lists_of(names)
-    for row, sent in enumerate(every if lists else ()):
-        try:
-            every[row] = with_places(sent, lists)
-        except ValueError as error:
-            refusals.add(int(numbers[row]), "bad_shape", f"{what}: column {error}")
+    every: list[Row] = [event.columns or {} for event in events]
+    placed(every, lists_of(names), numbers, what, refusals)
     wrong = [
         row
         for row, event in enumerate(events)
@@ -128,6 +124,15 @@ def _read_columns(
         return cells_of(column.type, [row.get(column.name) for row in rows])
 
     return kept, *checks.cells(read, numbers if kept is None else numbers[kept], columns, what, refusals)
+
+
+def placed(rows: list[Row], lists: Lists, numbers: IdArray, what: str, refusals: Refusals) -> None:
+    """Give rows the columns of their lists; a wrong list is refused."""
+    for row, sent in enumerate(rows if lists else ()):
+        try:
+            rows[row] = with_places(sent, lists)
+        except ValueError as error:
+            refusals.add(int(numbers[row]), "bad_shape", f"{what}: column {error}")
 
 
 def int_column(

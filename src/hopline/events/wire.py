@@ -138,10 +138,7 @@ class RemoveNode(Node, tag_field="op", tag="remove_node", gc=False, forbid_unkno
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures | RemoveNode
 _KINDS = (AddEdge, RemoveEdge, AddNode, SetFeatures, RemoveNode)
 #: Kinds of JSON bodies. Any list is one, because a bad event of a list is refused alone.
-BODY = (
-    *_KINDS,
-    Annotated[list[Any], msgspec.Meta(description="A list of events.")],
-)
+BODY = (*_KINDS, Annotated[list[Any], msgspec.Meta(description="A list of events.")])
 #: The fields that each operation takes, without `op`.
 FIELDS = {
     str(kind.__struct_config__.tag): tuple(

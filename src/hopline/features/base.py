@@ -35,7 +35,7 @@ class FeatureGroup(msgspec.Struct, frozen=True):
         dim: numbers per row.
         dtype: one of DTYPES, little-endian; or COLUMNS.
         feature_names: one for each number or column, in order; empty without names.
-        types: of columns, as in `graph.schema.ColumnType`, or "codes"; empty for numbers.
+        types: of columns, as in `graph.schema.ColumnType`, "codes" or "vector"; empty for numbers.
     """
 
     name: str

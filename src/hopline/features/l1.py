@@ -314,14 +314,7 @@ class L1FeatureCache:
         """Return the positions that `read` returns, without copying; present rows count as visited."""
         missing = np.empty(ids.shape[0], np.int64)
         absent = _probe(
-            self._index,
-            self._heads,
-            self._visited,
-            ids,
-            _rounded_up(now),
-            self._ttl,
-            missing,
-            self._counts,
+            self._index, self._heads, self._visited, ids, _rounded_up(now), self._ttl, missing, self._counts
         )
         return missing[:absent]
 

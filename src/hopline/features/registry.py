@@ -23,9 +23,7 @@ PUBLISHING = REDIS | {"dynamodb": "'hopline[dynamodb]'"}
 #: scheme of a store whose current generation of published rows is read.
 DOOR = Door(
     "hopline.feature_stores",
-    {
-        "memory": "hopline.features.memory:MemoryStore",
-    },
+    {"memory": "hopline.features.memory:MemoryStore"},
     {
         "parquet": "'hopline[redis]'",
         **PUBLISHING,

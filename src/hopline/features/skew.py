@@ -54,7 +54,7 @@ def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
 def column_differences(
     expected: FeatureGroup, stored: FeatureGroup, lists: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """As `differences`, of columns. The store may have more, integers for floats, and lists of codes.
+    """As `differences`, of columns. The store may have more, integers for floats, and lists.
 
     Args:
         lists: name -> columns, of the lists among the expected columns.
@@ -62,7 +62,7 @@ def column_differences(
     there = {
         column: expected.columns[column]
         for name, columns in lists.items()
-        if stored.columns.get(name) == "codes" and columns[0] != f"{name}_0"  # that one is a vector
+        if stored.columns.get(name) == ("vector" if columns[0] == f"{name}_0" else "codes")
         for column in columns
     } | stored.columns
     return [

@@ -3,11 +3,12 @@
 What is behind this file has scalar columns. Their names say which are a list: `emb_0` and `emb_1` are the
 vector `emb`. `tags=a`, `tags=b` and `tags#` are the codes `tags`: true in rows with the code, and the
 number of a row's distinct codes. Codes without a column are in that number alone, so it means the same in
-graphs that know other codes.
+graphs that know other codes. Where the number is named `tags!`, there are none: other codes are refused.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from itertools import count, takewhile
@@ -19,14 +20,18 @@ from hopline.graph.arrow import arrow
 from hopline.graph.cell_text import read_text, shown
 from hopline.graph.schema import ColumnType
 
-#: The type of a column in tables: of `ColumnType`, "vector", "vector=8", "codes", "codes=a|b", or "" to
-#: detect it. Or the columns that a list has.
+#: The type of a column in tables: of `ColumnType`, "vector", "vector=8", "codes", "codes=a|b",
+#: "codes-only=a|b", which refuses other codes, or "" to detect it. Or the columns that a list has.
 Kind: TypeAlias = str | tuple[str, ...]
-KIND = f"{'|'.join(get_args(ColumnType))}|vector(?:=[1-9][0-9]{{0,4}})?|codes(?:=.+)?"
+#: Name of a list -> its columns.
+Lists: TypeAlias = Mapping[str, tuple[str, ...]]
+KIND = f"{'|'.join(get_args(ColumnType))}|vector(?:=[1-9][0-9]{{0,4}})?|codes(?:-only)?(?:=.+)?"
 #: Codes of a list that are taken from the data; each has a cell in each row.
 MOST_CODES = 256
+#: Ends of the names of numbers of codes.
+_NUMBER = {"codes": "#", "codes-only": "!"}
 #: The end of a list's name in the columns of codes.
-_END = re.compile("=|#$")
+_END = re.compile("=|[#!]$")
 
 
 def lists_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -42,7 +47,7 @@ def lists_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {name: columns for name, columns in (codes | vectors).items() if name not in known}
 
 
-def with_places(row: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]]) -> Mapping[str, Any]:
+def with_places(row: Mapping[str, Any], lists: Lists) -> Mapping[str, Any]:
     """A row with the columns of its lists, which `lists_of` names; None is a missing list.
 
     Raises: ValueError: no list, a vector of another length, or an item that is not a code.
@@ -74,8 +79,31 @@ def _codes(name: str, columns: tuple[str, ...], items: Collection[Any]) -> dict[
         if item is not None and not isinstance(item, str):
             raise ValueError(f"{name!r}: {shown(item)} instead of a code, which is a string")
     codes = {item.strip() for item in items if item} - {""}
+    if refused := _refused(name, columns, codes):
+        raise ValueError(f"{name!r}: {refused}")
     start = len(name) + 1
-    return {each: len(codes) if each == f"{name}#" else each[start:] in codes for each in columns}
+    return {each: each[start:] in codes if each[start - 1] == "=" else len(codes) for each in columns}
+
+
+def _refused(name: str, columns: Collection[str], codes: Iterable[str]) -> str:
+    """The first of the codes that a list with no others does not have, in words; "" if there is none."""
+    known = [each[len(name) + 1 :] for each in columns if each != f"{name}!"]
+    others = sorted({*codes}.difference(known)) if f"{name}!" in columns else []
+    return f"{shown(others[0])}, not one of its codes {shown(known)}" if others else ""
+
+
+def list_of(text: str) -> list[Any] | None:
+    """The list of a text: JSON such as '["a", "b"]', or codes such as "a|b"; None for blanks only.
+
+    Raises: ValueError: it begins as a list of JSON, and is none.
+    """
+    if not text.lstrip().startswith("["):
+        return text.split("|") if text.strip() else None
+    try:
+        found: list[Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f'{shown(text)} is no list of JSON (["a", "b"]), nor codes (a|b)') from None
+    return found
 
 
 def columns_of(name: str, column: Any, kind: Kind = "") -> dict[str, Any]:
@@ -88,8 +116,8 @@ def columns_of(name: str, column: Any, kind: Kind = "") -> dict[str, Any]:
     """
     form, wanted = _wanted(name, kind)
     form = form or ("" if kind else form_of(column.type))
-    if form == "codes":
-        return _code_columns(name, column, wanted)
+    if form in _NUMBER:
+        return _code_columns(name, column, wanted, name + _NUMBER[form])
     found = _place_columns(name, column, wanted) if form else {}
     if form and kind and not found:
         length = f"{len(wanted)} numbers" if wanted else "one length, which may be named (vector=8)"
@@ -119,11 +147,12 @@ def _items(kind: Any) -> tuple[bool, str]:
 def _wanted(name: str, kind: Kind) -> tuple[str, tuple[str, ...]]:
     """The form of a list, "" for none, and its columns, () for those of its values."""
     if isinstance(kind, tuple):
-        return "vector" if kind[0] == f"{name}_0" else "codes", kind
+        codes = "codes-only" if f"{name}!" in kind else "codes"
+        return "vector" if kind[0] == f"{name}_0" else codes, kind
     form, _, given = kind.partition("=")
-    if form == "codes":
-        codes = sorted({read_text("text", each) for each in given.split("|")} - {None})
-        return form, (*(f"{name}={each}" for each in codes), f"{name}#") if codes else ()
+    if form in _NUMBER:
+        named = sorted({read_text("text", each) for each in given.split("|")} - {None})
+        return form, (*(f"{name}={each}" for each in named), name + _NUMBER[form]) if named else ()
     is_vector = form == "vector"
     return form * is_vector, tuple(f"{name}_{at}" for at in range(int(given or 0) * is_vector))
 
@@ -143,13 +172,19 @@ def _place_columns(name: str, column: Any, wanted: tuple[str, ...]) -> dict[str,
     return {f"{name}_{at}": pc.if_else(pc.is_nan(each), missing, each) for at, each in enumerate(places)}
 
 
-def _code_columns(name: str, column: Any, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """A column for each code, and one for their number."""
+def _code_columns(name: str, column: Any, wanted: tuple[str, ...], number: str) -> dict[str, Any]:
+    """A column for each code, and one for their number, which is named `number`."""
     pa, pc, types = arrow("pyarrow"), arrow("pyarrow.compute"), arrow("pyarrow.types")
     is_list, item = _items(column.type)
     if item != "text" and (not is_list or item != "integer"):
         raise ValueError(f"{column.type} instead of lists of codes, which are texts or integers")
-    if not is_list:
+    if not is_list and pc.any(pc.starts_with(column, "[")).as_py():
+        try:
+            texts = [list_of(each or "") for each in column.to_pylist()]
+            column = pa.chunked_array([texts], pa.list_(pa.string()))
+        except pa.ArrowTypeError:
+            raise ValueError("lists of JSON whose items are not all strings") from None
+    elif not is_list:
         column = pc.split_pattern(column, "|")
     elif types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
@@ -161,7 +196,9 @@ def _code_columns(name: str, column: Any, wanted: tuple[str, ...]) -> dict[str, 
     if not wanted and not 0 < len(codes) <= MOST_CODES:
         which = f"name those that are columns (codes=a|b), at most {MOST_CODES:,} otherwise"
         raise ValueError(f"lists of {len(codes):,} distinct codes: {which}; or leave it out")
-    number, absent, num_rows = f"{name}#", column.is_null().to_numpy(), len(column)
+    absent, num_rows = column.is_null().to_numpy(), len(column)
+    if refused := _refused(name, wanted, codes):
+        raise ValueError(refused)
     places = pc.index_in(items, value_set=pa.array(codes, pa.string())).fill_null(-1).to_numpy()
     rows = np.repeat(np.arange(num_rows), pc.fill_null(pc.list_value_length(column), 0).to_numpy())
     pairs = np.unique((places.astype(np.int64) * num_rows + rows)[places >= 0])

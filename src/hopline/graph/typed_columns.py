@@ -31,7 +31,7 @@ _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ].*)?$"
 #: A code, since a number has no leading zero.
 _CODE = r"^0[0-9]+$"
 #: The types of columns in tables, in words.
-TYPES = "float, integer, boolean, text, timestamp, codes, codes=a|b, vector, vector=8"
+TYPES = "float, integer, boolean, text, timestamp, codes, codes=a|b, codes-only=a|b, vector, vector=8"
 #: (type of a column, further type that it may be read as)
 _ALSO = {("integer", "text"), ("integer", "float"), ("boolean", "integer"), ("boolean", "float")}
 

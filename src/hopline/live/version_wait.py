@@ -78,9 +78,7 @@ class VersionWait:
         self._waiting: dict[Work, tuple[GraphVersion, float]] = {}
         self._task: asyncio.Task[None] | None = None
         count = metrics.counter(
-            "hopline_graph_min_version_total",
-            "Requests with min_version by what came of it.",
-            ("outcome",),
+            "hopline_graph_min_version_total", "Requests with min_version by what came of it.", ("outcome",)
         )
         self._there, self._waited, self._refused = (count(each) for each in ("there", "waited", "refused"))
 

@@ -63,11 +63,7 @@ def packed(array: AnyArray) -> dict[str, Any]:
         return {"dtype": "text", "shape": list(array.shape), "values": array.ravel().tolist()}
     dtype = array.dtype.newbyteorder("<")
     data = np.ascontiguousarray(array, dtype).tobytes()
-    return {
-        "dtype": dtype.str,
-        "shape": list(array.shape),
-        "base64": base64.b64encode(data).decode(),
-    }
+    return {"dtype": dtype.str, "shape": list(array.shape), "base64": base64.b64encode(data).decode()}
 
 
 def unpacked(value: dict[str, Any]) -> AnyArray:

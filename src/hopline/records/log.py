@@ -116,9 +116,7 @@ class PredictionLog:
             "hopline_prediction_log_written_total", "Entries written to the prediction log."
         )()
         dropped = metrics.counter(
-            "hopline_prediction_log_dropped_total",
-            "Entries dropped from the prediction log.",
-            ("reason",),
+            "hopline_prediction_log_dropped_total", "Entries dropped from the prediction log.", ("reason",)
         )
         # One child per thread that counts.
         self._dropped_queue, self._dropped_disk = dropped("queue"), dropped("disk")

@@ -199,11 +199,7 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
 
 
 def _check_declared(
-    path: Path,
-    opened: ort.InferenceSession,
-    inputs: Mapping[str, int | None],
-    output: str,
-    output_dim: int,
+    path: Path, opened: ort.InferenceSession, inputs: Mapping[str, int | None], output: str, output_dim: int
 ) -> None:
     """Compare a file with what model.json declares of it.
 

@@ -179,7 +179,7 @@ def _cells(folder: Path, database: str, table: dict[str, Any]) -> dict[str, list
     wanted = [table.get("key") or "", *table.get("foreign_keys", {}), *kinds]
     found = {}
     for name in filter(None, wanted):
-        if kinds.get(name) in ("vector", "codes"):
+        if kinds.get(name) in ("vector", "codes", "codes-only"):
             found[name] = opened.column(name).to_pylist()
         elif kinds.get(name) or name not in kinds:
             column = typed(opened, name, Missing(), kinds.get(name, "")).to_pylist()

@@ -43,11 +43,12 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             which there are several then ("history").
         type: as in `NodeTable.column_types`; "" detects it.
         size: numbers of a vector; 0 for those of the lists.
-        values: of codes, those that are columns; () for those of the lists.
+        values: of codes, those that are columns; () for those of the lists. Other codes are refused of
+            the type "codes-only".
     """
 
     role: Role = "feature"
-    type: ColumnType | Literal["", "vector", "codes"] = ""
+    type: ColumnType | Literal["", "vector", "codes", "codes-only"] = ""
     size: Annotated[int, msgspec.Meta(ge=0)] = 0
     values: tuple[str, ...] = ()
 
@@ -62,9 +63,10 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The reason why it cannot be read; "" if it can."""
         if self.size and self.type != "vector":
             return 'size is of columns with type = "vector"'
-        if self.values and self.type != "codes":
-            return 'values are of columns with type = "codes"'
-        if self.type in ("vector", "codes") and self.role not in ("feature", "left out"):
+        is_codes = self.type in ("codes", "codes-only")
+        if self.values and not is_codes:
+            return 'values are of columns with type = "codes" or "codes-only"'
+        if (is_codes or self.type == "vector") and self.role not in ("feature", "left out"):
             return f"a list is a feature, not the {self.role}"
         if odd := next((each for each in self.values if "|" in each or not each.strip()), None):
             return f"{odd!r} among its values: a code is not empty and has no |, which separates codes"

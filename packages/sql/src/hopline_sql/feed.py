@@ -24,6 +24,7 @@ from hopline.brokers.base import Gap, Health, Message, Position, Source
 from hopline.brokers.registry import Broker, open_source
 from hopline.errors import BadRequest, ConfigError, GraphError
 from hopline.graph.edge_times import UNITS
+from hopline.graph.list_columns import list_of
 from hopline.graph.schema import edge_key
 from hopline.graph.stored_columns import cell_of
 from hopline_sql.description import Description, Table
@@ -254,8 +255,8 @@ class _Rows:
             return str(value) if kind == "text" else float(value)
         if isinstance(value, _Moment):
             return self._iso(value, name)
-        if kind == "codes" and isinstance(value, str):  # as in a column of texts
-            return value.split("|") if value.strip() else None
+        if kind.startswith("codes") and isinstance(value, str):  # as in a column of texts
+            return list_of(value)
         if kind == "text" and not isinstance(value, str):
             return str(value).lower() if isinstance(value, bool) else str(value)
         if kind == "timestamp" and not isinstance(value, str):

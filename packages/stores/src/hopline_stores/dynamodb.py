@@ -8,9 +8,10 @@ With `&absent=null`, an attribute that an item lacks is null.
 
 One item is one row. The table's partition key is the string `key`, "<group>:<id>"; the attribute `row`
 (binary) has the row's numbers, raw and little-endian. A row of columns has an attribute for each column:
-S, N, BOOL or NULL, a time as S in ISO 8601. A group's schema is the attribute `schema` of the
-item "<group>:schema", which a row with the id "schema" may share. The item ":groups" lists the groups; an
-item "#<name>" is a note (`published.py`). Serving needs only the permission dynamodb:BatchGetItem.
+S, N, BOOL or NULL, a time as S in ISO 8601, a list as L or SS. A group's schema is the attribute `schema`
+of the item "<group>:schema", which a row with the id "schema" may share. The item ":groups" lists the
+groups; an item "#<name>" is a note (`published.py`). Serving needs only the permission
+dynamodb:BatchGetItem.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hopline.features.base import ColumnRow, FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
-from hopline_stores.columns import absent_is_null, is_null, text_of
+from hopline_stores.columns import absent_is_null, is_null, kinds_of, rows_of, text_of
 from hopline_stores.foreign import RowsById, Threads
 from hopline_stores.published import PublishingStore
 
@@ -213,8 +214,10 @@ class DynamoDbStore(PublishingStore):
         """See `FeatureStore.fetch_columns`."""
         keys = _keys(group.name, ids)
         items = await self._get(list({key for key in keys if _is_possible(key)}), self._reader)
-        rows = {key: _columns(group, item, self._absent_is_null) for key, item in items.items()}
-        return [rows.get(key) for key in keys]
+        kinds = kinds_of(group)
+        rows = [_columns(kinds, item) for item in items.values()]
+        known = dict(zip(items, rows_of(group, rows, self._absent_is_null), strict=True))
+        return [known.get(key) for key in keys]
 
     async def write_columns(
         self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
@@ -470,27 +473,31 @@ def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[st
     return rows.answer(np.arange(len(keys)), ids)
 
 
-def _columns(group: FeatureGroup, item: Item, absent_is_null: bool) -> ColumnRow:
+def _columns(kinds: Mapping[str, str], item: Item) -> ColumnRow:
     """An item as a row of columns; None for one without attributes of a row."""
     if "row" in item:
         return "has the numbers of a row, and no columns"
     if not item.keys() - {*_RESERVED}:
         return None
     found: dict[str, Any] = {}
-    for name in group.columns:
-        if name not in item:
-            if absent_is_null:
-                found[name] = None
-            continue
-        ((form, value),) = item[name].items()
-        if form == "NULL":
-            value = None
-        elif form == "N":
-            value = int(value) if value.lstrip("-").isdecimal() else float(value)
-        elif form not in ("S", "BOOL"):
-            return f"column {name!r} is an attribute of type {form}"
-        found[name] = value
+    for name in [each for each in kinds if each in item]:
+        try:
+            form, value = item[name].popitem()
+            found[name] = _value(form, value, kinds[name] in ("codes", "vector"))
+        except TypeError as error:
+            return f"column {name!r} is {error}"
     return found
+
+
+def _value(form: str, value: Any, is_list: bool = False) -> Any:
+    """The value of an attribute. Raises: TypeError: of a type that no column has."""
+    if form == "N":
+        return int(value) if value.lstrip("-").isdecimal() else float(value)
+    if is_list and form == "L":
+        return [_value(*each.popitem()) for each in value]
+    if form not in ("S", "BOOL", "NULL") and not (is_list and form == "SS"):
+        raise TypeError(f"an attribute of type {form}")
+    return None if form == "NULL" else value
 
 
 def _attribute(group: FeatureGroup, name: str, value: Any) -> Item:

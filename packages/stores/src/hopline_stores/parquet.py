@@ -32,9 +32,10 @@ from hopline.features.base import COLUMNS, ColumnRow, FeatureGroup, FeatureStore
 from hopline.features.ids import IdRows, index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found, refuse_changed
 from hopline.files import draft_of, publish_file, temporary_root
-from hopline.graph.list_columns import columns_of, form_of, lists_of, with_places
+from hopline.graph.list_columns import columns_of, form_of
 from hopline.graph.stored_columns import type_of
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
+from hopline_stores.columns import kinds_of, rows_of
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
 _METADATA, _COLUMN = b"hopline", "features"
@@ -306,13 +307,10 @@ class _Table:
     def fetch(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
         """See `FeatureStore.fetch_columns`."""
         where, known = self.ids.find(ids), self.table.column_names
-        lists = {name: each for name, each in lists_of(group.feature_names).items() if name in known}
-        names = [name for name in (*group.feature_names, *lists) if name in known]
+        names = [name for name in kinds_of(group) if name in known]
         rows = self.table.select(names).take(np.maximum(where, 0)).to_pylist() if len(self.table) else []
-        return [
-            with_places(row, lists) if at >= 0 else None
-            for row, at in zip(rows, where.tolist(), strict=True)
-        ] or [None] * len(where)
+        given = [row if at >= 0 else None for row, at in zip(rows, where.tolist(), strict=bool(rows))]
+        return rows_of(group, given) or [None] * len(where)
 
 
 def _table_of(files: _Files, id_column: str) -> _Table:

@@ -42,7 +42,7 @@ class ColumnEncoder:
         self._model = TabularModel(folder, spec)
         self._checks = [(one.name, ColumnCheck(one, WORDS[types[one.name]]).check) for one in spec.columns]
         self._types = {column.name: types[column.name] for column in spec.columns}
-        self._lists = lists_of(self._types)
+        self._lists = lists_of(types)
         made = {"boolean": False, "timestamp": "1970-01-01"}
         self.example = {each.name: made.get(types[each.name], made_up(each)) for each in spec.columns}
         self.columns: list[dict[str, Any]] = [

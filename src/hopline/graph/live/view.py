@@ -281,11 +281,7 @@ class LiveView:
     is_live: ClassVar[bool] = True
 
     def __init__(
-        self,
-        memory: LiveMemory,
-        schema: GraphSchema,
-        ids: Mapping[str, IdIndex],
-        path: Path | None = None,
+        self, memory: LiveMemory, schema: GraphSchema, ids: Mapping[str, IdIndex], path: Path | None = None
     ) -> None:
         self.memory = memory
         self.schema = self._stored_schema = schema

@@ -22,6 +22,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec, read_spec, sha256_of
 from hopline.engine.answer import Answerer
+from hopline.engine.encoders import columns_read
 from hopline.engine.inline_features import number_rows
 from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.request_ids import not_found
@@ -319,7 +320,7 @@ def _of_file(model: Model, path: Path) -> _Edges:
         raise BadRequest(f"--edges {path}: no column {absent[0]!r}; the file has {', '.join(table.names)}")
     key, others = spec.head.edge_type, [name for name in table.names if name not in ("from", "to")]
     encoder = model.encoders.get(key)
-    types = {} if encoder is None else {each["name"]: each["type"] for each in encoder.columns}
+    types = {} if encoder is None else columns_read(spec, key)
     kinds = types | lists_of(types)
     if encoder is not None:
         others = [name for name in others if name in kinds]

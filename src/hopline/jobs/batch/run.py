@@ -420,12 +420,7 @@ class BatchRun:
         ids = self._graph.nodes[node_type].ids
         own = self._spec.by_type.get(node_type, self._spec)
         return ResultWriter(
-            sink,
-            schema,
-            self._folder,
-            own,
-            states,
-            lambda rows: {ID_COLUMN: ids.external(rows)},
+            sink, schema, self._folder, own, states, lambda rows: {ID_COLUMN: ids.external(rows)}
         )
 
     def _final_file(self, top: int, node_type: str) -> Path:

@@ -22,9 +22,8 @@ from hopline.errors import FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import MAX_PROBLEMS, ColumnRow, FeatureGroup, FetchedRows
 from hopline.features.ids import listed
 from hopline.features.rows import check_group, checked_values, not_found
-from hopline.graph.cell_text import read_text
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
-from hopline_stores.columns import is_null, no_null_text, text_of
+from hopline_stores.columns import is_null, kinds_of, no_null_text, rows_of, text_of, value_of
 from hopline_stores.published import PublishingStore
 from hopline_stores.redis import resp
 from hopline_stores.redis.cluster import backend_of, errors_of_opening
@@ -141,7 +140,7 @@ class RedisStore(PublishingStore):
 
     async def fetch_columns(self, group: FeatureGroup, ids: ExternalIds) -> Sequence[ColumnRow]:
         """See `FeatureStore.fetch_columns`."""
-        columns = group.columns
+        columns = kinds_of(group)
 
         def payload(some: Keys, _: Any, asking: bool) -> memoryview:
             return resp.hmget_each(some, [*columns, _EMPTY], asking=asking)
@@ -153,12 +152,13 @@ class RedisStore(PublishingStore):
         wrong = {row: text for row, text in replies.errors.items() if text.startswith("WRONGTYPE")}
         if failed := [text for row, text in replies.errors.items() if row not in wrong]:
             raise refusal(self._url.kind, failed[0])
-        return [
+        found = [
             "is no hash: another writer has numbers of a row there"
             if at in wrong
-            else _columns(columns, values, self._url.absent_is_null)
+            else _columns(columns, values)
             for at, values in enumerate(replies.values)
         ]
+        return rows_of(group, found, self._url.absent_is_null)
 
     async def write_columns(
         self, group: FeatureGroup, ids: ExternalIds, columns: Mapping[str, Sequence[Any]]
@@ -261,7 +261,7 @@ class _Described(msgspec.Struct):
     types: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-def _columns(columns: Mapping[str, str], values: Sequence[bytes | None], absent_is_null: bool) -> ColumnRow:
+def _columns(columns: Mapping[str, str], values: Sequence[bytes | None]) -> ColumnRow:
     """A hash as a row; None for no hash."""
     if not any(value is not None for value in values):
         return None
@@ -269,13 +269,11 @@ def _columns(columns: Mapping[str, str], values: Sequence[bytes | None], absent_
     for (name, kind), value in zip(columns.items(), values, strict=False):
         if value is not None:
             try:
-                found[name] = read_text(kind, value.decode())
+                found[name] = value_of(kind, value.decode())
             except UnicodeDecodeError:
                 return f"column {name!r} is not UTF-8"
             except ValueError as error:
                 return f"column {name!r}: {error}"
-        elif absent_is_null:
-            found[name] = None
     return found
 
 

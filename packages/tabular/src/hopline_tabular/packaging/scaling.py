@@ -14,6 +14,12 @@ from hopline_tabular.packaging.graph import OnnxGraph, Ref
 from hopline_tabular.spec import NULL_STRING
 
 Refs = tuple[Ref, ...]
+#: Advice for what splits texts into words: no operator of ONNX splits them by an expression.
+_OF_TEXT = (
+    ": a text is not split into words in an artifact. Keep its words as a list, which is a column for each "
+    "word, as of CountVectorizer(binary=True), or the vectorizer's row as a list of numbers "
+    '(docs/packaging.md, "Texts and PyTorch Frame")'
+)
 
 
 def numbers_of(graph: OnnxGraph, refs: Refs, what: object) -> str:
@@ -24,7 +30,9 @@ def numbers_of(graph: OnnxGraph, refs: Refs, what: object) -> str:
     """
     for ref in refs:
         if ref.kind != "number":
-            raise PackagingError(f"{type(what).__name__} is given column {ref.origin!r}, which holds text")
+            name = type(what).__name__
+            advice = _OF_TEXT if "Vectorizer" in name or "Hash" in name else ""
+            raise PackagingError(f"{name} is given column {ref.origin!r}, which holds text{advice}")
     return graph.matrix(refs)
 
 

@@ -16,6 +16,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import Pipeline
 
 from hopline.errors import PackagingError
+from hopline.graph.list_columns import lists_of
 from hopline.types import AnyArray
 from hopline_tabular.packaging.gate import Agreement
 from hopline_tabular.packaging.graph import ML_OPSET, OPSET
@@ -44,12 +45,14 @@ class Converted:
         spec: its file and columns.
         names: of its features, or empty.
         agreement: with the fitted object. notes: for the user.
+        reads: names of columns that a row has: those of the file, and all of a list without other codes.
     """
 
     spec: TabularSpec
     names: tuple[str, ...]
     agreement: Agreement
     notes: tuple[str, ...]
+    reads: frozenset[str]
 
 
 class TransformerOracle(Oracle):
@@ -137,7 +140,11 @@ def convert_transformer(
         if types[column.name] == "timestamp":
             _check_time(oracle, job.sample, column.name)
     spec, agreement = job.write(folder, spec)
-    return Converted(spec, feature_names(transformer, width), agreement, tuple(job.notes))
+    reads = frozenset(column.name for column in spec.columns)
+    for name, each in lists_of(types).items():
+        if f"{name}!" in each and not reads.isdisjoint(each):
+            reads |= {*each}
+    return Converted(spec, feature_names(transformer, width), agreement, tuple(job.notes), reads)
 
 
 def _check_time(oracle: Oracle, sample: Sample, name: str) -> None:
