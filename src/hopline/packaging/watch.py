@@ -203,16 +203,9 @@ def _name(function: Any) -> str:
         where = str(owner.__name__ if owner else function.__module__)
     else:
         of = owner if isinstance(owner, type) else type(owner)
-        find = _class_of if type(of) is type else _class_of.__wrapped__  # metaclasses may have no hash
-        where = find(of, function.__name__)
+        of = next((base for base in of.__mro__ if function.__name__ in vars(base)), of)
+        where = f"{of.__module__}.{of.__qualname__}"
     return f"{where.replace('torch._C', 'torch')}.{function.__name__}"
-
-
-@lru_cache(10_000)
-def _class_of(of: type, name: str) -> str:
-    """The name of the class that has a method of a type."""
-    of = next((base for base in of.__mro__ if name in vars(base)), of)
-    return f"{of.__module__}.{of.__qualname__}"
 
 
 @lru_cache(10_000)
