@@ -55,7 +55,7 @@ BUDGET = {
     "hopline-compress": 3406,
     "hopline-demo": 1478,
     "hopline-drift": 5105,
-    "hopline-export": 554,
+    "hopline-export": 674,
     "hopline-generate": 4567,
     "hopline-mesh": 22757,
     "hopline-pipelines": 3734,

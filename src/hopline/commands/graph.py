@@ -36,7 +36,7 @@ app.command("status")(graph_live.status)
 SUBCOMMANDS = Door(
     "hopline.graph_commands",
     packages={"describe": "'hopline[sql]'", "build": "'hopline[sql]'", "push": "'hopline[redis]'"}
-    | {"forget": "'hopline[drift]'"},
+    | {"forget": "'hopline[drift]'", "cut": "'hopline[export]'"},
 )
 
 
