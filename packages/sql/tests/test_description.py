@@ -481,6 +481,55 @@ def test_lists_that_are_labels_or_of_too_many_codes_are_left_out(folder):
     assert found['some = { type = "codes" }'] == "lists of 150 codes, 0.0% missing"
 
 
+def test_lists_in_texts_are_codes_where_they_are_json_and_left_out_with_the_reason_elsewhere(folder):
+    frame = pd.DataFrame(
+        {
+            "id": ["a", "b", "c"],
+            "tags": ['["food", "games"]', None, "[]"],
+            "python": ["['food', 'games']", None, "[]"],
+            "kinds": ["food|games", "food", None],
+            "mixed": ["[food]", "food", "x"],
+        }
+    )
+    frame.to_csv("items.csv", index=False)
+    text = described(["item=items.csv"])
+    found = dict(lines(text, "tables.item.columns"))
+    codes = 'tags = { type = "codes", values = ["food", "games"] }'
+    assert found[codes] == "lists of 2 codes, 33.3% missing"
+    assert found['python = { role = "left out" }'] == (
+        """"['food', 'games']" is no list: write JSON (["a", "b"]) or codes (a|b)"""
+    )
+    assert found['kinds = { type = "text" }'].endswith('; type = "codes" if | separates codes')
+    assert found['mixed = { type = "text" }'] == "text, 0.0% missing, 3 distinct"
+    text += "[tables.item.foreign_keys]\nnext = { table = 'item' }\n"
+    frame.assign(next=["b", "c", "a"]).to_csv("items.csv", index=False)
+    (folder / "graph.toml").write_text(text)
+    built = Description("graph.toml").graph().frame("item")
+    expected = [[1, 1, 2], [np.nan] * 3, [0, 0, 0]]
+    np.testing.assert_array_equal(built[["tags=food", "tags=games", "tags#"]], expected)
+
+
+def test_codes_that_a_description_does_not_have_are_refused_in_files_and_feeds(folder):
+    column = 'type = "codes-only", values = ["food", "games"]'
+    (folder / "graph.toml").write_text(LISTED % column)
+    (folder / "items.csv").write_text('id,next,tags\na,b,food|games\nb,a,"[""food""]"\n')
+    description = Description("graph.toml")
+    graph = description.graph()
+    assert list(graph.frame("item")) == ["tags=food", "tags=games", "tags!"]
+    feed, source = ChangeFeed(description), {"table": "item", "schema": "public", "txId": 7}
+    decoder = Decoder(graph.schema)
+    for tags, refused in (("food", []), ('["games"]', []), ("food|later", ["'later'"])):
+        after = {"id": "c", "next": None, "tags": tags}
+        change = {"op": "c", "before": None, "after": after, "source": source}
+        events = [*feed.events(json.dumps(change).encode())]
+        decoded = decoder.decode([json.dumps(events).encode()])
+        why = "node type 'item': column 'tags': %s, not one of its codes ['food', 'games']"
+        assert [each.reason for each in decoded.refused] == [why % one for one in refused]
+    (folder / "items.csv").write_text("id,next,tags\na,b,food|later\nb,a,\n")
+    with pytest.raises(GraphError, match="column 'tags' holds 'later', not one of its codes"):
+        description.graph()
+
+
 def test_tables_and_queries_of_postgres(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tables = """

@@ -406,6 +406,10 @@ def test_codes_that_a_description_does_not_have_are_refused_where_it_says_so(tmp
     with pytest.raises(BadRequest) as error:
         ask(answerer, inline=inline)
     assert str(error.value) == f"inline[0].columns: {wrong}"
+    with pytest.raises(
+        BadRequest, match=r"inline\[0\].columns: 'tags' is missing; a row has tags \(a list\)$"
+    ):
+        ask(answerer, inline=[InlineNode(columns={}, neighbors={"": ["n1"]})])
     rows = [{"tags": each} for each in (["b", "a"], [], None)]
     expected = np.array([[1], [0], [0]], np.float32)
     np.testing.assert_array_equal(encoder.rows(rows), expected)

@@ -102,7 +102,7 @@ def list_of(text: str) -> list[Any] | None:
     try:
         found: list[Any] = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f'{shown(text)} is no list of JSON (["a", "b"]), nor codes (a|b)') from None
+        raise ValueError(f'{shown(text)} is no list: write JSON (["a", "b"]) or codes (a|b)') from None
     return found
 
 

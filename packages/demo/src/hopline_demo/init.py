@@ -167,6 +167,7 @@ def _cells(folder: Path, database: str, table: dict[str, Any]) -> dict[str, list
     """The cells of a table by column, as requests have them."""
     from hopline.graph.cells import Missing
     from hopline.graph.files import open_table
+    from hopline.graph.list_columns import list_of
     from hopline.graph.text_table import TextFormat
     from hopline.graph.typed_columns import typed
     from hopline.types import silent
@@ -180,7 +181,8 @@ def _cells(folder: Path, database: str, table: dict[str, Any]) -> dict[str, list
     found = {}
     for name in filter(None, wanted):
         if kinds.get(name) in ("vector", "codes", "codes-only"):
-            found[name] = opened.column(name).to_pylist()
+            cells = opened.column(name).to_pylist()
+            found[name] = [list_of(each) if isinstance(each, str) else each for each in cells]
         elif kinds.get(name) or name not in kinds:
             column = typed(opened, name, Missing(), kinds.get(name, "")).to_pylist()
             found[name] = [each.isoformat() if hasattr(each, "isoformat") else each for each in column]

@@ -124,13 +124,14 @@ def _read(text: str, database: str, folder: Path) -> _Found:
     for column in table.names:
         cells = table.column(column)
         try:
-            found = columns_of(column, cells)
+            found = columns_of(column, cells, _kind_of_texts(cells))
         except ValueError as error:
             notes[column] = str(error)
             continue
         if found:
             lists[column], what = _list_type(column, [*found])
-            notes[column] = f"{what}, {cells.null_count / len(cells):.1%} missing"
+            absent = min(each.null_count for each in found.values())
+            notes[column] = f"{what}, {absent / len(cells):.1%} missing"
             continue
         days = is_string(cells.type) and pc.mean(pc.match_substring_regex(pc.unique(cells), _DAY)).as_py()
         for kind in ("timestamp" if (days or 0) > 0.5 else "", "text"):
@@ -140,6 +141,16 @@ def _read(text: str, database: str, folder: Path) -> _Found:
             except GraphError as error:
                 notes.setdefault(column, _note(str(error).removeprefix(table.what).lstrip(":, ")))
     return _Found(name, where, columns, notes, lists)
+
+
+def _kind_of_texts(cells: Any) -> str:
+    """Codes if all texts of a column are in brackets, as lists are in CSV files; else "", to detect it."""
+    if not is_string(cells.type):
+        return ""
+    texts = pc.unique(cells).drop_null()
+    texts = texts.filter(pc.not_equal(texts, ""))
+    in_brackets = pc.all(pc.and_(pc.starts_with(texts, "["), pc.ends_with(texts, "]"))).as_py()
+    return "codes" if len(texts) and in_brackets else ""
 
 
 def _list_type(name: str, columns: Sequence[str]) -> tuple[str, str]:
@@ -291,6 +302,8 @@ def _column(table: _Found, name: str, *, is_edges: bool) -> tuple[str, str, str]
     if kind == "text":
         known += f"{len(distinct):,} distinct"
         marks = distinct.filter(pc.match_substring_regex(distinct, _MARK)).to_pylist()
+        if pc.any(pc.match_substring(distinct, "|")).as_py():
+            note += '; type = "codes" if | separates codes'
         if marks and " na = " not in note:
             note += f"; na = {json.dumps(marks)} in its table makes such cells missing"
     else:

@@ -102,6 +102,18 @@ class ColumnEncoder:
             text = str(error).removeprefix("row 0: ").removeprefix("column ").replace(", row 0:", ":", 1)
             raise BadRequest(f"{places[0]}: {text}") from None
 
+    def _missing(self, name: str) -> str:
+        """The message for a row without a column. A list is named as a request has it."""
+        of_list = {column: each for each, columns in self._lists.items() for column in columns}
+        takes = {
+            of_list.get(one["name"], one["name"]): "a list"
+            if one["name"] in of_list
+            else f"{one['type']}{_NULL[one['nullable']]}"
+            for one in self.columns
+        }
+        shown = ", ".join(f"{each} ({kind})" for each, kind in takes.items())
+        return f"{of_list.get(name, name)!r} is missing; a row has {shown}"
+
     def read(
         self, given: Sequence[Mapping[str, Any] | None], places: Sequence[str]
     ) -> dict[str, list[Any]]:
@@ -114,10 +126,7 @@ class ColumnEncoder:
                 raise BadRequest(f"{place}: {error}") from None
             for name, kind in self._types.items():
                 if name not in row:
-                    takes = [
-                        f"{one['name']} ({one['type']}{_NULL[one['nullable']]})" for one in self.columns
-                    ]
-                    raise BadRequest(f"{place}: {name!r} is missing; a row has {', '.join(takes)}")
+                    raise BadRequest(f"{place}: {self._missing(name)}")
                 try:
                     value = cell_of(kind, row[name])  # type: ignore[arg-type]
                 except ValueError as error:
