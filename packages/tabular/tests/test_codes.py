@@ -34,6 +34,7 @@ from hopline.features.skew import column_differences
 from hopline.graph import EdgeFile, EdgeTable, NodeFile, NodeTable
 from hopline.graph.list_columns import lists_of, with_places
 from hopline.graph.stored_columns import cells_of
+from hopline.jobs.batch.edges import _of_file
 from hopline.types import InlineNode
 from hopline_tabular.store import EncodedStore
 from packages.tabular.tests import list_world
@@ -585,6 +586,49 @@ def test_codes_of_edges_have_pygs_answers_in_a_graph_a_request_and_an_event(tmp_
     np.testing.assert_array_equal(
         np.unique(stored.to_numpy(float), axis=0), np.unique(built(230).frame(pair).to_numpy(float), axis=0)
     )
+
+
+class EdgeHead(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.out = torch.nn.Linear(8 + width, 2)
+
+    def forward(self, h_src, h_dst, edge_attr):
+        return self.out(torch.cat([h_src, h_dst, edge_attr], dim=1))
+
+
+class Encoded(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv = GATv2Conv(3, 4, edge_dim=width, add_self_loops=False)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr).relu()
+
+
+def test_a_batch_of_edges_refuses_codes_that_a_description_does_not_have(tmp_path, monkeypatch):
+    """Also of a list of which the model reads one code; in requests the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    random, pair = np.random.default_rng(3), ("node", "to", "node")
+    x, names = random.normal(size=(COUNT, 3)).astype(np.float32), [f"n{row}" for row in range(COUNT)]
+    columns = pa.table({"tags": [["a"] if row % 2 else ["a", "b"] for row in range(200)]})
+    table = EdgeTable(edges(), columns=columns, by_row=True, column_types={"tags": "codes-only"})
+    graph = Graph.from_tables({"node": NodeTable(x, ids=names)}, {pair: table})
+    torch.manual_seed(0)
+    reads = ColumnTransformer([("tags", "passthrough", ["tags=b"])]).fit(graph.frame(pair))
+    report = hopline.package(
+        Encoded(1).eval(), graph, tmp_path / "models", name="risk", fanouts=[-1], task="multiclass",
+        target=("node", "node"), head=EdgeHead(1).eval(), preprocess={pair: reads},
+    )  # fmt: skip
+    model = load_model(report.path, report.spec, graph)
+    ends = {"from": ["n1", "n2"], "to": ["n3", "n4"]}
+    parquet.write_table(pa.table(ends | {"tags": [["b"], ["a"]]}), tmp_path / "good.parquet")
+    assert _of_file(model, tmp_path / "good.parquet").rows.tolist() == [[1], [0]]
+    parquet.write_table(pa.table(ends | {"tags": [["b"], ["later"]]}), tmp_path / "wrong.parquet")
+    with pytest.raises(GraphError, match="column 'tags' holds 'later', not one of its codes "):
+        _of_file(model, tmp_path / "wrong.parquet")
+    with pytest.raises(BadRequest, match="'tags': 'later', not one of its codes "):
+        model.encoders["node__to__node"].rows([{"tags": ["b", "later"]}])
 
 
 def test_rows_of_a_store_with_lists_are_encoded_as_rows_of_requests(world, tmp_path):
