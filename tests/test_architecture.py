@@ -115,7 +115,7 @@ BUDGET: dict[str, int] = {
     "engine": 8306,
     "events": 2508,
     "features": 3670,
-    "graph": 15122,
+    "graph": 15129,
     "graph_store": 383,
     "ingress": 1011,
     "isolated": 1716,

@@ -41,14 +41,20 @@ class NodeRows:
     times: IdArray
     orders: IdArray
 
-    def last_rows(self) -> IdArray:
-        """The rows to be written, by id and time: of equal ones the last, of a removed node the removal."""
-        by: IdArray = np.lexsort((self.times, self.ids) if len(self.times) else (self.ids,))
-        ids = self.ids[by]
-        is_wanted = np.append(ids[1:] != ids[:-1], True)[: len(by)]
-        if len(self.times):
-            times = self.times[by]
-            is_wanted[:-1] |= (times[1:] != times[:-1]) & ~np.isin(ids[:-1], self.removed)
+    def last_rows(self, places: IdArray) -> IdArray:
+        """The rows to be written, by id and time: of equal ones the last, of a removed node the removal.
+
+        Args:
+            places: int64 [capacity] of any content, overwritten.
+        """
+        if not len(self.times):
+            every = np.arange(len(self.ids))
+            places[self.ids] = every  # of repeated ids, the last place stays
+            return np.flatnonzero(places[self.ids] == every)
+        by = np.lexsort((self.times, self.ids))
+        ids, times = self.ids[by], self.times[by]
+        is_wanted = np.append(ids[1:] != ids[:-1], True)
+        is_wanted[:-1] |= (times[1:] != times[:-1]) & ~np.isin(ids[:-1], self.removed)
         found: IdArray = by[is_wanted]
         return found
 

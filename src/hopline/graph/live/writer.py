@@ -50,6 +50,7 @@ class _NodeWriter(ColumnWriter):
         self.memory = memory
         self.ids = ids
         self.history = history
+        self._last_at = np.empty(memory.heads.shape[0], np.int64)
 
     def fill(self, nodes: Nodes, version: int) -> None:
         """Load the rows of a snapshot."""
@@ -85,7 +86,7 @@ class _NodeWriter(ColumnWriter):
             needed = sum(len(str(name).encode("utf-8", "surrogatepass")) for name in wanted.added)
             if needed > self.ids.free_bytes():
                 return False
-        at = wanted.last_rows()
+        at = wanted.last_rows(self._last_at)
         slots = self.write(wanted.cells[at], wanted.texts[at], version)
         if slots is None:
             return False
