@@ -552,3 +552,12 @@ def test_a_feed_needs_the_unit_of_times(tmp_path):
     (tmp_path / "graph.toml").write_text(SHOP.replace('time_unit = "ms"\n', ""))
     with pytest.raises(GraphError, match="payment: a feed needs time_unit"):
         ChangeFeed(Description(tmp_path / "graph.toml"))
+
+
+def test_a_feed_of_a_table_with_a_history_is_refused(tmp_path):
+    columns = 'country = { type = "text" }, opened = { role = "history" }'
+    (tmp_path / "graph.toml").write_text(
+        f'[tables.account]\nfile = "a.csv"\nkey = "id"\ncolumns = {{ {columns} }}\n'
+    )
+    with pytest.raises(GraphError, match=r"tables\.account has a history, and a feed does not keep one"):
+        ChangeFeed(Description(tmp_path / "graph.toml"))

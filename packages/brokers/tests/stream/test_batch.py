@@ -1,6 +1,7 @@
 """Versions named by the stream: what the graph becomes must not depend on how a host batches messages."""
 
 import asyncio
+import json
 from dataclasses import asdict
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 from hopline.brokers.base import Gap, Message
 from hopline.brokers.registry import open_source
 from hopline.events.decode import Decoder
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.version import MESSAGES
-from hopline_brokers.stream.batch import Naming, read_batch
+from hopline_brokers.stream.batch import Naming, Upserts, as_sets, read_batch
 from hopline_brokers.stream.dead_letters import StreamStopped
 from packages.brokers.tests.stream.fakes import FakeSource, FakeWriter, Log
 from packages.brokers.tests.stream.test_consumer import add, consumer, disk_of, know
 from tests.events.events_of_people import SHOP
+from tests.graph.live.test_writer import live
 
 PLACE = "fake/a"
 URLS = {
@@ -206,3 +209,32 @@ async def test_a_busy_stream_is_current_once_all_that_it_had_at_the_start_is_app
     await asyncio.wait_for(follower.run(), 20)
     assert len(seen) == 1
     assert seen[0] >= 40
+
+
+def test_missing_nodes_with_a_history_exist_from_their_first_row_or_edge_on():
+    """As a batch with the events themselves behind them: an edge is never older than its node."""
+    rows = NodeTable(np.ones((1, 1), np.float32), ids=["old"], history=[0])
+    pays = EdgeTable((["old"], ["old"]), time=[3])
+    graph = Graph.from_tables({"user": rows}, {("user", "pays", "user"): pays})
+    writer, view = live(graph)
+    events = [
+        {"op": "set_features", "node": "a", "features": [7.0], "time": 40},
+        {"op": "add_edge", "src": "a", "dst": "b", "time": 25},
+        {"op": "add_edge", "src": "b", "dst": "a", "time": 20},
+        {"op": "add_node", "node": "c", "features": [8.0], "time": 10},
+        {"op": "add_edge", "src": "c", "dst": "old", "time": 15},
+    ]
+    changes = Decoder(graph.schema).decode([json.dumps(events).encode()]).changes
+    upserts = Upserts(graph.schema)
+    missing = upserts.missing(changes)
+    assert {each.code for each in writer.apply(missing).rejected} == {"node_exists"}  # "old"
+    assert not writer.apply(as_sets(changes)).rejected
+    upserts.remember(missing)
+    assert not upserts.missing(changes).num_events
+    nodes = view.snapshot().node()
+    found = {}
+    for at, name in enumerate(nodes.ids.external(np.arange(4))):
+        own = slice(*nodes.history.offsets[at : at + 2].tolist())
+        rows = np.asarray(nodes.history.features[own])[:, 0].tolist()
+        found[name] = dict(zip(nodes.history.times[own].tolist(), rows, strict=True))
+    assert found == {"old": {0: 1.0}, "a": {20: 0.0, 40: 7.0}, "b": {20: 0.0}, "c": {10: 8.0}}
