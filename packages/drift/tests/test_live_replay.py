@@ -151,7 +151,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
             callers = [Caller(world, live.server.url, seed) for seed in range(2)]
             until(lambda: all(caller.count > 5 for caller in callers))
             for number in range(60):
-                send(live, world.events(1 + number % 7))
+                send(live, world.events(15 * (1 + number % 7)))
                 if number == 10:
                     admin.begin_rollout("plain", "2", "ab", steps=[50], gates=OPEN)
                 elif number == 25:
