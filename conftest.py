@@ -65,12 +65,17 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported from the garbage collector: it looks at a million objects again and again.
 
-    What libraries would make again for each call is kept too.
+    What libraries would make again for each call is kept too. torch's exporter, which imports 600 modules
+    when it is first called, is called before the processes fork that share the tests.
     """
     keep_contexts(pytest.MonkeyPatch())
+    if "torch" in sys.modules and session.config.getoption("processes"):
+        from tests.packaged import export_once
+
+        export_once()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

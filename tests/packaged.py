@@ -13,6 +13,7 @@ import hashlib
 import os
 import pickle
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def package(module: nn.Module, graph: Graph, repository: Path | str, **options: 
     path = Path(repository) / report.path.relative_to(place / "models")
     shutil.copytree(report.path, path)
     return dataclasses.replace(report, path=path)
+
+
+def export_once() -> None:
+    """Have torch's exporter import and make what it keeps. torch's generator stays as it is."""
+    from hopline.packaging.export import export
+
+    with tempfile.TemporaryDirectory() as made, torch.random.fork_rng(devices=()):
+        rows = {0: torch.export.Dim("n", min=1)}
+        export(nn.Linear(2, 3).eval(), [torch.zeros(7, 2)], [rows], ["x"], "h", Path(made, "x.onnx"))
 
 
 def key_of(module: nn.Module, graph: Graph, options: Mapping[str, Any]) -> str | None:

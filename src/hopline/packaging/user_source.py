@@ -96,7 +96,7 @@ def line_in_forward(frame: FrameType | None) -> str:
 
 def _shown(filename: str, number: int, line: str) -> str:
     shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
-    return f"{Path(filename).name}:{number}: {shown}"
+    return f"{filename.rpartition('/')[2]}:{number}: {shown}"
 
 
 def iterated_sets(
