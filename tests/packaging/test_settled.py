@@ -12,6 +12,7 @@ from torch_geometric import nn as pyg
 from hopline import package
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
+from hopline.errors import NotServable
 from hopline.graph import Graph
 from hopline.packaging.export import export
 from hopline.types import ScoreRequest
@@ -185,3 +186,55 @@ def test_a_code_is_refused_where_torch_refuses_it(name, code, sessions):
             session.run(None, {"x": x.numpy()})
     else:
         np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], expected, atol=1e-6)
+
+
+#: Functions of integers that people make buckets of ids with; `i` is some integers, beyond 2^53 among them.
+OF_INTEGERS = {
+    "remainder": lambda i: i % 1000,
+    "of a negative divisor": lambda i: i % -7,
+    "floor": lambda i: i // 4097,
+    "toward zero": lambda i: torch.div(i, 4097, rounding_mode="trunc"),
+    "fmod": lambda i: torch.fmod(i, 1000),
+    "divmod": lambda i: (i // 3) * 5 + i % 3,
+    "power": lambda i: i**3 % 1009,
+    "by a column": lambda i: i % (i[:, :1].abs() + 1),
+    "bits": lambda i: ((i >> 5) ^ i) & 1023,
+    "sum": lambda i: i.sum(1) % 1000,
+    "kept": lambda i: i.sum(-1, keepdim=True) + i,
+    "of two axes": lambda i: torch.stack([i, i // 3], 2).sum((1, 2)),
+    "cumsum": lambda i: i.cumsum(1) % 1000,
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_functions_of_large_integers_are_exact(name, tmp_path):
+    code = lambda x: OF_INTEGERS[name](x.long() * 2654435761)  # noqa: E731
+    session = exported(lambda x: code(x).remainder(2**20).float(), 3, tmp_path)
+    rows = torch.randint(-(2**24), 2**24, (200, 3), generator=torch.Generator().manual_seed(0)).float()
+    (found,) = session.run(None, {"x": rows.numpy()})
+    np.testing.assert_array_equal(found, code(rows).remainder(2**20).float())
+
+
+def test_a_product_of_large_integers_is_refused(tmp_path):
+    with pytest.raises(NotServable, match="multiplies columns of int64"):
+        exported(lambda x: x.long().prod(1).float(), 3, tmp_path)
+
+
+@pytest.mark.parametrize("small", [1e-8, 1e-12, 1e-30, np.float32(1e-45)])
+def test_a_small_number_that_is_added_is_kept(small, tmp_path):
+    number = float(small)
+    for code in (lambda x: x + number, lambda x: x - number, lambda x: number + x, lambda x: number - x):
+        session = exported(code, 2, tmp_path)
+        rows = torch.zeros(3, 2)
+        (found,) = session.run(None, {"x": rows.numpy()})
+        assert (found == code(rows).numpy()).all()
+        assert (found != 0).all()
+
+
+@pytest.mark.parametrize("factor", [1.000009, 1.0000002, 0.999995])
+def test_a_factor_near_one_is_kept(factor, tmp_path):
+    for code in (lambda x: x * factor, lambda x: factor * x, lambda x: x / factor):
+        session = exported(code, 2, tmp_path)
+        (found,) = session.run(None, {"x": np.ones((3, 2), np.float32)})
+        assert (found == code(torch.ones(3, 2)).numpy()).all()
+        assert (found != 1).all()

@@ -28,6 +28,11 @@ FROZEN = (
 HOW_RUN = (
     "if forward asks how it runs (type(x) is Tensor, is_compiling(), try), write isinstance(x, Tensor)"
 )
+DIFFERS = (
+    "known causes are the order of equal values (topk, sort, argmax), numbers that float32 hardly tells "
+    f"apart, and a head that mixes the rows of a call (softmax(0), z - z.mean()); {HOW_RUN}. Please report "
+    "another one"
+)
 NUMBER = (
     "a model without features has a table with a row for each node: declare it, "
     "embeddings={'emb': node type}"

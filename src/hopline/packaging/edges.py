@@ -37,7 +37,7 @@ _AND = " and "
 #: A map of neighbours' rows runs below if it makes them at most this many times as wide: they are kept.
 _WIDER = 2.0
 #: Methods that answer the same edges.
-_SAME = frozenset({"clone", "contiguous", "detach", "long"})
+_SAME = frozenset({"clone", "contiguous", "detach", "long", "cpu", "cuda"})
 #: Functions that repeat numbers, and change nothing else.
 _COPIES = frozenset(
     {torch.stack, torch.unsqueeze, "repeat", "expand", "unsqueeze", "view", "reshape", *_SAME, "to"}
@@ -99,8 +99,8 @@ def slot_of(node: fx.Node) -> str | None:
 
 def edges_of(node: Any) -> Domain | None:
     """The edges that an edge index holds: the model's argument, or that with other self-loops."""
-    while isinstance(node, fx.Node) and node.op == "call_method" and node.target in _SAME:
-        node = node.args[0]
+    while (copied := _copied(node)) is not None:
+        node = copied
     if not isinstance(node, fx.Node):
         return None
     if listed := listed_by(node, 1):
@@ -127,9 +127,28 @@ def flipped(node: fx.Node) -> Any:
         return node.args[0] if [*dims] in ([0], [-2]) else None
     if node.target is operator.getitem and given == [[1, 0]]:
         return node.args[0]
+    return _stacked(node, [1, 0])
+
+
+def _copied(node: Any) -> Any:
+    """The value whose two rows a value has in the same order; None for other values."""
+    if not isinstance(node, fx.Node) or node.op == "output":
+        return None
+    if node.op == "call_method" and node.target in (*_SAME, "to"):
+        given = [*node.args[1:], *node.kwargs.values()]
+        is_other = any(
+            isinstance(each, fx.Node | torch.dtype) and each is not torch.int64 for each in given
+        )
+        return None if node.target == "to" and is_other else node.args[0]
+    return _stacked(node, [0, 1])
+
+
+def _stacked(node: fx.Node, rows: list[int]) -> Any:
+    """The value whose rows a `torch.stack` lists in this order; None for other values."""
+    given = [*node.args[1:], *node.kwargs.values()]
     parts: Any = node.args[0] if node.target is torch.stack and given in ([], [0]) else ()
     ends = [end_of(part) for part in parts]
-    if [end and end[1] for end in ends] == [1, 0] and ends[0][0] == ends[1][0]:  # type: ignore[index]
+    if [end and end[1] for end in ends] == rows and ends[0][0] == ends[1][0]:  # type: ignore[index]
         return parts[0].args[0]
     return None
 

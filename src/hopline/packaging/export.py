@@ -18,7 +18,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
-from onnxscript import opset18
+from onnxscript import opset18, rewriter
+from onnxscript.rewriter import pattern
 from torch import Tensor, fx, nn
 from torch.fx import config as fx_config
 
@@ -89,6 +90,7 @@ def export(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _keep_tables()
+    _match_exactly()
     try:
         with quiet(), torch.no_grad():
             program: Any = torch.onnx.export(
@@ -203,6 +205,17 @@ def _replace(graph: ir.Graph, old: list[ir.Node], weight: _Matrix, bias: _Matrix
         graph.remove(node, safe=True)
     for name in [name for name, value in graph.initializers.items() if not value.uses()]:
         del graph.initializers[name]
+
+
+@cache
+def _match_exactly() -> None:
+    """Make the exporter take only 0 for 0 and 1 for 1: it left out `+ 1e-9` and `* 1.000009`."""
+    rules: Any = rewriter._DEFAULT_REWRITE_RULES
+    values = [value for rule in rules for node in rule._target_pattern for value in node.inputs]
+    constants = [value for value in values if isinstance(value, pattern.Constant)]
+    assert constants, "torch's exporter has no rule with a constant: look for what it takes for equal"
+    for value in constants:
+        value._rel_tol = value._abs_tol = 0.0
 
 
 @cache

@@ -19,7 +19,7 @@ from hopline.errors import NotServable, NotSplittable, PackagingError, ParityErr
 from hopline.packaging import gate
 from hopline.packaging import head as heads
 from hopline.packaging.activation import Output, ToLogits, answers_probabilities
-from hopline.packaging.advice import FIXED, HOW_RUN, NARROW, UNLIKE_LIST, remedy
+from hopline.packaging.advice import DIFFERS, FIXED, NARROW, UNLIKE_LIST, remedy
 from hopline.packaging.analysis import check_rows
 from hopline.packaging.arguments import Binding, unlike_matrix
 from hopline.packaging.check_graph import CheckGraph, Kinds
@@ -324,7 +324,7 @@ class Job:
         if isinstance(reason, ParityError):
             half = [f"forward computes in half precision ({line}), and {NARROW}" for line in self.narrow]
             fixed = [FIXED] if "Got invalid dimensions" in str(reason) else []
-            return ParityError(f"{reason}; {[*half, *fixed, HOW_RUN][0]}")
+            return ParityError(f"{reason}; {[*half, *fixed, DIFFERS][0]}")
         known = remedy(str(reason))
         return NotSplittable(f"{reason}{known}") if known else reason
 

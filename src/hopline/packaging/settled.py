@@ -5,6 +5,7 @@
   get a NaN long after its model was packaged: the logarithm of an amount that is negative for once.
 - **Sums of a row.** ONNX Runtime adds four columns at a time, from the first address that is a multiple of
   16 bytes. Unless there are a multiple of four columns, a row's sum depends on its place in the batch.
+- **Integers.** ONNX Runtime takes `fmod`, sums and products of int64 in float64, exact to 2^53.
 - **Codes.** torch refuses an index below 0 or beyond the end. ONNX Runtime counts one below 0 from the end.
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+
+from hopline.errors import NotServable
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 #: Operators that order their first input -> what has the place of a NaN in that order.
@@ -36,6 +39,15 @@ def settle(model: ir.Model) -> None:
     """Change the operators of a model that this module names."""
     for node in tuple(model.graph):
         data = node.inputs[0] if node.inputs else None
+        if data is not None and data.dtype == ir.DataType.INT64:
+            if node.op_type == "Mod" and node.attributes.get_int("fmod", 0) == 1:
+                _remainder(node)
+            elif node.op_type == "ReduceSum":
+                _whole_sum(node, data)
+            elif node.op_type == "ReduceProd" and node.inputs[1:]:
+                raise NotServable(
+                    "forward multiplies columns of int64, which rounds; compute it with floats"
+                )
         if data is None or data.dtype not in _FLOATS:
             continue
         if node.op_type in ("ReduceMax", "ReduceMin"):
@@ -65,6 +77,28 @@ def refuse_codes(model: ir.Model) -> None:
         wide = tape.op("Cast", [index], {"to": ir.DataType.INT64})
         zero, outside = (_array(tape, np.array(number, np.int64)) for number in (0, _OUTSIDE))
         _feed(node, 1, tape, tape.op("Where", [tape.op("Less", [wide, zero]), outside, wide]))
+
+
+def _remainder(node: ir.Node) -> None:
+    """Of a division toward zero, which is what torch's `%` and `//` are made of."""
+    tape = ir.tape.Tape()
+    number, divisor = node.inputs
+    whole = tape.op("Mul", [tape.op("Div", [number, divisor]), divisor])
+    replace(node, tape, tape.op("Sub", [number, whole]))
+
+
+def _whole_sum(node: ir.Node, data: ir.Value) -> None:
+    """The last of the running sums, which are of integers."""
+    given = node.inputs[1] if node.inputs[1:] else None
+    axes = None if given is None else ir.convenience.get_const_tensor(given)
+    if axes is None or data.shape is None:
+        return  # of a shape
+    tape, result = ir.tape.Tape(), data
+    last = np.array([-1] if node.attributes.get_int("keepdims", 1) else -1)
+    for place in sorted(place % len(data.shape) for place in axes.numpy().tolist())[::-1]:
+        running = tape.op("CumSum", [result, _array(tape, np.array(place))])
+        result = tape.op("Gather", [running, _array(tape, last)], {"axis": place})
+    replace(node, tape, result)
 
 
 def _reduce(node: ir.Node, data: ir.Value) -> None:
