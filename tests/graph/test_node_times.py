@@ -97,7 +97,7 @@ def test_times_of_pyg_are_kept_by_name():
 
 def test_a_live_graph_of_nodes_with_times_is_refused(tmp_path):
     base = Graph.from_tables(*tables()).save(tmp_path / "graph")
-    with pytest.raises(GraphError, match="no event sets them"):
+    with pytest.raises(GraphError, match="has times, which no event sets: build the graph with a history"):
         LiveHome.open(tmp_path / "live", base)
 
 

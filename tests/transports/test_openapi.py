@@ -99,8 +99,8 @@ def test_events_of_a_graph_are_described_with_the_fields_that_each_takes():
     assert fields == {
         "add_edge": edge | {"weight", "attr", "columns"},
         "remove_edge": edge,
-        "add_node": node | {"features", "columns"},
-        "set_features": node | {"features", "columns"},
+        "add_node": node | {"features", "columns", "time"},
+        "set_features": node | {"features", "columns", "time"},
         "remove_node": node,
     }
     for each in described:

@@ -672,3 +672,20 @@ async def test_a_consumer_that_cannot_leave_its_group_holds_up_nothing(kafka_ser
     assert "did not leave its group in 0.1 s" in caplog.text
     stuck.set()
     driver.close()
+
+
+async def test_a_poll_that_the_driver_does_not_answer_ends_and_is_reported(kafka_server, monkeypatch):
+    """Its messages come with a later poll."""
+    address = kafka_server.address("silent", group="g")
+    await send(address, range(3))
+    queue, stuck = await opened(open_queue, address), threading.Event()
+    consume = queue._consume
+    monkeypatch.setattr(kafka, "CLOSE_S", 0.1)
+    monkeypatch.setattr(queue, "_consume", lambda *given: (stuck.wait(), consume(*given))[1])
+    for _ in range(2):
+        assert await asyncio.wait_for(queue.poll(10, 0.1), 5) == []
+    assert not queue.health().ok
+    stuck.set()
+    assert sorted(numbers(await collect(queue, 3))) == [0, 1, 2]
+    assert queue.health().ok
+    await queue.close()

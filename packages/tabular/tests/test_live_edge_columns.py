@@ -171,7 +171,7 @@ def test_after_any_events_the_graph_is_the_one_that_is_built_of_the_rows(worlds,
     with live.answerer.model.graph as view:
         for key, edges in fresh.model.graph.edges.items():
             own = view.edges[key]
-            assert own.attr[own.places()].tobytes() == edges.attr.tobytes()
+            assert own.attr[own.positions()].tobytes() == edges.attr.tobytes()
     np.testing.assert_array_equal(live.answers(world.ids), ask(fresh, nodes=world.ids))
     order = np.lexsort([[row[end] for row in table.rows] for end in (0, 1)])
     rows, attr = [table.rows[at][2] for at in order], fresh.model.graph.edges[KEY].attr

@@ -305,7 +305,7 @@ def events_of(
         if node.id is None:
             raise BadRequest(f"{place}.id is missing: with keep, all nodes of the request join the graph")
         row = {"columns": node.columns} if node.columns is not None else {"features": _list(node.features)}
-        has_past = schema.node_types[kind].history is not None
+        has_past = getattr(schema.node_types.get(kind), "history", None) is not None
         if has_past and time is None:
             raise BadRequest(f"{place}: {kind!r} has a history; with keep, as_of is the time of new nodes")
         events[place] = wire.AddNode(node=node.id, node_type=kind, time=time if has_past else None, **row)

@@ -37,8 +37,8 @@ _OURS = (
 )
 #: Timeout in seconds for queries of topics and offsets.
 CALL_S = 2.0
-#: Seconds that a consumer has to leave its group: the driver has no limit, and may wait for ever for the
-#: answer of a broker that is in another mind about the group.
+#: Seconds that the driver has to leave a group, and for a poll beyond its own limit: in a rebalance it may
+#: wait for ever.
 CLOSE_S = 10.0
 
 _Result = TypeVar("_Result")
@@ -141,12 +141,15 @@ class Caller:
         self._calls.put((begun, functools.partial(work, *values)))
         return asyncio.wrap_future(begun)
 
-    async def resumed(self, work: Callable[..., _Result], *values: Any) -> _Result:
-        """The result of `work(*values)`; if an earlier call was cancelled, its result instead."""
+    async def resumed(self, limit_s: float, work: Callable[..., _Result], *values: Any) -> _Result | None:
+        """The result of `work(*values)`, or of an earlier call that was left; None beyond the limit."""
         if self._pending is None:
             self._pending = self.start(work, *values)
-        result: _Result = await asyncio.shield(self._pending)
-        self._pending = None
+        done, _ = await asyncio.wait([self._pending], timeout=limit_s)
+        if not done:
+            return None
+        ended, self._pending = self._pending, None
+        result: _Result = ended.result()
         return result
 
     def close(self) -> None:
@@ -244,7 +247,10 @@ class KafkaReader(KafkaPart, Reader):
         self._caller.close()
 
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
-        return await self._caller.resumed(self._consume, max_messages, wait_s)
+        found = await self._caller.resumed(wait_s + CLOSE_S, self._consume, max_messages, wait_s)
+        if found is None:
+            self._condition.bad(f"the driver has not answered for {wait_s + CLOSE_S:g} s")
+        return found or []
 
     def _consume(self, max_messages: int, wait_s: float) -> list[Message]:
         now = self._clock()
