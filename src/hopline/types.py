@@ -205,7 +205,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def reads_present(self) -> bool:
-        """True if it is about known nodes of the present graph, so that earlier rows may answer it."""
+        """True if it is about known nodes of the present graph: rows computed before may answer it."""
         return not (self.inline or self.edits or self.edges or self.context) and self.as_of is None
 
     @property

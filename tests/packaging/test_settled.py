@@ -215,6 +215,15 @@ def test_functions_of_large_integers_are_exact(name, tmp_path):
     np.testing.assert_array_equal(found, code(rows).remainder(2**20).float())
 
 
+@pytest.mark.parametrize(
+    "code", [lambda x: (x > 0).prod(1).float(), lambda x: (x > 0).long().prod(1, keepdim=True).float()]
+)
+def test_a_product_of_truth_values_is_served(code, tmp_path):
+    session, rows = exported(code, 2, tmp_path), torch.tensor([[1.0, 1], [1, -1], [-1, 1], [0, 0]])
+    (found,) = session.run(None, {"x": rows.numpy()})
+    np.testing.assert_array_equal(found, code(rows))
+
+
 def test_a_product_of_large_integers_is_refused(tmp_path):
     with pytest.raises(NotServable, match="multiplies columns of int64"):
         exported(lambda x: x.long().prod(1).float(), 3, tmp_path)

@@ -667,7 +667,7 @@ async def test_a_consumer_that_cannot_leave_its_group_holds_up_nothing(kafka_ser
     stuck = threading.Event()
     queue = await opened(open_queue, kafka_server.address("stuck", group="g"))
     driver, queue._consumer = queue._consumer, SimpleNamespace(close=stuck.wait)
-    monkeypatch.setattr(kafka, "CLOSE_S", 0.1)
+    monkeypatch.setattr(kafka, "GRACE_S", 0.1)
     await asyncio.wait_for(queue.close(), 5)
     assert "did not leave its group in 0.1 s" in caplog.text
     stuck.set()
@@ -680,10 +680,11 @@ async def test_a_poll_that_the_driver_does_not_answer_ends_and_is_reported(kafka
     await send(address, range(3))
     queue, stuck = await opened(open_queue, address), threading.Event()
     consume = queue._consume
-    monkeypatch.setattr(kafka, "CLOSE_S", 0.1)
+    monkeypatch.setattr(kafka, "GRACE_S", 0.1)
     monkeypatch.setattr(queue, "_consume", lambda *given: (stuck.wait(), consume(*given))[1])
     for _ in range(2):
         assert await asyncio.wait_for(queue.poll(10, 0.1), 5) == []
+    assert await asyncio.wait_for(queue.lag(), 5) == {}  # unknown, as behind the poll
     assert not queue.health().ok
     stuck.set()
     assert sorted(numbers(await collect(queue, 3))) == [0, 1, 2]

@@ -132,15 +132,15 @@ def flipped(node: fx.Node) -> Any:
 
 def _copied(node: Any) -> Any:
     """The value whose two rows a value has in the same order; None for other values."""
-    if not isinstance(node, fx.Node) or node.op == "output":
+    if not isinstance(node, fx.Node):
         return None
-    if node.op == "call_method" and node.target in (*_SAME, "to"):
+    if node.op != "call_method":
+        return _stacked(node, [0, 1])
+    if node.target == "to":  # a device, or the type that it has; a tensor would have any type
         given = [*node.args[1:], *node.kwargs.values()]
-        is_other = any(
-            isinstance(each, fx.Node | torch.dtype) and each is not torch.int64 for each in given
-        )
-        return None if node.target == "to" and is_other else node.args[0]
-    return _stacked(node, [0, 1])
+        others = [each for each in given if isinstance(each, fx.Node | torch.dtype)]
+        return node.args[0] if {*others} <= {torch.int64} else None
+    return node.args[0] if node.target in _SAME else None
 
 
 def _stacked(node: fx.Node, rows: list[int]) -> Any:

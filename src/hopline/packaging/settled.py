@@ -44,10 +44,8 @@ def settle(model: ir.Model) -> None:
                 _remainder(node)
             elif node.op_type == "ReduceSum":
                 _whole_sum(node, data)
-            elif node.op_type == "ReduceProd" and node.inputs[1:]:
-                raise NotServable(
-                    "forward multiplies columns of int64, which rounds; compute it with floats"
-                )
+            elif node.op_type == "ReduceProd" and node.inputs[1:] and not _is_truth(data):
+                raise NotServable("forward multiplies columns of int64, which rounds; compute with floats")
         if data is None or data.dtype not in _FLOATS:
             continue
         if node.op_type in ("ReduceMax", "ReduceMin"):
@@ -85,6 +83,13 @@ def _remainder(node: ir.Node) -> None:
     number, divisor = node.inputs
     whole = tape.op("Mul", [tape.op("Div", [number, divisor]), divisor])
     replace(node, tape, tape.op("Sub", [number, whole]))
+
+
+def _is_truth(data: ir.Value) -> bool:
+    """True for truth values as integers."""
+    cast = data.producer()
+    source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
+    return source is not None and source.dtype == ir.DataType.BOOL
 
 
 def _whole_sum(node: ir.Node, data: ir.Value) -> None:

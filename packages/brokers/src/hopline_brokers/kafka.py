@@ -37,9 +37,9 @@ _OURS = (
 )
 #: Timeout in seconds for queries of topics and offsets.
 CALL_S = 2.0
-#: Seconds that the driver has to leave a group, and for a poll beyond its own limit: in a rebalance it may
-#: wait for ever.
-CLOSE_S = 10.0
+#: Seconds that the driver has for a call, beyond the time that it was given: in a rebalance it may wait for
+#: ever.
+GRACE_S = 10.0
 
 _Result = TypeVar("_Result")
 
@@ -232,24 +232,26 @@ class KafkaReader(KafkaPart, Reader):
 
     async def lag(self) -> dict[str, int]:
         """As `Source.lag`; as of the last received messages."""
-        return await self._caller.start(self._lag)
+        asked = self._caller.start(self._lag)
+        done, _ = await asyncio.wait([asked], timeout=GRACE_S)
+        return asked.result() if done else {}
 
     async def close(self) -> None:
         """As `Source.close`; a member that cannot leave its group in time is gone when its session ends."""
         self._closing = True
         if self._consumer is not None:
             closing = self._caller.start(self._consumer.close)
-            _, late = await asyncio.wait([closing], timeout=CLOSE_S)
+            _, late = await asyncio.wait([closing], timeout=GRACE_S)
             if late:
-                log.warning("%s: the consumer did not leave its group in %g s", self._address, CLOSE_S)
+                log.warning("%s: the consumer did not leave its group in %g s", self._address, GRACE_S)
             else:
                 closing.result()
         self._caller.close()
 
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
-        found = await self._caller.resumed(wait_s + CLOSE_S, self._consume, max_messages, wait_s)
+        found = await self._caller.resumed(wait_s + GRACE_S, self._consume, max_messages, wait_s)
         if found is None:
-            self._condition.bad(f"the driver has not answered for {wait_s + CLOSE_S:g} s")
+            self._condition.bad(f"the driver has not answered for {wait_s + GRACE_S:g} s")
         return found or []
 
     def _consume(self, max_messages: int, wait_s: float) -> list[Message]:

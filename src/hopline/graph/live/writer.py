@@ -331,8 +331,8 @@ class LiveWriter:
         else:
             self.memory.confirm(self._through_ms)
         oldest = self.memory.oldest_pin()
-        for lists_ in self._lists:
-            lists_.release(oldest)
+        for each in self._lists:
+            each.release(oldest)
         self._published += 1
         if self._published % _LOOK_EVERY == 0:
             self.memory.release_dead()
