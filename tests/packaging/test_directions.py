@@ -60,8 +60,19 @@ def test_a_turned_edge_index_reads_the_reverse_lists(turn):
     assert ("reduce", REVERSE) in kinds_read(plans)
 
 
-def test_an_edge_index_that_is_turned_twice_is_the_first_one():
-    plans = assert_equals_pyg(Both(lambda e: e.flip(0).flip(0)), homogeneous(both=True))
+COPIES = {
+    "turned twice": lambda e: e.flip(0).flip(0),
+    "device": lambda e: e.to(e.device),
+    "device and type": lambda e: e.to("cpu", torch.long),
+    "type": lambda e: e.to(dtype=torch.int64),
+    "cpu": lambda e: e.cpu().contiguous(),
+    "stack": lambda e: torch.stack([e[0], e[1]], dim=0),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_of_an_edge_index_is_the_same_edges(copied):
+    plans = assert_equals_pyg(Both(copied), homogeneous(both=True))
     assert {key for _, key in kinds_read(plans)} == {"node__to__node"}
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import inspect
 import io
 import itertools
 import linecache
@@ -16,6 +17,7 @@ import multiprocessing
 import operator
 import os
 import platform
+import posix
 import random
 import resource
 import secrets
@@ -204,6 +206,11 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         (lambda _, h: h + len(multiprocessing.current_process().name), "current_process"),
         (lambda _, h: h + LIBRARY.getppid() % 7, "ctypes.CDLL"),
         (lambda _, h: h + PLACES[0], "mmap.mmap"),
+        (lambda _, h: h * len(posix.environ), "posix.environ"),
+        (lambda _, h: h + np.fromfile(__file__, "u1", 1)[0], "a file .*fromfile"),
+        (lambda _, h: h + torch.from_file(__file__, size=1, dtype=torch.uint8), "a file .*from_file"),
+        (lambda _, h: h + len(inspect.stack()) % 2, "how it runs .*inspect.stack"),
+        (lambda _, h: h + sys._getframe(1).f_lineno % 2, "how it runs .*_getframe"),
     ],
     ids=[
         "variable", "process", "folder", "variables", "threads", "processors", "layout", "strides",
@@ -212,7 +219,8 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         "system random", "database", "address", "program", "thread", "usage", "host", "seed", "arguments",
         "imported arguments", "host of Python", "folder of files", "language", "time zone", "its name",
         "hour of a time", "local time", "local hour", "calls", "place in memory", "hash by map", "counts",
-        "process of Python", "library", "shared memory",
+        "process of Python", "library", "shared memory", "variables of the system", "bytes of a file",
+        "tensor of a file", "stack", "frame",
     ],
 )  # fmt: skip
 def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):

@@ -232,9 +232,9 @@ class KafkaReader(KafkaPart, Reader):
 
     async def lag(self) -> dict[str, int]:
         """As `Source.lag`; as of the last received messages."""
-        asked = self._caller.start(self._lag)
-        done, _ = await asyncio.wait([asked], timeout=GRACE_S)
-        return asked.result() if done else {}
+        begun = self._caller.start(self._lag)
+        done, _ = await asyncio.wait([begun], timeout=GRACE_S)
+        return begun.result() if done else {}
 
     async def close(self) -> None:
         """As `Source.close`; a member that cannot leave its group in time is gone when its session ends."""
