@@ -226,10 +226,19 @@ FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def judge(current: Answers, candidate: Answers, seed: int) -> tuple[bool, str]:
-    """(True if the gates roll the candidate back, the reason); they look as the rows come."""
+class Judged(NamedTuple):
+    """The last word of the gates and why, and the rows after which they first let the candidate advance."""
+
+    word: str
+    why: str
+    good_after: int | None
+
+
+def judge(current: Answers, candidate: Answers, seed: int) -> Judged:
+    """Let the gates look as the rows come, until they roll the candidate back or there are no more rows."""
     rng = np.random.default_rng(seed)
     one, other = OutcomeCounts(), OutcomeCounts()
+    word, why, good_after = "wait", "", None
     for number, row in enumerate(rng.permutation(_TRIED).tolist(), 1):
         wanted, found = _result("1", current, row), _result("2", candidate, row)
         for side, tally in ((current, one), (candidate, other)):
@@ -240,8 +249,10 @@ def judge(current: Answers, candidate: Answers, seed: int) -> tuple[bool, str]:
         if number % _LOOK_EVERY == 0 or number == len(_TRIED):
             word, why, _ = verdict(Gates(), one, other, slow_latency=[0] * len(one.latency))
             if word == "bad":
-                return True, f"after {number} rows: {why}"
-    return False, ""
+                return Judged(word, f"after {number} rows: {why}", good_after)
+            if word == "good" and good_after is None:
+                good_after = number
+    return Judged(word, why, good_after)
 
 
 def _result(version: str, side: Answers, row: int) -> ScoreResult:
@@ -259,30 +270,42 @@ def main() -> None:
     models = {key: FAMILIES[key[1]](world) for key, world in worlds.items()}
     usual = {key: answers(key[1], models[key].logits(world.x)) for key, world in worlds.items()}
     rows: dict[str, list[bool]] = {}
+    good_after: dict[str, list[int]] = {"honest": [], "fault": []}
     chosen = [(seed, task) for seed in seeds for task in _OF_SCORES]
     variants = ("more steps", "other seed", "a day more", "all three")
     for number, key in enumerate(chosen):
         made = dict(honest(worlds[key], key[0]))
         for turn in range(2):
             kind = variants[(number + 2 * turn + number // 4) % 4]
-            back, why = judge(usual[key], made[kind], key[0])
-            rows.setdefault(f"honest: {kind}", []).append(not back)
-            if back or args.reasons:
-                print(f"  honest, {kind}, {key[1]}, seed {key[0]}: {why or 'passes'}")
+            found = judge(usual[key], made[kind], key[0])
+            passes = found.word == "good"
+            rows.setdefault(f"honest: {kind}", []).append(passes)
+            if found.good_after is not None:
+                good_after["honest"].append(found.good_after)
+            if not passes or args.reasons:
+                print(f"  honest, {kind}, {key[1]}, seed {key[0]}: {found.word}, {found.why}")
     for name, cases in FAULTS.items():
         for seed, (kind, task) in zip(seeds, cases, strict=True):
             key = (seed, task)
-            back, why = judge(usual[key], faults(worlds[key], models[key], kind), seed)
-            rows.setdefault(f"fault: {name}", []).append(back)
-            if not back or args.reasons:
-                print(f"  fault, {kind}, {task}, seed {seed}: {why or 'NOT ROLLED BACK'}")
+            found = judge(usual[key], faults(worlds[key], models[key], kind), seed)
+            is_back = found.word == "bad"
+            rows.setdefault(f"fault: {name}", []).append(is_back)
+            if is_back and found.good_after is not None:
+                good_after["fault"].append(found.good_after)
+            if not is_back or args.reasons:
+                print(f"  fault, {kind}, {task}, seed {seed}: {found.word}, {found.why}")
     print(f"{'versions':28}{'right':>8}{'of':>5}")
     for name, right in rows.items():
         print(f"{name:28}{sum(right):8}{len(right):5}")
+    median = int(np.median(good_after["honest"]))
+    print(
+        f"An honest version may advance after {median} rows (median), {max(good_after['honest'])} at most"
+    )
+    print(f"Faults that could advance a step before they were rolled back: {len(good_after['fault'])}")
     sums = {
-        side: (sum(map(sum, found)), sum(map(len, found)))
+        side: (sum(map(sum, judged)), sum(map(len, judged)))
         for side in ("honest", "fault")
-        if (found := [right for name, right in rows.items() if name.startswith(side)])
+        if (judged := [right for name, right in rows.items() if name.startswith(side)])
     }
     print(
         json.dumps(
@@ -293,6 +316,8 @@ def main() -> None:
                 "honest": sums["honest"][1],
                 "faults_rolled_back": sums["fault"][0],
                 "faults": sums["fault"][1],
+                "honest_good_after": good_after["honest"],
+                "faults_that_advanced": len(good_after["fault"]),
                 "by_kind": {name: f"{sum(right)}/{len(right)}" for name, right in rows.items()},
                 "machine": machine(),
                 "commit": commit(),

@@ -157,6 +157,19 @@ def test_too_few_requests_wait():
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "far", "word"), [(110, 11, "wait"), (110, 3, "good"), (330, 33, "bad"), (2000, 88, "good")]
+)
+def test_undecided_rows_hold_a_candidate_back_until_more_of_them_or_a_full_sample_decide(rows, far, word):
+    before = np.linspace(0.0, 1.0, rows)
+    after = before.copy()
+    after[:far] = before[:far] + 0.6  # 4 % of ranks may move by more than a quarter
+    found = verdict(Gates(min_requests=100), tally(), tally(requests=rows, scores=(before, after)))
+    assert found.word == word, found.why
+    if word != "good":
+        assert (found.gate, f"ranks of {far} of {rows} rows" in found.why) == ("max_disagreement", True)
+
+
 def test_a_candidate_that_refuses_what_the_current_version_answers_fails_by_its_own_words():
     answer = ScoreResult("m", "1", "g", {"label": np.array([1])})
     found = OutcomeCounts()

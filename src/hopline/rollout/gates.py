@@ -18,14 +18,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from hopline.answering.outcome_counts import OutcomeCounts
-from hopline.answering.pairs import MIN_PAIRS, Evidence, weigh
+from hopline.answering.pairs import MAX_PAIRS, Evidence, weigh
 
 #: Small, since a rollout is looked at thousands of times.
 _CHANCE = 1e-5
 #: Of rows: looks at the same rows again are no further chance.
 _CHANCE_OF_ROWS = 1e-3
-#: Of few rows: below it, the candidate does not advance until there are more.
-_CHANCE_OF_FEW_ROWS = 0.15
+#: Below it, the candidate does not advance until more rows decide, or the sample is full.
+_CHANCE_OF_UNDECIDED = 0.15
 #: Of the candidate's requests, those that may be slower than a limit of its p99.
 _SLOW_SHARE = 0.05
 #: For one that was slow before: less has to be seen.
@@ -191,7 +191,7 @@ def _errors(gates: Gates, current: OutcomeCounts, candidate: OutcomeCounts) -> s
 
 
 def _rows(gates: Gates, seen: Evidence) -> Verdict:
-    """Verdict of distinct rows: "bad", "wait" where few rows speak against the candidate, or "good"."""
+    """Verdict of distinct rows: "bad", "wait" where too few speak against the candidate, or "good"."""
     limit = gates.max_disagreement
     checks = [
         (
@@ -232,13 +232,13 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
                 "quarter of all rows",
             ),
         ]
-    few = None
+    undecided = None
     for gate, (hits, count, allowed), text in checks:
         why = f"{text}; {allowed:.1%} are allowed"
         if exceeds(hits, count, allowed, _CHANCE_OF_ROWS):
             return Verdict("bad", why, gate)
-        if count < MIN_PAIRS and exceeds(hits, count, allowed, _CHANCE_OF_FEW_ROWS):
-            few = few or Verdict(
+        if count < MAX_PAIRS and exceeds(hits, count, allowed, _CHANCE_OF_UNDECIDED):
+            undecided = undecided or Verdict(
                 "wait", f"{why}. Answers of more different nodes are needed to decide", gate
             )
     shift = seen.shift
@@ -248,7 +248,7 @@ def _rows(gates: Gates, seen: Evidence) -> Verdict:
             f"{shift.noise:.2f}), most of it in scores {shift.bin}; {gates.max_psi:g} is allowed"
         )
         return Verdict("bad", why, "max_psi")
-    return few or Verdict("good", "")
+    return undecided or Verdict("good", "")
 
 
 def _slowness(
