@@ -11,6 +11,7 @@ from collections.abc import Generator
 import pytest
 from _pytest.unraisableexception import collect_unraisable
 
+from tests import warm_start
 from tests.trust import keep_contexts
 from tests.turns import Turns
 
@@ -47,6 +48,13 @@ def _models_are_packaged_once(tmp_path_factory: pytest.TempPathFactory) -> None:
         from tests.workers import shared_folder
 
         packaged.folder = shared_folder(tmp_path_factory) / "packaged"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_process_ends() -> Generator[None, None, None]:
+    """End what servers of tests were forked from: each process of tests has its own."""
+    yield
+    warm_start.end()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.warm_start import start
+
 _MAIN = """
 import json, sys
 from hopline.config.reader import load_config
@@ -74,25 +76,29 @@ FAKE = "tests.fake_service:FakeService"
 _ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
-def spawn(service: str = FAKE, **settings: object) -> subprocess.Popen[str]:
+def spawn(service: str = FAKE, *, fresh: bool = True, **settings: object) -> subprocess.Popen[str]:
+    """A process of a server.
+
+    Args:
+        fresh: it imports what it needs, as a server of users does; else it is a fork that has it.
+    """
     import json
 
     overrides = {"server.http_port": 0, "server.grpc_port": 0, "server.drain_delay_s": 0.05}
     overrides["server.grpc_connection_age_s"] = 0.5
     overrides |= {name.replace("__", "."): value for name, value in settings.items()}
-    return subprocess.Popen(
-        [sys.executable, "-c", _MAIN, json.dumps(overrides, default=str), service],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **_ENVIRONMENT},
-    )
+    words = ["-c", _MAIN, json.dumps(overrides, default=str), service]
+    environment = {**os.environ, **_ENVIRONMENT}
+    if not fresh:
+        return start(words, environment)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *words], stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 @contextlib.contextmanager
-def running(service: str = FAKE, **settings: object) -> Iterator[RunningServer]:
-    """A ready server; stopped by SIGTERM at the end."""
-    process = spawn(service, **settings)
+def running(service: str = FAKE, *, fresh: bool = False, **settings: object) -> Iterator[RunningServer]:
+    """A ready server; stopped by SIGTERM at the end. `fresh` is that of `spawn`."""
+    process = spawn(service, fresh=fresh, **settings)
     assert process.stdout is not None
     assert process.stderr is not None
     server = RunningServer(process, "", "")

@@ -143,6 +143,17 @@ def test_waits(fixture):
 """
 
 
+HANGS = """
+import ctypes
+
+def test_hangs_where_no_signal_is_handled():
+    ctypes.PyDLL(None).sleep(100)
+
+def test_after():
+    pass
+"""
+
+
 def write(folder: Path, **files: str) -> None:
     (folder / "pytest.ini").touch()
     for name, text in files.items():
@@ -253,3 +264,11 @@ def test_interrupted_workers_end_their_fixtures(tmp_path: Path) -> None:
     text, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, text
     assert (tmp_path / "ended").exists()
+
+
+def test_a_worker_that_hangs_within_c_ends_with_its_stack_and_another_goes_on(tmp_path: Path) -> None:
+    write(tmp_path, one=HANGS)
+    done = run(tmp_path, "-n", "1", "--hang-s", "1")
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "The process of this test ended, with exit code 1." in done.stdout
+    assert "in test_hangs_where_no_signal_is_handled" in done.stderr

@@ -9,6 +9,7 @@ the test that it ran, and another one goes on behind that test.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -24,9 +25,13 @@ from typing import Any
 
 import pytest
 from _pytest.config import create_terminal_writer
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 #: Seconds in which workers end their fixtures when a run is interrupted.
 _GRACE_S = 30.0
+#: pytest-timeout's limit is a signal, which Python handles when its main thread is not within C. Before a
+#: test, another one may use up its limit.
+_HANG_S = 600.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         help="processes that share the tests; 0: this one runs them",
+    )
+    parser.addoption(
+        "--hang-s", type=float, default=_HANG_S, help="seconds until a worker ends that no signal ends"
     )
     parser.addoption("--after", type=Path, help="pipe that ends before tests run; its text is printed")
 
@@ -255,6 +263,7 @@ def _work(
     capture.stop_global_capturing()
     capture.start_global_capturing()
     capture.suspend_global_capture()
+    stderr = config.stash.get(fault_handler_stderr_fd_key, 2)  # which is not captured
     config.pluginmanager.unregister(name="terminalprogress-plugin")
     config.pluginmanager.unregister(name="terminalreporter")
     reports = _Reports(config, parent)
@@ -274,6 +283,7 @@ def _work(
             parent.send(index)
             following = next(indices, None)
             after = None if following is None else session.items[following]
+            faulthandler.dump_traceback_later(config.getoption("hang_s"), exit=True, file=stderr)
             config.hook.pytest_runtest_protocol(item=session.items[index], nextitem=after)
             parent.send(reports.found)
             reports.found = []
@@ -285,6 +295,7 @@ def _work(
         pass
     finally:
         session._setupstate.teardown_exact(None)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _indices(given: list[int], parent: Connection) -> Iterator[int]:

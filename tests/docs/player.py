@@ -23,6 +23,7 @@ from unittest import mock
 import httpx
 
 from hopline import Client
+from tests.warm_start import start
 
 ROOT = Path(__file__).resolve().parents[2]
 HTTP, GRPC = "http://127.0.0.1:8700", "127.0.0.1:8701"
@@ -105,12 +106,7 @@ def _serving(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """`hopline serve` on free ports: (HTTP address, gRPC address)."""
     free = ("--port=0", "--grpc-port=0", "--set", "server.drain_delay_s=0")
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hopline.cli", "serve", *arguments, *free],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+        process = start(["-m", "hopline.cli", "serve", *arguments, *free], stderr=log)
         assert process.stdout is not None
         try:
             found = re.search(r"(http://\S+) grpc://(\S+)", process.stdout.readline())

@@ -5,8 +5,6 @@ import io
 import json
 import logging
 import re
-import subprocess
-import sys
 import time
 
 import grpc
@@ -23,6 +21,7 @@ from hopline_slo.scrape import Scrape
 from hopline_slo.tracing import TraceRecorder
 from packages.slo.tests.test_tracing import receiver
 from tests.engine import zoo
+from tests.warm_start import start
 from turnserve.http1.messages import Request
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -137,12 +136,7 @@ def test_workers_of_a_server_trace_and_log_what_each_of_them_answers(places):
     with receiver() as (endpoint, got, _):
         arguments = [f"--set={name}={value}" for name, value in settings.items()]
         arguments += [f"--graph={places / 'graph'}", f"--set=tracing.endpoint={endpoint}"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hopline.cli", "serve", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start(["-m", "hopline.cli", "serve", *arguments])
         try:
             ready = re.search(r"(http://\S+) grpc://(\S+)", process.stdout.readline())
             assert ready, process.stderr.read()

@@ -40,7 +40,7 @@ def test_sigterm_finishes_what_was_admitted_over_http_and_grpc() -> None:
     from hopline.transports.proto import message
 
     with (
-        running(server__drain_delay_s=2.0) as server,
+        running(server__drain_delay_s=2.0, fresh=True) as server,
         httpx.Client() as client,
         concurrent.futures.ThreadPoolExecutor(16) as pool,
         grpc.insecure_channel(server.grpc) as channel,

@@ -42,7 +42,7 @@ def live(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
     }
     # A window is long against what a busy machine takes to read a sample.
     drift = {"drift__window_s": 6, "drift__reference_size": 50, "live__snapshot_bytes": 20_000}
-    with serving(workers=2, **world.settings(), **watched, **drift) as started:
+    with serving(workers=2, fresh=True, **world.settings(), **watched, **drift) as started:
         started.log = folder / "log"
         yield started
 

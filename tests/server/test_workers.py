@@ -32,7 +32,7 @@ def score(server: RunningServer) -> int:
 
 
 def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
-    with running(server__workers=2) as server:
+    with running(server__workers=2, fresh=True) as server:
         assert " (2 workers)" not in server.url
         before = children(server)
         assert len(before) == 2

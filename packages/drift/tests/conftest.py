@@ -1,12 +1,11 @@
 import contextlib
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.records.conftest import config, places  # noqa: F401
+from tests.warm_start import start
 
 
 @pytest.fixture
@@ -18,12 +17,7 @@ def serve(tmp_path):
         words += ("--port=0", "--grpc-port=-1", "--set", "server.drain_delay_s=0")
         words += ("--set", f"models.state={tmp_path / 'served'}")
         with (tmp_path / "server.txt").open("w") as said:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "hopline.cli", "serve", *map(str, words)],
-                stdout=subprocess.PIPE,
-                stderr=said,
-                text=True,
-            )
+            server = start(["-m", "hopline.cli", "serve", *map(str, words)], stderr=said)
         try:
             found = re.search(r"(http://\S+)", server.stdout.readline())
             assert found, (tmp_path / "server.txt").read_text()

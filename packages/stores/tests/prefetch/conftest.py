@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from tests.engine import zoo
 from tests.redis_servers import RedisProcess, redis_process
+from tests.warm_start import start
 
 N = zoo.N
 
@@ -92,12 +92,7 @@ class Process:
 
 def spawn(command: str, settings: dict[str, Any]) -> subprocess.Popen[str]:
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    return subprocess.Popen(
-        [sys.executable, "-m", "hopline.cli", command, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start(["-m", "hopline.cli", command, *words])
 
 
 @contextlib.contextmanager
