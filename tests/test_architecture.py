@@ -125,7 +125,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1825,
     "observe": 983,
-    "packaging": 10859,
+    "packaging": 10927,
     "process": 1792,
     "records": 1599,
     "rollout": 4027,

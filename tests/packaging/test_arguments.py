@@ -81,6 +81,37 @@ def test_a_model_of_hetero_data_gets_it(tmp_path):
     assert report.spec.parity["max_abs_diff"] < 1e-4
 
 
+READS = {
+    "batch": lambda data: data.batch is None,
+    "its name": lambda data: "batch" not in data,
+    "number of names": lambda data: len(data.keys()) == 2,
+    "pairs": lambda data: sorted(name for name, _ in data) == ["edge_index", "x"],
+    "its type": lambda data: type(data).__name__ == "Data",
+}
+
+
+class LooksAtData(Two):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, data):
+        h = self.run(data.x, data.edge_index)
+        return h if self.read(data) else -h
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", READS)
+def test_data_has_what_that_of_pyg_has(name, tmp_path):
+    data = Data(x=torch.randn(40, 6), edge_index=torch.randint(0, 40, (2, 200)))
+    model, graph = LooksAtData(READS[name]).eval(), Graph.from_pyg(data)
+    report = package(model, graph, tmp_path)
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 0)
+    (got,) = answerer.answer([ScoreRequest("m", nodes=np.arange(40))])
+    with torch.no_grad():
+        np.testing.assert_allclose(got.outputs["logits"], model(data), atol=1e-5)
+
+
 def weighted(transform=None):
     """A graph with edge weights, as `Data` gives it."""
     graph = homogeneous(weight=True, loops=False)

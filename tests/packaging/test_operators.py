@@ -49,7 +49,7 @@ def _named(module, names, **arguments):
 
 
 _PLAIN = """
-abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad erf erfc exp exp2 expm1 floor frac
+abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad erf exp exp2 expm1 floor frac
 isfinite isinf isnan log log10 log1p log2 logit nan_to_num neg rad2deg reciprocal relu round rsqrt
 sigmoid sin sinc sinh sqrt square tan tanh trunc
 """
@@ -151,6 +151,19 @@ def test_of_one_number(name, tmp_path):
     np.testing.assert_allclose(*_answers(OF_ONE[name], x, tmp_path), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sample(18)
+@pytest.mark.parametrize("name", sorted({*_PLAIN.split(), *_ACTIVATIONS.split()} - {"tanhshrink"}))
+def test_small_answers_have_as_many_true_digits_as_those_of_torch(name, tmp_path):
+    """A ratio or a norm of them shows each digit: F.normalize, s / s.sum(), GatedGCN."""
+    sizes = torch.logspace(-12, 1.9, 300)
+    x = torch.cat([sizes, -sizes]).unsqueeze(1)
+    got, expected = _answers(OF_ONE[name], x, tmp_path)
+    exact = OF_ONE[name](x.double()).double().numpy()
+    allowed = 1e-5 * np.abs(exact) + 8 * np.abs(expected - exact) + 1e-37
+    known = np.isfinite(exact)
+    np.testing.assert_array_less(np.abs(got - exact)[known], allowed[known])
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OF_TWO)
 def test_of_two_numbers(name, tmp_path):
@@ -170,6 +183,8 @@ def test_of_rows(name, tmp_path):
 def test_what_has_no_form_that_holds_is_refused(tmp_path):
     with pytest.raises(NotSplittable, match="logcumsumexp has no ONNX form that holds for large values"):
         _answers(lambda x: torch.logcumsumexp(x, dim=1), ROWS, tmp_path)
+    with pytest.raises(NotSplittable, match="erfc has no ONNX form that holds for small values"):
+        _answers(torch.erfc, ROWS, tmp_path)
 
 
 def test_statistics_of_a_batch_are_refused(tmp_path):

@@ -383,6 +383,17 @@ def test_a_cache_that_the_first_input_fills_is_refused_though_it_was_filled_befo
         package(model, tmp_path)
 
 
+@functools.cache
+def today():
+    return datetime.date.today().toordinal()
+
+
+def test_a_clock_that_a_cached_function_read_before_is_refused(tmp_path):
+    today()  # as training did
+    with pytest.raises(NotServable, match=r"forward reads the clock \(.*date\.today at"):
+        package(Model(lambda _, h: h + today()), tmp_path)
+
+
 CONSTANTS = {}
 
 

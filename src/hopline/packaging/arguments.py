@@ -249,7 +249,9 @@ class Binding:
             _guard(graph._global_store, self.left_out, "")
             return graph
         of = self.node_types[0]
-        single = _Data(batch=self._batch(slots, of), **self._tensors(slots, of))
+        single = _Data(**self._tensors(slots, of))
+        if of in self.members or self.seeds:  # elsewhere PyG has none
+            single.batch = self._batch(slots, of)
         if self.seeds:
             single.seed_time = slots[f"seed_time:{of}"]
         self._fill(single, slots, self.relations[0], sparse)
@@ -304,6 +306,9 @@ class _Data(Data):
 
     def __contains__(self, key: str) -> bool:
         return key in self._store
+
+
+_Data.__name__ = _Data.__qualname__ = Data.__name__  # forward may read it
 
 
 class _Guarded(dict[str, Any]):

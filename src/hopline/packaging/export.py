@@ -371,8 +371,30 @@ def _logaddexp(self: Any, other: Any, unit: float = 1.0) -> Any:
     return _op.Add(_op.Max(self, other), _op.Div(_op.Log(_op.Add(less, one)), base))
 
 
-def _logcumsumexp(self: Any, dim: int) -> Any:
-    raise NotImplementedError("logcumsumexp has no ONNX form that holds for large values")
+def _expm1(self: Any) -> Any:
+    """Of numbers below 1 by their tanh: exp(x) - 1 has no true digit of a small one."""
+    if self.dtype != ir.DataType.FLOAT:
+        return _op.Sub(_op.Exp(self), _op.CastLike(1.0, self))
+    bent, one = _op.Tanh(_op.Mul(self, _op.CastLike(0.5, self))), _op.CastLike(1.0, self)
+    small = _op.Div(_op.Add(bent, bent), _op.Sub(one, bent))
+    return _op.Where(_op.Less(self, one), small, _op.Sub(_op.Exp(self), one))
+
+
+def _log1p(self: Any) -> Any:
+    """Of sizes below 1/2 by the inverse of tanh: 1 + x forgets a small one."""
+    one, half = _op.CastLike(1.0, self), _op.CastLike(0.5, self)
+    large = _op.Log(_op.Add(self, one))
+    if self.dtype != ir.DataType.FLOAT:
+        return large
+    small = _op.Atanh(_op.Div(self, _op.Add(self, _op.CastLike(2.0, self))))
+    return _op.Where(_op.Less(_op.Abs(self), half), _op.Add(small, small), large)
+
+
+def _none(name: str, of: str) -> Callable[..., Any]:
+    def refuse(self: Any, *_: Any) -> Any:
+        raise NotImplementedError(f"{name} has no ONNX form that holds for {of} values")
+
+    return refuse
 
 
 def _atan2(self: Any, other: Any) -> Any:
@@ -452,7 +474,10 @@ _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     _ATEN.clamp_max.default: lambda self, max: _clamp(self, None, max),
     _ATEN.logaddexp.default: _logaddexp,
     _ATEN.logaddexp2.default: lambda self, other: _logaddexp(self, other, math.log(2.0)),
-    _ATEN.logcumsumexp.default: _logcumsumexp,
+    _ATEN.logcumsumexp.default: _none("logcumsumexp", "large"),
+    _ATEN.erfc.default: _none("erfc", "small"),
+    _ATEN.expm1.default: _expm1,
+    _ATEN.log1p.default: _log1p,
     _ATEN.atan2.default: _atan2,
     _ATEN.softplus.default: _softplus,
     _ATEN.log_sigmoid.default: lambda self: _op.Neg(_op.Softplus(_op.Neg(self))),

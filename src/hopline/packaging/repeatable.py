@@ -146,6 +146,15 @@ def check_original(
     )
 
 
+def _refuse_readings(seen: Seen) -> None:
+    for kind, instead in _REMEDIES.items():
+        if readings := [what for what, its in seen.readings.items() if its == kind]:
+            raise NotServable(
+                f"forward reads {kind} ({'; '.join(readings[:3])}), and its answers may change with "
+                f"that: a package would freeze what it read. {instead.capitalize()}; {_SAME}"
+            )
+
+
 class _Check:
     """The runs of one module, each compared with its first answers.
 
@@ -167,12 +176,7 @@ class _Check:
             kept.answers(self._probe.check, self._pairs)
         if self.seen.conditions:
             raise NotServable(f"forward calls torch.cond ({self.seen.conditions[0]}): {instead_of('')}")
-        for kind, instead in _REMEDIES.items():
-            if readings := [what for what, its in self.seen.readings.items() if its == kind]:
-                raise NotServable(
-                    f"forward reads {kind} ({'; '.join(readings[:3])}), and its answers may change with "
-                    f"that: a package would freeze what it read. {instead.capitalize()}; {_SAME}"
-                )
+        _refuse_readings(self.seen)
         if self.seen.consumed:
             raise NotServable(DRAWS.format("; ".join(self.seen.draws or self.seen.consumed)))
         if self.seen.gradients:
@@ -217,7 +221,9 @@ class _Check:
             if not (name.startswith(("global", "class attribute")) or callable(entry.value)):
                 continue  # each call has a copy of it
             with kept_state.emptied(entry) as is_filled:
-                self._see_others(self._reference)
+                with watched() as seen:  # a full one hides what its function reads
+                    self._see_others(self._reference)
+                _refuse_readings(seen)
                 if is_filled() and not self._same(self._reference):
                     raise NotServable(
                         f"forward fills a cache, {name}, with what it computes from its first input, and "

@@ -6,6 +6,8 @@
 - **Sums of a row.** ONNX Runtime adds four columns at a time, from the first address that is a multiple of
   16 bytes. Unless there are a multiple of four columns, a row's sum depends on its place in the batch.
 - **Integers.** ONNX Runtime takes `fmod`, sums and products of int64 in float64, exact to 2^53.
+- **Small numbers.** ONNX Runtime rounds Sigmoid, and exp(x) - 1 of Elu, Celu and Selu, to some 1e-7: the
+  small ones have no true digit, which a ratio shows.
 - **Codes.** torch refuses an index below 0 or beyond the end. ONNX Runtime counts one below 0 from the end.
 """
 
@@ -22,6 +24,12 @@ from hopline.errors import NotServable
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 #: Operators that order their first input -> what has the place of a NaN in that order.
 _STAND_INS = {"ArgMax": np.inf, "ArgMin": -np.inf, "TopK": np.inf}
+#: Exponential units -> their factors alpha and gamma, if none are given.
+_UNITS = {
+    "Elu": (1.0, 1.0),
+    "Celu": (1.0, 1.0),
+    "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
+}
 #: Where the exporter notes the operator of torch from which a node was made.
 _NOTE = "pkg.torch.onnx.fx_node"
 #: Columns that are added at a time.
@@ -48,7 +56,11 @@ def settle(model: ir.Model) -> None:
                 raise NotServable("forward multiplies columns of int64, which rounds; compute with floats")
         if data is None or data.dtype not in _FLOATS:
             continue
-        if node.op_type in ("ReduceMax", "ReduceMin"):
+        if node.op_type == "Sigmoid" and data.dtype == ir.DataType.FLOAT:
+            _sigmoid(node, data)
+        elif node.op_type in _UNITS and data.dtype == ir.DataType.FLOAT:
+            _unit(node, data)
+        elif node.op_type in ("ReduceMax", "ReduceMin"):
             _reduce(node, data)
         elif node.op_type in _STAND_INS:
             _order(node, data)
@@ -104,6 +116,26 @@ def _whole_sum(node: ir.Node, data: ir.Value) -> None:
         running = tape.op("CumSum", [result, _array(tape, np.array(place))])
         result = tape.op("Gather", [running, _array(tape, last)], {"axis": place})
     replace(node, tape, result)
+
+
+def _sigmoid(node: ir.Node, data: ir.Value) -> None:
+    """1 / (1 + exp(-x)), as torch computes it."""
+    tape = ir.tape.Tape()
+    total = tape.op("Add", [tape.op("Exp", [tape.op("Neg", [data])]), _number(tape, data, 1)])
+    replace(node, tape, tape.op("Reciprocal", [total]))
+
+
+def _unit(node: ir.Node, data: ir.Value) -> None:
+    """Of x below 0, exp(x) - 1 is 2 t / (1 - t) with t = tanh(x / 2), which has no cancellation."""
+    tape = ir.tape.Tape()
+    alpha, gamma = map(node.attributes.get_float, ("alpha", "gamma"), _UNITS[node.op_type])
+    half = 0.5 / alpha if node.op_type == "Celu" else 0.5
+    bent = tape.op("Tanh", [tape.op("Mul", [data, _number(tape, data, half)])])
+    rest = tape.op("Sub", [_number(tape, data, 1), bent])
+    below = tape.op("Mul", [tape.op("Div", [bent, rest]), _number(tape, data, 2 * alpha * gamma)])
+    above = data if gamma == 1 else tape.op("Mul", [data, _number(tape, data, gamma)])
+    is_below = tape.op("Less", [data, _number(tape, data, 0)])
+    replace(node, tape, tape.op("Where", [is_below, below, above]))
 
 
 def _reduce(node: ir.Node, data: ir.Value) -> None:
