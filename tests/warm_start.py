@@ -41,14 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
     *("hopline.kernels.jit", "hopline.serve", "hopline.server", "hopline.service", "hopline.live.process"),
     *("hopline.transports.http", "hopline.transports.grpc", "hopline.transports.preflight"),
-    *(
-        "hopline.observe.logs",
-        "hopline.config.reader",
-        "hopline.cli",
-        "turnserve.http1.endpoint",
-        "turnserve.grpc.endpoint",
-    ),
-    *("uvloop", "numba", "tests.fake_service"),
+    *("hopline.observe.logs", "hopline.config.reader", "hopline.cli", "turnserve.http1.endpoint"),
+    *("turnserve.grpc.endpoint", "uvloop", "numba", "tests.fake_service"),
 )
 #: Kernels that a server loads before it is ready: module -> names.
 KERNELS = {

@@ -390,7 +390,7 @@ def _log1p(self: Any) -> Any:
     return _op.Where(_op.Less(_op.Abs(self), half), _op.Add(small, small), large)
 
 
-def _none(name: str, of: str) -> Callable[..., Any]:
+def _refused(name: str, of: str) -> Callable[..., Any]:
     def refuse(self: Any, *_: Any) -> Any:
         raise NotImplementedError(f"{name} has no ONNX form that holds for {of} values")
 
@@ -474,8 +474,8 @@ _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     _ATEN.clamp_max.default: lambda self, max: _clamp(self, None, max),
     _ATEN.logaddexp.default: _logaddexp,
     _ATEN.logaddexp2.default: lambda self, other: _logaddexp(self, other, math.log(2.0)),
-    _ATEN.logcumsumexp.default: _none("logcumsumexp", "large"),
-    _ATEN.erfc.default: _none("erfc", "small"),
+    _ATEN.logcumsumexp.default: _refused("logcumsumexp", "large"),
+    _ATEN.erfc.default: _refused("erfc", "small"),
     _ATEN.expm1.default: _expm1,
     _ATEN.log1p.default: _log1p,
     _ATEN.atan2.default: _atan2,
