@@ -118,7 +118,7 @@ BUDGET: dict[str, int] = {
     "graph": 15129,
     "graph_store": 383,
     "ingress": 1011,
-    "isolated": 1716,
+    "isolated": 1715,
     "jobs": 3645,
     "kernels": 605,
     "live": 1840,

@@ -36,6 +36,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from hopline.isolated.fork_server import ForkServer, stop_threads
+
 ROOT = Path(__file__).resolve().parents[1]
 #: What a server has imported when it is ready, and what starts no thread.
 IMPORTED = (
@@ -59,7 +61,6 @@ KERNELS = {
 }
 #: A process whose environment begins so is another one after these are changed.
 _READ_AT_START = ("LD_", "MALLOC_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "HOPLINE_CPU")
-_PACKET_BYTES = 1 << 20
 #: Forks write their own words over it.
 _ENTRY = "from tests.warm_start import main; main()" + " " * 500
 
@@ -175,8 +176,6 @@ def start(
 
 def main() -> None:
     """Entry of the warm process."""
-    from hopline.isolated.fork_server import _stop_threads
-
     control = socket.socket(fileno=os.dup(0))
     for name in IMPORTED:
         importlib.import_module(name)
@@ -184,7 +183,7 @@ def main() -> None:
     # Each server reads the names of all installed packages, of which the environment of tests has hundreds.
     importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
     importlib.import_module("hopline.transports.http_operations").all_operations()
-    _stop_threads()
+    stop_threads()
     gc.collect()
     gc.freeze()
     _Forks(control).serve()
@@ -200,35 +199,30 @@ def _load_kernels() -> None:
                     kernel.compile(arguments)
 
 
-class _Forks:
+class _Forks(ForkServer):
+    PACKET_BYTES = 1 << 20
+
     def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        #: pidfd -> (pid, pipe for its exit code)
-        self._living: dict[int, tuple[int, int]] = {}
+        super().__init__(control)
+        #: pid -> pipe for its exit code
+        self._ends: dict[int, int] = {}
 
-    def serve(self) -> None:
-        """Until the process of tests ends."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        while True:
-            for file, _ in poll.poll():
-                if file in self._living:
-                    poll.unregister(file)
-                    self._reap(file)
-                    continue
-                packet, files, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 3)
-                if not packet:
-                    return
-                out, err, ended = files
-                pid = self._fork(json.loads(packet), out, err)
-                pidfd = os.pidfd_open(pid)
-                self._living[pidfd] = pid, ended
-                poll.register(pidfd, select.POLLIN)
-                self._control.send(str(pid).encode())
-                for each in (out, err):
-                    os.close(each)
+    def begin(self, order: dict[str, Any], out: int, err: int, ended: int) -> int:
+        """Fork; see `ForkServer.begin`."""
+        pid = self._fork_as(order, out, err)
+        self._ends[pid] = os.dup(ended)
+        self._living[pidfd := os.pidfd_open(pid)] = pid
+        self._control.send(str(pid).encode())
+        return pidfd
 
-    def _fork(self, order: dict[str, Any], out: int, err: int) -> int:
+    def report(self, message: dict[str, Any], *_: int) -> None:
+        """Write an exit code into its pipe."""
+        ended = self._ends.pop(message["pid"])
+        with contextlib.suppress(BrokenPipeError):
+            os.write(ended, str(message["code"]).encode())
+        os.close(ended)
+
+    def _fork_as(self, order: dict[str, Any], out: int, err: int) -> int:
         if pid := os.fork():
             return pid
         try:
@@ -243,14 +237,6 @@ class _Forks:
             run(order["words"])
         finally:
             os._exit(70)
-
-    def _reap(self, pidfd: int) -> None:
-        pid, ended = self._living.pop(pidfd)
-        os.close(pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(BrokenPipeError):
-            os.write(ended, str(code).encode())
-        os.close(ended)
 
 
 class _Forking(subprocess.Popen[Any]):

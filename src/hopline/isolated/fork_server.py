@@ -37,7 +37,6 @@ _IMPORTED = (
     *("hopline.answering.unit", "hopline.answering.queued"),
     *("hopline.answering.hashes", "hopline.engine.outputs"),
 )
-_PACKET_BYTES = 4096
 #: Exit code of a process that failed before it was one of a model.
 _NEVER_STARTED = 70
 
@@ -53,11 +52,11 @@ def main() -> None:
     gc.freeze()  # no collection writes to pages that are shared with copies
     if yielding:
         process_main.end_yielding()
-    _stop_threads()
+    stop_threads()
     ForkServer(control).serve()
 
 
-def _stop_threads() -> None:
+def stop_threads() -> None:
     """Fork a copy that exits immediately: before a fork OpenBLAS ends its threads, and starts them when it
     is asked to compute.
     """
@@ -68,7 +67,9 @@ def _stop_threads() -> None:
 
 
 class ForkServer:
-    """See the module."""
+    """Obeys the orders that come through a socket, and reaps what it has begun; see the module."""
+
+    PACKET_BYTES = 4096
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -85,29 +86,27 @@ class ForkServer:
                     poll.unregister(file)
                     self._reap(file)
                     continue
-                packet, files, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 3)
+                packet, files, _, _ = socket.recv_fds(self._control, self.PACKET_BYTES, 3)
                 if not packet:
                     return
-                pidfd = self._begin(json.loads(packet)["key"], *files)
+                pidfd = self.begin(json.loads(packet), *files)
                 for each in files:
                     os.close(each)
                 if pidfd >= 0:
                     poll.register(pidfd, select.POLLIN)
 
-    def _begin(self, key: int, orders: int, wire: int, stop_pipe: int) -> int:
+    def begin(self, order: dict[str, Any], orders: int, wire: int, stop_pipe: int) -> int:
         """Begin a process; returns its pidfd, or -1 where there is none."""
+        key = order["key"]
         try:
-            pid = (
-                self._fork(orders, wire, stop_pipe)
-                if num_threads() == 1
-                else _spawn(orders, wire, stop_pipe)
-            )
+            start = self._fork if num_threads() == 1 else _spawn
+            pid = start(orders, wire, stop_pipe)
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            self._report({"key": key, "why": os.strerror(error.errno or 0)})
+            self.report({"key": key, "why": os.strerror(error.errno or 0)})
             return -1
         self._living[pidfd] = pid
-        self._report({"key": key, "pid": pid}, pidfd)
+        self.report({"key": key, "pid": pid}, pidfd)
         return pidfd
 
     def _fork(self, orders: int, wire: int, stop_pipe: int) -> int:
@@ -135,12 +134,12 @@ class ForkServer:
         pid = self._living.pop(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._report({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        self.report({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _report(self, message: dict[str, Any], *files: int) -> None:
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # read as the end, in the next round
+    def report(self, message: dict[str, Any], *files: int) -> None:
+        """Send the server a message."""
+        # One that has gone is read as the end, in the next round.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._control, [json.dumps(message).encode()], files)
 
 
