@@ -54,7 +54,7 @@ BUDGET = {
     "hopline-brokers": 6781,
     "hopline-compress": 3406,
     "hopline-demo": 1480,
-    "hopline-drift": 5105,
+    "hopline-drift": 5140,
     "hopline-export": 674,
     "hopline-generate": 4567,
     "hopline-mesh": 22757,

@@ -22,7 +22,7 @@ from hopline.engine.model import Model
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.observe.metrics import Metrics
 from hopline.packaging import package
-from hopline.types import ScoreRequest, ScoreResult
+from hopline.types import EdgeEdit, ScoreRequest, ScoreResult
 from tests.answering.test_queued_metrics import LABELS
 from tests.fake_version import hand_in
 
@@ -100,8 +100,8 @@ async def test_what_batches_read_is_learned(model):
     await version.join()
 
 
-def test_a_warm_up_answers_a_described_node_too(model, monkeypatch):
-    """Its kernels are other ones: compiled for a request, they stop the event loop."""
+def warmed_up(model, monkeypatch):
+    """Requests of a warm-up, each with its outcome."""
     version = behind_a_queue(model)
     answerer, seen = version.computer.answerer, []
     answer = answerer.answer_supplied
@@ -113,6 +113,54 @@ def test_a_warm_up_answers_a_described_node_too(model, monkeypatch):
 
     monkeypatch.setattr(answerer, "answer_supplied", noted)
     version.warm_up()
+    return seen
+
+
+def test_a_warm_up_answers_a_described_node_and_edits_too(model, monkeypatch):
+    """Their kernels are other ones: compiled for a request, they stop the event loop."""
+    seen = warmed_up(model, monkeypatch)
     assert all(isinstance(outcome, ScoreResult) for _, outcome in seen)
+    edits = [[each.add_edge for each in request.edits] for request, _ in seen if request.edits]
+    target, edge_types = model.spec.head.node_type, model.graph.schema.edge_types.values()
+    into = [each.key for each in edge_types if each.dst == target]
+    assert [[each and each.type for each in own] for own in edits] == [[None], into]
     assert sum(len(request.inline) for request, _ in seen) == 1
     assert all(request.as_of is None for request, _ in seen)  # no edge has a time, so none would be taken
+
+
+class Near(nn.Module):
+    def __init__(self):
+        super().__init__()
+        keys = [("shop", "sells", "account"), ("ghost", "haunts", "account"), ("account", "fears", "ghost")]
+        keys += [("account", "pays", "shop")]
+        self.layer = HeteroConv({key: SAGEConv((DIM, DIM), DIM) for key in keys})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.layer(x_dict, edge_index_dict)["account"]
+
+
+def haunted(num_ghosts):
+    """A graph whose ids are texts."""
+    rng, counts = np.random.default_rng(0), {"account": 40, "shop": 40, "ghost": num_ghosts}
+    ids = {name: [f"{name} {i}" for i in range(count)] for name, count in counts.items()}
+    return Graph.from_tables(
+        {name: NodeTable(rng.random((len(own), DIM), np.float32), ids=own) for name, own in ids.items()},
+        {
+            ("shop", "sells", "account"): EdgeTable((ids["shop"], ids["account"][::-1])),
+            ("account", "pays", "shop"): EdgeTable((ids["account"], ids["shop"][::-1])),
+            ("ghost", "haunts", "account"): EdgeTable((ids["ghost"], ids["account"][:num_ghosts])),
+            ("account", "fears", "ghost"): EdgeTable((ids["account"][:num_ghosts], ids["ghost"])),
+        },
+    )
+
+
+def test_a_warm_up_edits_a_graph_whose_ids_are_texts(tmp_path, monkeypatch):
+    """Also if a node type has no nodes any more."""
+    package(Near(), haunted(9), tmp_path, name="near", fanouts=[8], task="embedding", target="account")
+    folder = tmp_path / "near" / "1"
+    seen = warmed_up(Model(folder, read_spec(folder), haunted(0)), monkeypatch)
+    edits = [(*request.edits, outcome) for request, outcome in seen if request.edits]
+    (row, first), (edge, second) = edits
+    assert row.set.id == "account 0"
+    assert edge.add_edge == EdgeEdit("shop 0", "account 0", "shop__sells__account")
+    assert all(isinstance(outcome, ScoreResult) for outcome in (first, second))

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.answering.cached_answers import FROM_CACHE, CachedAnswers
+from hopline.answering.response_cache import FROM_CACHE, CachedAnswers
 from hopline.types import ScoreResult
 
 

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hopline.answering.predicted import PredictedRows
-from hopline.engine.size import RequestSize
+from hopline.answering.predicted import PredictedRows, RequestSize
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.types import InlineNode, ScoreRequest
 from tests.graphs import drawn, power_law_graph

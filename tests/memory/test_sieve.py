@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.answering.cached_answers import CachedAnswers
+from hopline.answering.response_cache import CachedAnswers
 from hopline.engine import state_cache
 from hopline.features import l1
 from hopline.kernels.jit import njit

@@ -8,7 +8,6 @@ from types import SimpleNamespace, TracebackType
 import numpy as np
 import pytest
 
-from hopline.answering import prewarm
 from hopline.answering import sources as wiring
 from hopline.config.reader import load_config
 from hopline.engine.source import RowsAbsent
@@ -21,6 +20,7 @@ from hopline.errors import (
 )
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
+from hopline.models import graph_version
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from hopline_stores.testing.faulty_store import FaultyStore
@@ -279,7 +279,7 @@ async def test_prewarming_from_a_file_skips_ids_that_are_gone(places, store, tmp
 
 
 async def test_prewarming_goes_on_after_a_row_that_the_store_lacks(places, store, monkeypatch):
-    monkeypatch.setattr(prewarm, "_AT_ONCE", 4)
+    monkeypatch.setattr(graph_version, "_AT_ONCE", 4)
     store.missing_share = 0.1
     service = await started(places, **{"features.prewarm_nodes": N, "features.negative_ttl_ms": 1.0})
     asked = set(store.asked)
@@ -301,11 +301,13 @@ async def test_prewarming_is_of_each_node_type_that_has_a_head(places, monkeypat
         computed.append((model, node_type, ids.tolist()))
         return {}
 
-    monkeypatch.setattr(prewarm, "_compute", compute)
-    monkeypatch.setattr(prewarm, "most_read", lambda model, count: np.arange(count) + 10 * model.place)
+    monkeypatch.setattr(graph_version, "_compute", compute)
+    monkeypatch.setattr(
+        graph_version, "most_read", lambda model, count: np.arange(count) + 10 * model.place
+    )
     by_type = {name: SimpleNamespace(place=at, is_stored=False) for at, name in enumerate(("a", "b"))}
     computer = SimpleNamespace(name="m", model=SimpleNamespace(by_type=by_type))
-    await prewarm.prewarm(computer, config(places, **{"features.prewarm_nodes": 2}))
+    await graph_version.prewarm(computer, config(places, **{"features.prewarm_nodes": 2}))
     assert computed == [(by_type["a"], "a", [0, 1]), (by_type["b"], "b", [10, 11])]
 
 

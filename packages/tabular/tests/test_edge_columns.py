@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import hopline
 from hopline import cli
+from hopline.answering.predicted import RequestSize
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.engine.size import RequestSize
 from hopline.errors import BadRequest, GraphError, PackagingError, SchemaMismatch
 from hopline.graph import EdgeFile, EdgeTable, Graph, NodeFile, NodeTable
 from hopline.types import InlineNode

@@ -35,7 +35,18 @@ from hopline.graph.store_columns import FetchedEdges
 from hopline.observe.metrics import ModelMetrics
 from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
 from hopline.scheduling.work import MANY_ROWS, Work
-from hopline.types import AnyArray, IdArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import (
+    AnyArray,
+    ContextNode,
+    EdgeEdit,
+    Edit,
+    IdArray,
+    InlineNode,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+    TensorInfo,
+)
 
 if TYPE_CHECKING:
     from hopline.answering.edge_fetcher import EdgeFetcher
@@ -136,13 +147,35 @@ class GraphComputer(Computer):
                 self._preflight(np.arange(count), model)
             encoder = model.encoder
             zeros = np.zeros(model.graph.schema.node_types[name].feature_dim, np.float32)
-            inline = InlineNode(columns=encoder.example) if encoder else InlineNode(zeros)
+            sent: dict[str, Any] = {"columns": encoder.example} if encoder else {"features": zeros}
             others = {"exclude_seed_edges": model.spec.head.exclude_seed_edges} if self.excludes else {}
-            for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}, others, BY_ID):
+            row = Edit(set=ContextNode(id=self._first_id(name), type=name, **sent))
+            edits: tuple[Any, ...] = {"edits": (row,)}, {"edits": self._added_edges(name)}
+            inline = {"nodes": (), "inline": [InlineNode(**sent)]}
+            for fields in ({"as_of": 0}, inline, others, BY_ID, *edits):
                 with contextlib.suppress(HoplineError):  # not every model takes them
                     self._preflight(np.arange(1), model, **fields)
         self._measure(num_nodes)
         self.model.shrink()
+
+    def _first_id(self, node_type: str) -> Any:
+        """The external id of the first node of a type; None if there are no nodes."""
+        ids = self.model.graph.nodes[node_type].ids
+        rows = ids.nth(np.zeros(min(1, ids.num_nodes), np.int64))
+        return next(iter(np.asarray(ids.external(rows), object).tolist()), None)
+
+    def _added_edges(self, node_type: str) -> tuple[Edit, ...]:
+        """Edits that add an edge between the first nodes, of each type that leads to a node type."""
+        schema, found = self.model.graph.schema.edge_types, []
+        leading = [each.reverse_of or key for key, each in schema.items() if each.dst == node_type]
+        for name in dict.fromkeys(leading):
+            each, encoder = schema[name], self.model.encoders.get(name)
+            attr = [0.0] * each.attr_dim or None if encoder is None else encoder.example
+            src, dst = self._first_id(each.src), self._first_id(each.dst)
+            weight, moment = 1.0 if each.has_weight else None, 0 if each.has_time else None
+            if src is not None and dst is not None:
+                found.append(Edit(add_edge=EdgeEdit(src, dst, name, moment, weight, attr)))
+        return tuple(found)
 
     def _measure(self, num_nodes: int) -> None:
         """Begin predicting with what a few nodes from all over the graph cost, alone and together."""

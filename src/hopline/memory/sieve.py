@@ -6,7 +6,7 @@ A hit moves nothing: readers only set a flag, and so need no locks.
 
 The module handles slots, not their content. No other code contains the policy: the state cache and the L1
 feature cache compile these functions into their kernels (`place`), and the response cache
-(`answering/cached_answers.py`) calls them from Python.
+(`answering/response_cache.py`) calls them from Python.
 
 Another policy may replace SIEVE if it keeps this contract, on which the caches rely:
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hopline.errors import BadRequest
 from hopline.records.entry import Entry
-from hopline.records.lines import Lines
 from hopline.records.names import FORMS, LogFile, id_of, log_file, log_files
+from hopline_drift.lines import Lines
 from hopline_drift.parquet import ParquetRows
 
 

@@ -20,8 +20,8 @@ from hopline.errors import ConfigError
 from hopline.records.entry import Entry
 from hopline.records.exact import unpacked
 from hopline.records.inputs import Inputs
-from hopline.records.lines import Lines
 from hopline.types import AnyArray
+from hopline_drift.lines import Lines
 
 _TEXTS = ("request_id", "model", "version", "graph_version", "outcome", "input_hash", "artifact_hash",
          "preprocessing_hash", "feature_schema_hash", "runtime", "client", "key")  # fmt: skip
