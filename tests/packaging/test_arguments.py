@@ -8,7 +8,7 @@ import torch
 import torch_geometric.transforms as T
 from torch import nn
 from torch_geometric import nn as pyg
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import scatter
 
 import hopline
@@ -81,12 +81,35 @@ def test_a_model_of_hetero_data_gets_it(tmp_path):
     assert report.spec.parity["max_abs_diff"] < 1e-4
 
 
+class OneType(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 3)
+
+    def forward(self, data):
+        return self.conv(data["user"].x, data["user", "knows", "user"].edge_index)
+
+
+class OneAnnotated(OneType):
+    def forward(self, data: HeteroData):
+        return self.conv(*data.x_dict.values(), *data.edge_index_dict.values())
+
+
+@pytest.mark.parametrize("model", [OneType, OneAnnotated])
+def test_hetero_data_of_one_type_is_hetero_data(model, tmp_path):
+    data = HeteroData()
+    data["user"].x = torch.randn(40, 6)
+    data["user", "knows", "user"].edge_index = torch.randint(0, 40, (2, 200))
+    report = package(model(), Graph.from_pyg(data), tmp_path, fanouts=[-1])
+    assert "forward(data=HeteroData(x[6], edge_index))" in report.spec.called
+
+
 READS = {
     "batch": lambda data: data.batch is None,
     "its name": lambda data: "batch" not in data,
     "number of names": lambda data: len(data.keys()) == 2,
     "pairs": lambda data: sorted(name for name, _ in data) == ["edge_index", "x"],
-    "its type": lambda data: type(data).__name__ == "Data",
+    "its type": lambda data: type(data) is Data,
 }
 
 

@@ -4,6 +4,7 @@ import contextvars
 import cProfile
 import dataclasses
 import datetime
+import decimal
 import functools
 import gc
 import inspect
@@ -30,6 +31,7 @@ import threading
 import time
 import urllib.request
 import uuid
+import warnings
 from collections import OrderedDict, defaultdict
 from ctypes import CDLL
 from datetime import date
@@ -61,7 +63,7 @@ START = time.time()
 COUNTS = [0]
 GENERATOR = np.random.default_rng(0)
 CLOCK, LOCAL = time.time, time.localtime
-DAY = "today"
+DAY, LOGGER = "today", logging.getLogger("model")
 DATABASE = sqlite3.connect(":memory:")
 FOLDER = os.path.dirname(__file__)
 STEPS = (float(step > 5000) for step in itertools.count())
@@ -211,6 +213,13 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         (lambda _, h: h + torch.from_file(__file__, size=1, dtype=torch.uint8), "a file .*from_file"),
         (lambda _, h: h + len(inspect.stack()) % 2, "how it runs .*inspect.stack"),
         (lambda _, h: h + sys._getframe(1).f_lineno % 2, "how it runs .*_getframe"),
+        (lambda _, h: h * (1 + torch.backends.mkldnn.enabled), "how it runs .*mkldnn.enabled"),
+        (lambda _, h: h * (1 + torch.backends.cuda.matmul.allow_tf32), "how it runs .*cuda.matmul"),
+        (lambda _, h: h * (1 + LOGGER.isEnabledFor(logging.DEBUG)), "environment .*a logger's level"),
+        (lambda _, h: h * LOGGER.getEffectiveLevel(), "environment .*a logger's level"),
+        (lambda _, h: h * decimal.getcontext().prec, r"environment .*decimal.getcontext\(\)"),
+        (lambda _, h: h * len(warnings.filters), "environment .*warnings.filters"),
+        (lambda _, h: h + CONTEXT.get(), "environment .*ContextVar.get"),
     ],
     ids=[
         "variable", "process", "folder", "variables", "threads", "processors", "layout", "strides",
@@ -220,7 +229,8 @@ def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
         "imported arguments", "host of Python", "folder of files", "language", "time zone", "its name",
         "hour of a time", "local time", "local hour", "calls", "place in memory", "hash by map", "counts",
         "process of Python", "library", "shared memory", "variables of the system", "bytes of a file",
-        "tensor of a file", "stack", "frame",
+        "tensor of a file", "stack", "frame", "kernels", "precision of kernels", "logger", "level",
+        "decimal", "filters of warnings", "context variable",
     ],
 )  # fmt: skip
 def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):
@@ -296,7 +306,7 @@ def default(_, h, cache={}):  # noqa: B006
         (remembers_calls, {"history": []}, "attribute 'history'"),
         (lambda _, h: h + next(STEPS), {}, "global .*STEPS"),
         (lambda _, h: h + (PAGES.write(b"a") > 1), {}, "PAGES"),
-        (lambda _, h: h if CONTEXT.set(CONTEXT.get() + 1) else h * 2, {}, "CONTEXT"),
+        (lambda _, h: h if CONTEXT.set(counts(_, 0)) else h * 2, {}, "CONTEXT"),
     ],
 )  # fmt: skip
 def test_state_that_answers_depend_on_is_refused(middle, state, name, tmp_path):
@@ -449,6 +459,19 @@ def keyed(_, h):
     return {Key("h"): h}[Key("h")]
 
 
+def logs_if_it_is_on(_, h):
+    if LOGGER.isEnabledFor(logging.DEBUG) or LOGGER.getEffectiveLevel() < logging.INFO:
+        LOGGER.debug("rows: %d", len(h))
+    return h
+
+
+def counts_in_decimal(_, h):
+    decimal.getcontext().prec = 40
+    with warnings.catch_warnings(), torch.backends.cudnn.flags(enabled=False):
+        warnings.simplefilter("ignore")
+        return h * float(decimal.Decimal("1.1") / 3) * (2 if torch.backends.mps.is_available() else 1)
+
+
 def has_constants_of_the_standard_library(_, h):
     if h.size(1) > sys.maxsize or sys.version_info < (3, 11):
         print("wide", file=sys.stderr)
@@ -483,8 +506,11 @@ def test_clocks_and_settings_are_refused_whatever_answers_do_with_them(middle, t
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "middle",
-    [logs, keyed, keeps_for_inspection, has_constants_of_the_standard_library, clock_of_training],
-)
+    [
+        logs, keyed, keeps_for_inspection, has_constants_of_the_standard_library, clock_of_training,
+        logs_if_it_is_on, counts_in_decimal,
+    ],
+)  # fmt: skip
 def test_what_has_no_effect_on_answers_is_served(middle, tmp_path):
     report = package(Model(middle), tmp_path)
     assert all(note.startswith("called as") for note in report.notes)

@@ -7,6 +7,7 @@ much larger features.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
@@ -171,18 +172,13 @@ def _check_far(reference: Reference, graph: CheckGraph, pairs: Pairs | None, kin
 
 def with_other_weights(reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int) -> Rows:
     """Answers with other weights, larger ones; one row of NaN if the module fails."""
-    generator = torch.Generator().manual_seed(draw)
-    weights = [p for module in reference.modules for p in module.parameters() if p.is_floating_point()]
-    kept = [(p, p.detach().clone()) for p in weights]
+    generator, other = torch.Generator().manual_seed(draw), copy.copy(reference)
+    other.module, other.head = copy.deepcopy((reference.module, reference.head))
+    weights = [p.data for module in other.modules for p in module.parameters() if p.is_floating_point()]
+    for value in weights:
+        scale = _FACTOR * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
+        value.copy_(torch.randn(value.shape, generator=generator) * scale)
     try:
-        with torch.no_grad():
-            for parameter, value in kept:
-                scale = _FACTOR * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
-                parameter.copy_(torch.randn(value.shape, generator=generator) * scale)
-        return reference.answers(graph, pairs)
+        return other.answers(graph, pairs)
     except PackagingError:
         return np.full((1, 1), np.nan)
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept:
-                parameter.copy_(value)

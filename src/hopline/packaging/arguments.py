@@ -249,7 +249,7 @@ class Binding:
             _guard(graph._global_store, self.left_out, "")
             return graph
         of = self.node_types[0]
-        single = _Data(**self._tensors(slots, of))
+        single = Data(**self._tensors(slots, of))
         if of in self.members or self.seeds:  # elsewhere PyG has none
             single.batch = self._batch(slots, of)
         if self.seeds:
@@ -301,14 +301,13 @@ class Binding:
         return found
 
 
-class _Data(Data):
-    """A `Data` whose `"pe" in data` looks into its store, which may refuse it."""
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._store
+def _contains(data: Data, key: str) -> bool:
+    """As `Data.__contains__`; of guarded columns, as their store answers, which may refuse it."""
+    return key in (data._store if isinstance(data._store._mapping, _Guarded) else data.keys())
 
 
-_Data.__name__ = _Data.__qualname__ = Data.__name__  # forward may read it
+# a class of our own would be another one for `type(data) is Data`
+Data.__contains__ = _contains
 
 
 class _Guarded(dict[str, Any]):

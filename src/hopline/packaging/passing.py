@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import fx, nn
@@ -74,15 +75,13 @@ def grouped_as_values(model: nn.Module, create: Create, opens_norm: Callable[[],
     # it reads the number of groups from the index
     call = vars(Aggregation)["__call__"]
     del Aggregation.__call__
-    made = {name: getattr(torch, name) for name in ("ones", "zeros", "full", "empty")}
-    for name, function in made.items():
-        setattr(torch, name, _one_value(function, create))
+    fills = ("ones", "zeros", "full", "empty")
+    made: Any = {name: _one_value(getattr(torch, name), create) for name in fills}
     try:
-        yield
+        with patch.multiple(torch, **made):
+            yield
     finally:
         Aggregation.__call__ = call
-        for name, function in made.items():
-            setattr(torch, name, function)
         for names, name, value in replaced:
             names[name] = value
 
@@ -124,19 +123,15 @@ def passed_as_values(conv: MessagePassing) -> Iterator[None]:
             given = {name: each[::-1] if isinstance(each, tuple) else each for name, each in given.items()}
         return function(conv, edge_index, size=size, **given)
 
-    replaced = {
+    replaced: dict[str, Any] = {
         "propagate": partial(call, MessagePassing.propagate),
         "edge_updater": partial(call, MessagePassing.edge_updater),
         "_check_input": lambda edge_index, size: [None, None] if size is None else list(size),
         "_set_size": set_size,
         "_lift": lambda rows, edge_index, side: rows.index_select(0, edge_index[side]),
     }
-    vars(conv).update(replaced)
-    try:
+    with patch.multiple(conv, create=True, **replaced):
         yield
-    finally:
-        for name in replaced:
-            del vars(conv)[name]
 
 
 def _refusal(conv: MessagePassing, reason: str) -> NotSplittable:

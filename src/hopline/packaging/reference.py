@@ -11,8 +11,9 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -384,14 +385,10 @@ def originals_in_eval(*modules: object) -> Iterator[None]:
     A function or a hook that a module keeps may hold the module itself, which its copy then runs.
     """
     parts = [part for module in modules if isinstance(module, nn.Module) for part in module.modules()]
-    changed = [part for part in parts if part.training]
-    for part in changed:
-        part.training = False
-    try:
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(patch.object(part, "training", False))
         yield
-    finally:
-        for part in changed:
-            part.training = True
 
 
 def eval_copy(module: nn.Module) -> nn.Module:

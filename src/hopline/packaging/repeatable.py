@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import decimal
 import functools
+import logging
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -48,6 +51,19 @@ _REMEDIES: dict[Kind, str] = {
 }
 #: Types of generators that a model may keep.
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_LOGGER = logging.Logger
+_is_enabled, _level_of = _LOGGER.isEnabledFor, _LOGGER.getEffectiveLevel
+#: What may be read if answers do not change with it: name in code -> in words, and makes it another.
+_MOVED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "getcontext": ("decimal.getcontext()", lambda: decimal.localcontext(prec=7)),
+    **dict.fromkeys(
+        ("isEnabledFor", "getEffectiveLevel"),
+        ("a logger's level", lambda: patch.multiple(
+            _LOGGER, handle=lambda *_: None, isEnabledFor=lambda *its: not _is_enabled(*its),
+            getEffectiveLevel=lambda its: 97 - _level_of(its),
+        )),
+    ),
+}  # fmt: skip
 _SAME = "a server must answer the same question the same way"
 
 
@@ -269,13 +285,14 @@ class _Check:
                     continue
                 raise NotServable(
                     f"the model answers otherwise for {shown} than for the {role} of {of!r} of a graph, "
-                    "float32 of shape [n, d]: convert it at the start of forward as in training: x.long(), "
-                    "x.float(), x.view(-1, 1). Integers of Graph.from_pyg(data, columns=[name]) have their "
-                    "own dtype"
+                    "float32 of shape [n, d]: it reads the dtype or shape, or its arithmetic is another "
+                    "one (1 - x of uint8, torch.full_like(x, 0.5)). Convert it at the start of forward to "
+                    "what training had: x.float(), x.long(), x.view(-1, 1). Integers of Graph.from_pyg("
+                    "data, columns=[name]) have their own dtype"
                 )
 
     def variants(self) -> None:
-        """Refuse a module that reads the order of the types of a graph, or whether it is trained."""
+        """Refuse a module that reads the order of a graph's types, whether it is trained, or settings."""
         turned, trained = copy.copy(self._reference), copy.copy(self._reference)
         # edge types have the order of an HGTConv's metadata
         plain = copy.copy(turned)
@@ -283,6 +300,11 @@ class _Check:
         is_ordered = any(isinstance(part, HGTConv) for part in self._reference.module.modules())
         names = ["node_types", "relations", "attributed", "weighted"][: 1 if is_ordered else 4]
         given = plain.binding
+        read = {name for code in self.seen.codes for name in code.co_names}
+        for shown, moved in dict.fromkeys(_MOVED[name] for name in _MOVED if name in read):
+            with moved():
+                self.seen.readings |= {} if self._same(self._reference) else {shown: "the environment"}
+        _refuse_readings(self.seen)
         turned.binding = dataclasses.replace(given, **{name: getattr(given, name)[::-1] for name in names})
         trained.module = copy.deepcopy(self._reference.module)
         for parameter in trained.module.parameters():

@@ -483,8 +483,13 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
 
 
 def _is_hetero(call: _Call, roles: Mapping[str, Role]) -> bool:
+    of, dicts = next(iter(call.schema.node_types)), ("typing.dict", "dict", "<class 'dict")
     if len(call.schema.node_types) > 1 or ("data" in roles.values() and len(call.schema.edge_types) > 1):
         return True
-    hints = {name: str(call.parameters[name].annotation).lower() for name in roles}
-    dicts = ("typing.dict", "dict", "<class 'dict")
-    return any(name.endswith(ENDING) or hint.startswith(dicts) for name, hint in hints.items())
+    for name, role in roles.items():
+        hint = str(call.parameters[name].annotation).lower()
+        forms = (f"{name}[{of!r}]", f'{name}["{of}"]', f"{name}.x_dict")  # a HeteroData of one type
+        is_read = "heterodata" in hint or any(mentions(call.module, form) for form in forms)
+        if name.endswith(ENDING) or hint.startswith(dicts) or (role == "data" and is_read):
+            return True
+    return False

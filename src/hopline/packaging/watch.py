@@ -45,18 +45,21 @@ _SOURCES: dict[Kind, str] = {
     "random bytes": r"posix\.urandom|random\.Random\.__init__"
     r"|torch\.(random\.initial_seed|Generator\.seed)",
     "how it runs": r"torch\.((is|are)_\w+_enabled|get_(default|autocast|deterministic|float32)_\w+)"
-    r"|inspect\.(stack|trace|currentframe)|sys\._(getframe|current_frames)",
+    r"|torch\.backends\.(ContextProp\.__get__|cuda\.matmul)|inspect\.(stack|trace|currentframe)|sys\._(getframe|current_frames)",
     "a file": r"torch\.serialization\.(load|save)|_?io\.(open|Text|Buffer|File).*"
     r"|.*\.from_?file|(_?duckdb|h5py|lmdb)\..*"
     r"|posix\.([lf]?stat|open|read|listdir|scandir|access|readlink)",
     "the environment": r"os\._Environ\.__(getitem|iter|len)__|functools\.\w+\.cache_info|uuid\.getnode"
     r"|posix\.environ|time\.(tz|timez|altz|dayl)\w+|datetime\.\w+\.(fromtimestamp|timestamp|astimezone)"
     r"|builtins\.(hash|id)|torch\.get_num_\w*threads|gc\.(get|is)\w+|_thread\.get\w+"
+    r"|warnings\.filters|_?contextvars\.ContextVar\.get"
     r"|sys\.(?!max|std|float_info|int_info|hexversion|version_info|exc|intern|set)\w+"
     r"|(_?ctypes|_?locale|mmap|multiprocessing|platform|site|sysconfig|tempfile|threading)\..+",
 }
 #: These count where the user's own code names them.
-_ASKED_BY_LIBRARIES = re.compile(r"(builtins|gc|inspect|sys|_thread\.get\w+|threading|platform|_?locale)\b")
+_ASKED_BY_LIBRARIES = re.compile(
+    r"(builtins|_?contextvars|gc|inspect|sys|_thread\.get\w+|threading|platform|_?locale)\b"
+)
 #: Modules of the standard library in C whose functions answer the same for the same arguments, are above,
 #: or whose state is compared. Others read the process, another program, a database or the network.
 _SAME_ANSWERS = re.compile(
