@@ -65,7 +65,8 @@ def test_nan_and_inf_in_features_are_counted_and_the_first_is_placed():
     features[1, 2] = np.nan
     features[3, :2] = np.inf
     refused(
-        r"3 values in 2 rows are NaN or infinite; the first is nan in row 1, column 2 \('amount'\)",
+        r"3 values in 2 rows are NaN or infinite; the first is nan in row 1 \(the first row is 0\), "
+        r"column 2 \('amount'\)",
         [[0], [1]],
         features,
         feature_names=["a", "b", "amount"],

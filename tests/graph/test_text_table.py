@@ -101,6 +101,11 @@ def test_damaged_archives_are_refused(tmp_path, name, content):
         read(tmp_path, content, name)
 
 
+def test_a_byte_behind_an_archive_is_named(tmp_path):
+    with pytest.raises(GraphError, match="other bytes follow the archive's end"):
+        read(tmp_path, gzip.compress(b"src,dst\n1,2\n") + b"x", "e.csv.gz")
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [

@@ -190,6 +190,24 @@ def test_a_number_of_all_nodes_is_not_taken_for_one_of_edges(tmp_path):
         package(Centred(), tmp_path, homogeneous(weight=True), fanouts=[-1])
 
 
+class Thresholded(nn.Module):
+    """A head that branches on its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.bound, self.linear = nn.Parameter(torch.tensor(0.5)), nn.Linear(3, 1)
+
+    def forward(self, h):
+        return self.linear(h) if self.bound.item() > 0.1 else -self.linear(h)
+
+
+def test_a_condition_of_a_head_on_a_parameter_is_named(tmp_path):
+    with pytest.raises(
+        NotSplittable, match=r"a number that it reads from a tensor, as \.item\(\) does \(test_re"
+    ):
+        package(Two(), tmp_path, head=Thresholded(), task="binary")
+
+
 class Gated(Two):
     """Branches on parameters and buffers, which are the same in every call."""
 

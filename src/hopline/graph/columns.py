@@ -208,8 +208,8 @@ def _fill_and_check(
         else "are NaN or infinite"
     )
     raise GraphError(
-        f"{what}: {bad_values} values in {bad_rows} rows {why}; the first is {value} in row {row}, column "
-        f"{column}{named}. Fill, clip or drop them before building"
+        f"{what}: {bad_values} values in {bad_rows} rows {why}; the first is {value} in row {row} (the "
+        f"first row is 0), column {column}{named}. Fill, clip or drop them before building"
     )
 
 

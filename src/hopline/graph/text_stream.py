@@ -94,9 +94,11 @@ class Text:
                     self._progress(min(1.0, raw.tell() / size))
                 yield b""
         except _DAMAGED as error:
-            raise GraphError(
-                f"{self.path} cannot be read completely: {error}; is the archive damaged or truncated?"
-            ) from None
+            # it began as one
+            is_longer = isinstance(error, gzip.BadGzipFile) and str(error).startswith("Not a gzipped file")
+            why = f"{error}; is the archive damaged or truncated?"
+            why = "other bytes follow the archive's end; pack it again without them" if is_longer else why
+            raise GraphError(f"{self.path} cannot be read completely: {why}") from None
 
 
 class PlainStream(io.RawIOBase):

@@ -13,6 +13,7 @@ from copy import copy
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +27,7 @@ from torch.fx import config as fx_config
 from hopline.artifact import StageInput
 from hopline.errors import NotServable, NotSplittable
 from hopline.packaging.settled import refuse_codes, replace, settle
+from hopline.packaging.user_source import user_line
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
 OPSET = 18
@@ -118,6 +120,11 @@ def export(
             cause = cause.__cause__
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         why = f"{type(cause).__name__}: {' '.join(lines[:3])}"
+        if "DataDependent" in why:
+            why = (
+                f"a condition on a number that it reads from a tensor, as .item() does ({user_line(cause)})"
+                ": keep a Python number from __init__ on, or write torch.where"
+            )
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {why}") from error
 
 
@@ -296,16 +303,14 @@ def quiet() -> Iterator[None]:
     Its trace log formats every graph if the root logger has a handler: 20 times the export. It notes the
     stack for each node, which `_anonymous` would drop again.
     """
-    notes_none = fx_config.do_not_emit_stack_traces
-    fx_config.do_not_emit_stack_traces = True
     below = ("onnx", "export", "__trace", "fx.experimental.symbolic_shapes", "utils._sympy.interp")
     loggers = [logging.getLogger(f"torch.{name}") for name in below]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        nowhere = io.StringIO()
-        with warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
+        nowhere, notes_none = io.StringIO(), patch.object(fx_config, "do_not_emit_stack_traces", True)
+        with notes_none, warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
             # torch uses parts of itself that torch has deprecated.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -315,7 +320,6 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*assigned during export.*", category=UserWarning)
             yield
     finally:
-        fx_config.do_not_emit_stack_traces = notes_none
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
