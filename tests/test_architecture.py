@@ -125,7 +125,7 @@ BUDGET: dict[str, int] = {
     "memory": 400,
     "models": 1970,
     "observe": 983,
-    "packaging": 10948,
+    "packaging": 10934,
     "process": 1792,
     "records": 1564,
     "rollout": 4027,

@@ -10,7 +10,7 @@ import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.unseen import chosen, copied
+from hopline.packaging.probe import chosen, copied
 from hopline.types import InlineNode, ScoreRequest
 from tests.packaging.graphs import hetero, homogeneous
 

@@ -29,9 +29,8 @@ from hopline.engine.tasks import outputs_of
 from hopline.errors import NotSplittable, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
-from hopline.packaging.probe import Probe
+from hopline.packaging.probe import Probe, Unseen
 from hopline.packaging.reference import Rows
-from hopline.packaging.unseen import Unseen
 from hopline.types import AnyArray, IdArray, ScoredEdge, ScoreRequest, ScoreResult
 
 #: Absolute tolerance, and relative for values above 1.

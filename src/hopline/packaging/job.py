@@ -26,7 +26,7 @@ from hopline.packaging.check_graph import CheckGraph, Kinds
 from hopline.packaging.export import OPSET, export, export_stage
 from hopline.packaging.locality import check_sizes, explain, works_on_all
 from hopline.packaging.lower import trace_and_lower
-from hopline.packaging.probe import Probe
+from hopline.packaging.probe import Probe, Unseen, chosen, copied
 from hopline.packaging.proxy import BRANCH
 from hopline.packaging.reference import Pairs, Reference, Rows, check_numbers
 from hopline.packaging.regions import refuse_readouts
@@ -35,7 +35,6 @@ from hopline.packaging.settings import CheckedFanouts, Device, Windows, resolve_
 from hopline.packaging.several import Several, columns, of_output
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced
-from hopline.packaging.unseen import Unseen, chosen, copied
 from hopline.types import AnyArray, Progress
 
 if TYPE_CHECKING:

@@ -4,13 +4,16 @@ Strangers are nodes with real feature rows and drawn edges that no real node is 
 the sample of a real graph may lack: chains longer than the model reads, so that each seed's neighbourhood
 ends before the graph does; isolated nodes; a hub, and a node that many read. If a model's answer for a node
 depends on anything but the node's neighbourhood, it answers differently here than on that alone.
+
+Unseen nodes are copies of nodes, as a request describes them: the module answers for a copy on the graph
+with the copy in it, and a server from the request's lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +23,7 @@ from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.ids import RangeIds
 from hopline.graph.parts import Nodes
 from hopline.packaging.check_graph import CheckEdges, CheckGraph, Kinds
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, InlineNode
 
 Column = TypeVar("Column", FloatArray, IdArray)
 
@@ -29,6 +32,8 @@ _WIDTH = 3
 _ISOLATED = 2
 #: In-neighbours of the hub among the strangers: of a few, and of a crowd that the sample may lack.
 _FEW, CROWD = 24, 512
+#: Numbers of nodes and of their neighbours that are copied, so that copies refer to each other.
+_COPIES, _NEIGHBOURS = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +242,73 @@ def only(graph: CheckGraph, stays: Mapping[str, NDArray[np.bool_]]) -> CheckGrap
         src, dst = number[part.src][part.indices[kept]], number[part.dst][part.destinations[kept]]
         edges[key] = part.taken(kept, src, dst, int(stays[part.dst].sum()))
     return CheckGraph({name: rows[stays[name]] for name, rows in graph.features.items()}, edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Copies of nodes of one type.
+
+    Attributes:
+        check: the graph with the copies in it, behind all other nodes of the type; they have no outgoing
+            edges, except to each other.
+        of: the nodes that were copied, int64 [n].
+        nodes: the same as a request describes them.
+        linked: they refer to each other, and are requested together.
+    """
+
+    check: CheckGraph
+    of: IdArray
+    nodes: tuple[InlineNode, ...]
+    linked: bool
+
+
+def chosen(check: CheckGraph, node_type: str, asked: IdArray) -> IdArray:
+    """Nodes to copy: some of the requested nodes, and some of their neighbours, int64 [n]."""
+    picks = np.unique(np.linspace(0, len(asked) - 1, min(len(asked), _COPIES)).astype(np.int64))
+    found = dict.fromkeys(asked[picks].tolist())
+    near: list[int] = []
+    for edges in check.edges.values():
+        if edges.src == edges.dst == node_type:
+            for node in asked[picks].tolist():
+                near += edges.indices[edges.indptr[node] : edges.indptr[node + 1]][:2].tolist()
+    found |= dict.fromkeys(near[:_NEIGHBOURS])
+    return np.array(list(found), np.int64)
+
+
+def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> Unseen:
+    """Add copies of nodes to a graph, each with the in-edges of its original.
+
+    Args:
+        linked: in-edges from copied neighbours come from the copies; otherwise only self-loops do.
+    """
+    first = check.num_nodes(node_type)
+    copy = np.arange(first)
+    copy[of] = first + np.arange(len(of))
+    features = dict(check.features)
+    features[node_type] = np.concatenate([features[node_type], features[node_type][of]])
+    neighbors: list[dict[str, Any]] = [{} for _ in of]
+    attrs: list[dict[str, object]] = [{} for _ in of]
+    weights: list[dict[str, object]] = [{} for _ in of]
+    edges = dict(check.edges)
+    for key, part in check.edges.items():
+        if part.dst != node_type:
+            continue
+        places, ends = part.into(of)
+        src = part.indices[places]
+        if part.src == node_type:
+            src = np.where(linked | (src == of[ends]), copy[src], src)
+        for i in range(len(of)):
+            is_new = part.src == node_type
+            own = src[ends == i].tolist()
+            neighbors[i][key] = [f"copy {s - first}" if is_new and s >= first else s for s in own]
+            if part.attr is not None:
+                attrs[i][key] = part.attr[places[ends == i]]
+            if part.weight is not None:
+                weights[i][key] = part.weight[places[ends == i]]
+        both = np.append(part.indices, src), np.append(part.destinations, first + ends)
+        edges[key] = part.taken(np.append(np.arange(len(part.indices)), places), *both, first + len(of))
+    nodes = tuple(
+        InlineNode(features[node_type][first + i], neighbors[i], f"copy {i}", attrs[i], weights[i])
+        for i in range(len(of))
+    )
+    return Unseen(CheckGraph(features, edges), of, nodes, linked)
