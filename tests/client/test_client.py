@@ -340,7 +340,8 @@ class Script(BaseHTTPRequestHandler):
     """Answers what the test wrote down, one after another."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.paths.append(self.path)  # type: ignore[attr-defined]
         seen, plan = self.server.seen, self.server.plan  # type: ignore[attr-defined]
         seen.append(time.monotonic())
         status, body = plan.pop(0)
@@ -353,6 +354,8 @@ class Script(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    do_DELETE = do_POST
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -360,7 +363,7 @@ class Script(BaseHTTPRequestHandler):
 @pytest.fixture
 def scripted() -> Iterator[Any]:
     server: Any = HTTPServer(("127.0.0.1", 0), Script)
-    server.seen, server.plan = [], []
+    server.seen, server.plan, server.paths = [], [], []
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -607,6 +610,25 @@ def test_events_are_sent_and_their_outcome_is_read(make: Any, scripted: Any) -> 
     assert (outcome.refused[0].code, outcome.refused[0].reason) == ("unknown_node", "who?")
 
 
+def test_a_node_is_removed_once_by_the_path_of_its_id(make: Any, scripted: Any) -> None:
+    """A repetition after a lost answer would report a node that this call has removed as unknown."""
+    for node, node_type, path in [
+        (7, "node", "/v1/graph/nodes/node/7"),
+        (np.int64(-7), "node", "/v1/graph/nodes/node/-7"),
+        ("a bä?", "user", "/v1/graph/nodes/user/a%20b%C3%A4%3F"),
+    ]:
+        scripted.plan += [TAKEN]
+        assert make(scripted.url).remove_node(node, node_type).applied == 1
+        assert scripted.paths[-1] == path
+    scripted.plan += [AWAY]
+    with pytest.raises(errors.WriterUnavailable, match="made or not"):
+        make(scripted.url).remove_node(7)
+    for node in ("a/b", "..", "", "a\\b", "a\n", None, True, 1.5):
+        with pytest.raises(errors.BadRequest, match=r"a path cannot name node .* use send_events"):
+            make(scripted.url).remove_node(node)
+    assert len(scripted.seen) == 4
+
+
 AWAY = (503, {"error": {"code": "writer_unavailable", "message": "made or not", "retry_after_s": 0.01}})
 
 
@@ -623,6 +645,10 @@ def test_only_events_with_ids_are_sent_again(make: Any, scripted: Any) -> None:
 
 def test_a_server_whose_graph_does_not_change_says_so(make: Any, server: RunningServer) -> None:
     client = make(server.url)
-    for call in (lambda: client.send_events([{"op": "add_node", "node": 1}]), client.graph_state):
+    for call in (
+        lambda: client.send_events([{"op": "add_node", "node": 1}]),
+        lambda: client.remove_node(1),
+        client.graph_state,
+    ):
         with pytest.raises(errors.BadRequest, match=r"live\.enabled \(--live\)"):
             call()

@@ -124,7 +124,7 @@ def _curl(arguments: list[str]) -> Any:
     """What curl would print, as JSON."""
     url = next(word for word in arguments if word.startswith("http"))
     if "-d" not in arguments:
-        response = httpx.get(url)
+        response = httpx.request(arguments[arguments.index("-X") + 1] if "-X" in arguments else "GET", url)
     else:
         response = httpx.post(url, content=arguments[arguments.index("-d") + 1])
     assert response.is_success, f"{url}: {response.text}"

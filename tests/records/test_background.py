@@ -10,7 +10,6 @@ from hopline.records.background import BackgroundQueue
 async def test_what_was_put_is_worked_on_in_order_before_the_end():
     seen, dropped = [], Counter()
     queue = BackgroundQueue("test", seen.extend, 100, dropped)
-    queue.start()
     for number in range(50):
         queue.put(number)
     await queue.close()
@@ -29,7 +28,6 @@ async def test_what_there_is_no_room_for_is_counted_and_room_comes_back():
             seen.append(item)
 
     queue = BackgroundQueue("test", work, 10, dropped)
-    queue.start()
     queue.put("a", 8)
     assert began.wait(5)
     queue.put("b", 3)  # what is being worked on still counts
@@ -54,7 +52,6 @@ async def test_a_piece_of_work_that_fails_does_not_end_the_thread(caplog):
             seen.append(item)
 
     queue = BackgroundQueue("test", work, 100, Counter())
-    queue.start()
     queue.put(13)
     while not caplog.records:  # noqa: ASYNC110 - a thread tells
         await asyncio.sleep(0.01)

@@ -120,11 +120,7 @@ class World:
             self.edges = [each for each in self.edges if each[:2] != (src, dst)]
             return {"op": "remove_edge", "src": src, "dst": dst}
         if kind == 6 and src not in self.rows[:30]:  # which tests ask for
-            del self.nodes[src]
-            self.past.pop(src, None)
-            self.edges = [each for each in self.edges if src not in each[:2]]
-            self.rows[self.rows.index(src)] = ""
-            self.gone.append(src)
+            self.removed(src)
             return {"op": "remove_node", "node": src}
         features = row(rng, 6)
         name, op = (f"new{self.num_events}", "add_node") if kind == 7 else (src, "set_features")
@@ -139,6 +135,14 @@ class World:
             features = own[max(own)]
         self.nodes[name] = features
         return event
+
+    def removed(self, name: str) -> None:
+        """Let the removal of a node happen here."""
+        del self.nodes[name]
+        self.past.pop(name, None)
+        self.edges = [each for each in self.edges if name not in each[:2]]
+        self.rows[self.rows.index(name)] = ""
+        self.gone.append(name)
 
     def fresh(self) -> Graph:
         """A graph of what there is now, built from nothing; removed nodes are rows that nobody names."""

@@ -136,6 +136,10 @@ def test_only_who_may_administer_changes_the_graph(live: Live, keys: dict[str, s
     answer = httpx.post(url, json=[event], headers={"x-api-key": keys["score"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
     assert "admin" in answer.text
+    node = f"{live.server.url}/v1/graph/nodes/user/1"
+    assert httpx.delete(node).status_code == 401
+    answer = httpx.delete(node, headers={"x-api-key": keys["score"]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
     assert live.workers[0].graph()["sequence"] == 0
 
 
@@ -164,6 +168,15 @@ def test_edges_of_several_types_change_what_they_feed(shop: Shop, live: Live) ->
     (refused,) = worker.send([{"op": "add_edge", "src": 3, "dst": 5}]).json()["refused"]
     assert refused["code"] == "unknown_type"
     assert "user__buys__item" in refused["reason"]
+
+
+def test_integer_ids_of_paths_have_one_spelling(live: Live) -> None:
+    before = live.workers[0].graph()["sequence"]
+    for name, status in (("007", 400), ("+7", 400), ("1e3", 400), ("seven", 400), (str(2**70), 400),
+                         ("-7", 404), ("9999999", 404)):  # fmt: skip
+        answer = live.workers[0].http.delete(f"/v1/graph/nodes/user/{name}")
+        assert answer.status_code == status, answer.text
+    assert live.workers[0].graph()["sequence"] == before
 
 
 def test_nodes_beyond_the_room_are_refused_with_the_setting(shop: Shop, live: Live) -> None:

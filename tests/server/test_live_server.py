@@ -189,6 +189,30 @@ def test_refused_events_say_why_and_the_others_are_applied(world: World, live: L
     agree(world, live)
 
 
+def test_a_node_is_removed_by_delete_with_all_its_edges(world: World, live: Live) -> None:
+    """The next answer of any worker is that of a build without it; a second removal finds none."""
+    (name,) = [name for name in world.nodes if name not in world.rows[:30]][:1]
+    assert any(name in each[:2] for each in world.edges)
+    answer = live.workers[0].http.delete(f"/v1/graph/nodes/node/{name}")
+    world.removed(name)
+    assert (answer.status_code, answer.json()["applied"], answer.json()["refused"]) == (200, 1, [])
+    assert answer.json()["graph_version"] == live.workers[1].graph()["graph_version"]
+    agree(world, live)
+    for path, status, text in [
+        (f"node/{name}", 404, f"'{name}' of type 'node' is unknown"),
+        ("person/n1", 400, "person"),
+        ("node/n1?time=5", 400, "takes no body and no query string"),
+        ("node/n1%2F2", 404, "one spelling"),
+    ]:
+        refused = live.workers[1].http.delete(f"/v1/graph/nodes/{path}")
+        assert (refused.status_code, text in refused.text) == (status, True), refused.text
+    body = live.workers[0].http.request("DELETE", "/v1/graph/nodes/node/n1", content=b"{}")
+    assert (body.status_code, "takes no body" in body.text) == (400, True)
+    wrong = live.workers[0].http.get("/v1/graph/nodes/node/n1")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "DELETE")
+    agree(world, live)
+
+
 @pytest.mark.parametrize(
     ("content", "status", "what"),
     [

@@ -146,6 +146,7 @@ def test_bodies_of_types_that_pages_send_are_refused(kind: str) -> None:
     [
         ("POST", SCORE),
         ("POST", b"/v1/graph/events"),
+        ("DELETE", b"/v1/graph/nodes/node/1"),
         ("POST", b"/v1/rollouts"),
         ("POST", b"/v2/models/sage/infer"),
         ("POST", b"/v2/repository/models/sage/unload"),

@@ -57,6 +57,7 @@ def test_a_permission_is_for_the_model_of_the_path():
     assert access("/v1/models/fraud/versions/2/score").change == "score"
     assert access("/v1/models") == (None, "admin", "", False)
     assert access("/v1/rollouts") == (None, None, "", False)  # the body names the model
+    assert access("/v1/graph/nodes/account/a17").change == "admin"
     assert access("/metrics", open_metrics=True) is OPEN
     assert access("/metrics").view == "read"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, Unpack
@@ -11,37 +10,17 @@ from typing import Any, Self, Unpack
 import httpx2
 
 from hopline.client import wire
-from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
-from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body
+from hopline.client.exchange import POLL_S, PROBE_S, Connected
+from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body, node_path
 from hopline.client.wire import Edges, ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, GraphState, InlineNode, ModelInfo, ScoreResult
 
 
-class AsyncClient:
-    """An asynchronous client for scores. Cancelling a call withdraws it from the server's queue.
+class AsyncClient(Connected[httpx2.AsyncClient]):
+    """An asynchronous client for scores. Cancelling a call withdraws it from the server's queue."""
 
-    Args:
-        url, timeout, retries, verify, api_key, token: as for `Client`.
-    """
-
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8700",
-        *,
-        timeout: float | None = 30.0,
-        retries: int = 2,
-        verify: ssl.SSLContext | bool = True,
-        api_key: str | None = None,
-        token: str | None = None,
-    ) -> None:
-        self._timeout = timeout
-        self._retries = retries
-        headers = wire.credentials(api_key, token)
-        self._origin = wire.origin(url)
-        self._http = OnePerProcess(
-            lambda: httpx2.AsyncClient(base_url=url, verify=trust(url, verify), headers=headers)
-        )
+    _connections = httpx2.AsyncClient
 
     async def score(
         self,
@@ -80,8 +59,14 @@ class AsyncClient:
     ) -> EventsOutcome:
         """See `Client.send_events`."""
         body, may_repeat = events_body(events)
-        retries = self._retries if may_repeat else 0
-        content = await self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries)
+        content = await self.send("POST", EVENTS_PATH, body, timeout, self._retries if may_repeat else 0)
+        return wire.read_json(content, EventsOutcome)  # type: ignore[no-any-return]
+
+    async def remove_node(
+        self, node: ExternalId, node_type: str = "node", *, timeout: float | None = None
+    ) -> EventsOutcome:
+        """See `Client.remove_node`."""
+        content = await self.send("DELETE", node_path(node, node_type), timeout=timeout)
         return wire.read_json(content, EventsOutcome)  # type: ignore[no-any-return]
 
     async def graph_state(self) -> GraphState:
@@ -90,7 +75,7 @@ class AsyncClient:
 
     async def models(self) -> list[ModelInfo]:
         """See `Client.models`."""
-        return wire.read_models(await self.send("GET", "/v1/models"))
+        return wire.read_json(await self.send("GET", "/v1/models"), wire.Models).models  # type: ignore[no-any-return]
 
     async def ready(self) -> bool:
         """See `Client.ready`."""
@@ -132,9 +117,7 @@ class AsyncClient:
         retries: int | None = None,
     ) -> bytes:
         """See `Client.send`."""
-        if retries is None:
-            retries = self._retries if method == "GET" else 0
-        exchange = Exchange(body, self._timeout if timeout is None else timeout, retries)
+        exchange = self._begin(method, body, timeout, retries)
         while True:
             try:
                 arguments = exchange.arguments()

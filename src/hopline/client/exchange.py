@@ -8,12 +8,12 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from hopline.client.wire import encode, read_error
+from hopline.client.wire import credentials, encode, origin, read_error
 from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, Unavailable
 
 #: Seconds before the second attempt if the server sends no time; doubled each time.
@@ -54,6 +54,44 @@ class OnePerProcess(Generic[T]):
         """Return the connections of this process."""
         mine = self._by_process.get(os.getpid())
         return self._by_process.setdefault(os.getpid(), self._make()) if mine is None else mine
+
+
+class Connected(Generic[T]):
+    """Connections to one server.
+
+    Args:
+        url: "http://127.0.0.1:8700".
+        timeout: seconds for one call including all its attempts; None means no limit.
+        retries: further attempts after Overloaded, Unavailable and broken connections; see `send`.
+        verify: TLS verification; see `ssl.create_default_context(cafile=...)`. True: the usual authorities,
+            which the first client of a process reads for all.
+        api_key: created with `hopline auth new-key`, if the server requires one.
+        token: a JSON Web Token instead.
+    """
+
+    _connections: Callable[..., T]
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8700",
+        *,
+        timeout: float | None = 30.0,
+        retries: int = 2,
+        verify: ssl.SSLContext | bool = True,
+        api_key: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._retries = retries
+        self._origin = origin(url)
+        opened = partial(self._connections, base_url=url, headers=credentials(api_key, token))
+        self._http = OnePerProcess(lambda: opened(verify=trust(url, verify)))
+
+    def _begin(self, method: str, body: Any, timeout: float | None, retries: int | None) -> Exchange:
+        """The exchange of a call; only GET is repeated, unless `retries` is given."""
+        if retries is None:
+            retries = self._retries if method == "GET" else 0
+        return Exchange(body, self._timeout if timeout is None else timeout, retries)
 
 
 class Exchange:

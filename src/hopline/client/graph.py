@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from hopline.client.wire import encode, listed, plain
-from hopline.types import RefusedEvent
+from hopline.errors import BadRequest
+from hopline.types import ExternalId, RefusedEvent
 
+#: Names that no part of a path can have.
+_IN_NO_PATH = re.compile(r"|\.|\.\.|.*[/\\\x00-\x1f\x7f].*", re.DOTALL)
 EVENTS_PATH = "/v1/graph/events"
 GRAPH_PATH = "/v1/graph"
 
@@ -49,3 +54,11 @@ def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Ra
     rows = [plain(each) for each in listed(events, "events", "events")]
     has_ids = all(isinstance(each, dict) and each.get("id") is not None for each in rows)
     return msgspec.Raw(encode(rows, "events")), has_ids
+
+
+def node_path(node: ExternalId, node_type: str) -> str:
+    """The path of a node. Raises: BadRequest: no integer or text, or an id that no path can have."""
+    node = plain(node)
+    if type(node) not in (int, str) or any(map(_IN_NO_PATH.fullmatch, (node_type, str(node)))):
+        raise BadRequest(f"a path cannot name node {node!r} of type {node_type!r}; use send_events")
+    return f"{GRAPH_PATH}/nodes/{quote(node_type, safe='')}/{quote(str(node), safe='')}"

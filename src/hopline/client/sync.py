@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, Unpack
@@ -10,45 +9,21 @@ from typing import Any, Self, Unpack
 import httpx2
 
 from hopline.client import wire
-from hopline.client.exchange import POLL_S, PROBE_S, Exchange, OnePerProcess, trust
-from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body
+from hopline.client.exchange import POLL_S, PROBE_S, Connected
+from hopline.client.graph import EVENTS_PATH, GRAPH_PATH, EventsOutcome, events_body, node_path
 from hopline.client.wire import Edges, ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, GraphState, InlineNode, ModelInfo, ScoreResult
 
 
-class Client:
+class Client(Connected[httpx2.Client]):
     """A blocking client for scores; safe to share between threads.
 
     Answers are `ScoreResult` with NumPy arrays; the server's errors are raised as the same classes.
-
-    Args:
-        url: "http://127.0.0.1:8700".
-        timeout: seconds for one call including all its attempts; None means no limit.
-        retries: further attempts after Overloaded, Unavailable and broken connections; see `send`.
-        verify: TLS verification; see `ssl.create_default_context(cafile=...)`. True: the usual authorities,
-            which the first client of a process reads for all.
-        api_key: created with `hopline auth new-key`, if the server requires one.
-        token: a JSON Web Token instead.
+    The arguments are those of `hopline.client.exchange.Connected`.
     """
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8700",
-        *,
-        timeout: float | None = 30.0,
-        retries: int = 2,
-        verify: ssl.SSLContext | bool = True,
-        api_key: str | None = None,
-        token: str | None = None,
-    ) -> None:
-        self._timeout = timeout
-        self._retries = retries
-        headers = wire.credentials(api_key, token)
-        self._origin = wire.origin(url)
-        self._http = OnePerProcess(
-            lambda: httpx2.Client(base_url=url, verify=trust(url, verify), headers=headers)
-        )
+    _connections = httpx2.Client
 
     def score(
         self,
@@ -105,8 +80,19 @@ class Client:
             WriterUnavailable, LogFull, LogFailed: the message says what happened to the change.
         """
         body, may_repeat = events_body(events)
-        retries = self._retries if may_repeat else 0
-        content = self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries)
+        content = self.send("POST", EVENTS_PATH, body, timeout, self._retries if may_repeat else 0)
+        return wire.read_json(content, EventsOutcome)  # type: ignore[no-any-return]
+
+    def remove_node(
+        self, node: ExternalId, node_type: str = "node", *, timeout: float | None = None
+    ) -> EventsOutcome:
+        """Remove a node of the live graph, with all its edges; otherwise as `send_events`.
+
+        Raises:
+            NodeNotFound: there is none; also of a removal that is sent again after its answer was lost.
+            BadRequest: the type is unknown, no path can have the id, or the graph is read-only.
+        """
+        content = self.send("DELETE", node_path(node, node_type), timeout=timeout)
         return wire.read_json(content, EventsOutcome)  # type: ignore[no-any-return]
 
     def graph_state(self) -> GraphState:
@@ -115,7 +101,7 @@ class Client:
 
     def models(self) -> list[ModelInfo]:
         """Return the served models."""
-        return wire.read_models(self.send("GET", "/v1/models"))
+        return wire.read_json(self.send("GET", "/v1/models"), wire.Models).models  # type: ignore[no-any-return]
 
     def ready(self) -> bool:
         """Return True if the server accepts requests; False also if it cannot be reached."""
@@ -164,9 +150,7 @@ class Client:
         Args:
             retries: default: the client's for GET; 0 for other methods, whose effect could be doubled.
         """
-        if retries is None:
-            retries = self._retries if method == "GET" else 0
-        exchange = Exchange(body, self._timeout if timeout is None else timeout, retries)
+        exchange = self._begin(method, body, timeout, retries)
         while True:
             try:
                 with self._http.get().stream(method, path, **exchange.arguments()) as response:

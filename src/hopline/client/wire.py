@@ -106,7 +106,9 @@ class _Failure(msgspec.Struct):
 _EXACT = frozenset({int, str, bool, type(None)})
 
 
-class _Models(msgspec.Struct):
+class Models(msgspec.Struct):
+    """The list of models."""
+
     models: list[ModelInfo]
 
 
@@ -275,12 +277,6 @@ def read_json(content: bytes, kind: Any = Any) -> Any:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE as error:
         raise errors.HoplineError(f"the server's response cannot be read: {error}") from None
-
-
-def read_models(content: bytes) -> list[ModelInfo]:
-    """Decode the model list."""
-    models: list[ModelInfo] = read_json(content, _Models).models
-    return models
 
 
 def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineError:

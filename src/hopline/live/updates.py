@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import heapq
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -163,6 +164,8 @@ class _StreamSender:
 #: Refused events that an answer lists, and requests of a worker whose nodes are being added.
 _MAX_LISTED, _MAX_KEPT = 1_000, 1_000
 _BY_EVENTS = "send events to /v1/graph/events, and then ask for the nodes by their ids, with min_version"
+#: Ids in paths that are integers: each has one spelling.
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 #: JSON of this size takes less than two milliseconds to read, whatever its content.
 _SMALL_BYTES = 8 * 1024
 
@@ -281,6 +284,21 @@ class LiveUpdates:
         num_more = max(0, len(applied.rejected) - _MAX_LISTED)
         return self._outcome(applied, version, duplicates, refused, num_more)
 
+    async def remove_node(self, node_type: str, node: str, deadline: float | None = None) -> dict[str, Any]:
+        """Remove a node with all its edges; otherwise as `apply`.
+
+        Args:
+            node: its id as text, also where ids are integers.
+        Raises: NodeNotFound: the graph has none. BadRequest: no such type, or such an id. Conflict.
+        """
+        schema = self._decoder.schema.node_types.get(node_type)
+        is_number = schema is not None and schema.id_kind != "string" and _INTEGER.fullmatch(node)
+        event = {"op": "remove_node", "node_type": node_type, "node": int(node) if is_number else node}
+        answer = await self.apply(msgspec.json.encode([event]), deadline)
+        for refused in answer["refused"]:
+            raise _refusal(refused["code"], refused["reason"], event["node"])
+        return answer
+
     def keep(self, work: Work, info: ModelInfo, accept: Callable[[Work], object]) -> None:
         """Add the inline and context nodes of a request to the graph, then pass it on with their ids.
 
@@ -354,11 +372,9 @@ class LiveUpdates:
         at, code, reason = min(faults)
         self._count["refused"].inc(len(events))
         text = f"{places[at]}: {reason}. Nothing was added to the graph"
-        if code == "unknown_node":
-            raise NodeNotFound(text, [events[at].dst if reason.startswith("dest") else events[at].src])
         if code == "node_exists":
-            raise Conflict(f"{text}: keep adds new nodes; ask for this one by its id")
-        raise Conflict(text) if code == "full" else BadRequest(text)
+            text += ": keep adds new nodes; ask for this one by its id"
+        raise _refusal(code, text, events[at].dst if reason.startswith("dest") else events[at].src)
 
     def _events_of(self, request: ScoreRequest, node_type: str) -> tuple[list[Any], list[str], Decoded]:
         """Events that add the nodes of a request, the place of each, and what they change."""
@@ -417,6 +433,13 @@ class LiveUpdates:
         """Time since the graph contained all events; None until the writer has answered once."""
         with self._graph as graph:
             return max(0, int(time.time() * 1e3) - graph.through_ms) if graph.through_ms else None
+
+
+def _refusal(code: str, text: str, node: Any) -> HoplineError:
+    """The error of a request whose only event, or one of them, was refused, about a node."""
+    if code == "unknown_node":
+        return NodeNotFound(text, [node])
+    return Conflict(text) if code in ("node_exists", "full") else BadRequest(text)
 
 
 def _whole(changes: Changes, key: str) -> Changes:

@@ -115,30 +115,6 @@ class Sketch(msgspec.Struct):
         """Number of counted values."""
         return sum(self.counts)
 
-    def update(self, values: Any) -> None:
-        """Count values: numbers or None."""
-        self.counts = [
-            mine + new for mine, new in zip(self.counts, self.bins.count(values).tolist(), strict=True)
-        ]
-
-    def add(self, other: Sketch) -> None:
-        """Add the counts of another sketch with the same bins.
-
-        Raises: ValueError: its bins differ.
-        """
-        if other.bins != self.bins:
-            raise ValueError("sketches of different bins cannot be added")
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-
-    def empty_copy(self) -> Self:
-        """A sketch with the same bins and no counts."""
-        return type(self)(self.bins)
-
-    def shares(self) -> list[float]:
-        """Share of each bin; all 0 if nothing was counted."""
-        total = self.num_values or 1
-        return [count / total for count in self.counts]
-
 
 class Comparison(NamedTuple):
     """A comparison of current values with their reference.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class BackgroundQueue(Generic[T]):
-    """A bounded queue and its thread.
+    """A bounded queue and its thread, which runs from now on.
 
     Args:
         name: name of the thread, also in log messages.
@@ -51,9 +51,6 @@ class BackgroundQueue(Generic[T]):
         self._num_put = self._num_taken = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def put(self, item: T, count: int = 1) -> None:
@@ -67,8 +64,7 @@ class BackgroundQueue(Generic[T]):
     async def close(self) -> None:
         """Process pending items for up to `close_s`."""
         self._stop.set()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, self._close_s)
+        await asyncio.to_thread(self._thread.join, self._close_s)
         if self._thread.is_alive():
             log.warning("%s: stopped with %d pending", self._name, self._num_put - self._num_taken)
 

@@ -49,7 +49,6 @@ class AccessLog:
         self._background: BackgroundQueue[Ran] = BackgroundQueue(
             "hopline-access-log", self._write, _ROOM, dropped
         )
-        self._background.start()
 
     def record(self, ran: Ran) -> None:
         """Record finished requests: a third of a microsecond for any number of requests."""
@@ -119,10 +118,6 @@ class DriftRecorder(_Owned, Protocol):
 
     def start(self) -> None:
         """Begin to work."""
-        ...
-
-    def report(self, model: str | None = None) -> dict[str, Any]:
-        """The response of `/v1/drift`, of all models or in detail of one; reads files: call on a thread."""
         ...
 
 

@@ -270,7 +270,7 @@ class HttpApp:
         return Response(body, 200, kind, b"%bvary: accept\r\n" % id_line)
 
     def _options(self, request: Request, id_line: bytes) -> Response:
-        return Response(b"", headers=id_line + b"allow: GET, HEAD, POST, OPTIONS\r\n")
+        return Response(b"", headers=id_line + b"allow: GET, HEAD, POST, DELETE, OPTIONS\r\n")
 
     def _index(self, request: Request, id_line: bytes) -> Response:
         return Response(index_page(self._service), 200, _HTML, id_line)
@@ -344,6 +344,12 @@ class HttpApp:
         deadline = deadline_after(None, request.headers.get(b"timeout-ms"), time.monotonic())
         return self._work(graph_updates(self._service).apply(request.body, deadline), id_line)
 
+    def _remove_node(self, node_type: str, node: str, request: Request, id_line: bytes) -> Pending:
+        if request.body or b"?" in request.target:
+            raise BadRequest("DELETE takes no body and no query string; /v1/graph/events takes event ids")
+        deadline = deadline_after(None, request.headers.get(b"timeout-ms"), time.monotonic())
+        return self._work(graph_updates(self._service).remove_node(node_type, node, deadline), id_line)
+
     def _begin_rollout(self, request: Request, id_line: bytes) -> Pending:
         if self._guard is not None:
             client_of(request).check("admin", named_model(request.body))
@@ -366,13 +372,6 @@ class HttpApp:
             return Response(msgspec.json.encode(result), headers=id_line)
 
         return Working(self, asyncio.ensure_future(work), respond, id_line, oip=False)
-
-    # Drift
-
-    def _drift(self, model: str | None, request: Request, id_line: bytes) -> Pending:
-        if drift := self._service.drift:
-            return self._work(asyncio.to_thread(drift.report, model), id_line)
-        raise BadRequest("this server does not monitor drift; set drift.enabled and drift.path")
 
     def _shows(self, request: Request, model: str) -> bool:
         """Return True if a list shows this model to the client of the request."""
@@ -425,10 +424,9 @@ class HttpApp:
             "model": Handler(self._describe),
             "score": Handler(self._score, score_check),
             "predict": Handler(self._predict, check_json),
-            "drift": Handler(functools.partial(self._drift, None)),
-            "model_drift": Handler(self._drift),
             "graph": Handler(self._graph),
             "graph_events": Handler(self._events),  # limits its own bodies
+            "remove_node": Handler(self._remove_node),
             "rollouts": Handler(self._rollouts),
             "begin_rollout": Handler(self._begin_rollout, check_change),
             "rollout": Handler(self._rollout),

@@ -294,15 +294,3 @@ class Applied(msgspec.Struct):
     duplicates: list[int] | UnsetType = UNSET
     accepted: int | UnsetType = UNSET
     num_refused: int | UnsetType = UNSET
-
-
-class Drift(msgspec.Struct):
-    """Drift of versions against their reference.
-
-    Attributes:
-        model: if the request was for one model.
-    """
-
-    thresholds: dict[str, float]
-    versions: list[dict[str, Any]]
-    model: str | UnsetType = UNSET

@@ -57,6 +57,7 @@ class Operation:
         versioned: `/versions/{version}` may follow `{model}`.
         timed: the header `timeout-ms` limits it.
         names_model: the body names the model that the permission is required for.
+        deletes: the method is DELETE, which has no body.
         group: in the documentation; "" takes that of the path.
     """
 
@@ -76,12 +77,13 @@ class Operation:
     negative: bool = False
     timed: bool = False
     names_model: bool = False
+    deletes: bool = False
     group: str = ""
 
     @property
-    def method(self) -> Literal["GET", "POST"]:
+    def method(self) -> Literal["GET", "POST", "DELETE"]:
         """The method: POST with a body."""
-        return "GET" if self.body is None else "POST"
+        return "DELETE" if self.deletes else "GET" if self.body is None else "POST"
 
     @property
     def tag(self) -> str:
@@ -107,7 +109,6 @@ class Operation:
 #: Begin of a path -> group of its routes in the documentation.
 _TAGS = {
     "/v1/models": "models",
-    "/v1/drift": "drift",
     "/v1/graph": "live graph",
     "/v1/rollouts": "rollouts",
     "/v2/repository": "repository",
@@ -157,14 +158,14 @@ OPERATIONS: tuple[Operation, ...] = (
     _metadata("model", "/v1/models/{model}", "One model: inputs, outputs, versions and properties.",
               ModelInfo),
     _SCORE,
-    Operation("drift", "/v1/drift", "A summary of the drift of every version.", "read", answers.Drift),
-    Operation("model_drift", "/v1/drift/{model}", "The drift of each quantity of the model's versions.",
-              "read", answers.Drift),
     Operation("graph", "/v1/graph", "The state of the live graph.", "read", GraphState),
     Operation("graph_events", "/v1/graph/events",
               "Change the live graph. Answers when the changes are durable and visible.", "admin",
               answers.Applied, events.BODY, example=_EVENTS, body_types=(JSON, NDJSON, ARROW),
               body_required=True, timed=True),
+    Operation("remove_node", "/v1/graph/nodes/{node_type}/{node}",
+              "Remove a node of the live graph, with all its edges.", "admin", answers.Applied,
+              statuses=(404, 409), timed=True, deletes=True),
     Operation("rollouts", "/v1/rollouts", "Versions and rollouts of every model.", "any", answers.Rollouts),
     Operation("begin_rollout", "/v1/rollouts", "Begin a rollout.", "admin", Rollout, RolloutRequest,
               example=_CANARY, body_required=True, statuses=_CHANGE, names_model=True),

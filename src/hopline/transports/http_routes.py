@@ -23,14 +23,14 @@ from turnserve.http1.messages import Pending, Request, Response
 _BODY_FIELDS = frozenset(
     {*ScoreBody.__struct_encode_fields__, "timeout", "serve", "force", "graph", "groups", "reason"}
 )
-_METHODS = {"GET": (b"GET", b"HEAD"), "POST": (b"POST",)}
+_METHODS = {"GET": (b"GET", b"HEAD"), "POST": (b"POST",), "DELETE": (b"DELETE",)}
 
 
 class Handler(NamedTuple):
     """The handling of an operation.
 
     Attributes:
-        handle: called with the path's model and version, if it has them, the request and its id line.
+        handle: called with the path's parameters, such as the model, the request and its id line.
         check: counts large bodies before they are decoded.
     """
 
@@ -135,9 +135,9 @@ def access_of(operations: Iterable[Operation], model: str, *, open_metrics: bool
 
 
 def _arguments(operation: Operation, values: Mapping[str, str]) -> list[str | None]:
-    """Return the arguments of a handler: the model, and the version if the path may have one."""
-    arguments: list[str | None] = [values["model"]] if "model" in values else []
-    return [*arguments, values.get("version")] if operation.versioned else arguments
+    """Return the arguments of a handler: the path's parameters, and the version if it may have one."""
+    arguments = [value for name, value in values.items() if name != "version"]
+    return [*arguments, values.get("version")] if operation.versioned else [*arguments]
 
 
 def without_fields(route: Route, query: bytes) -> Route:

@@ -60,6 +60,8 @@ _HEADERS: dict[str, dict[str, Any]] = {
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "model": {"in": "path", "required": True, "description": "Name of a model or pipeline."},
     "version": {"in": "path", "required": True, "description": "A version of the model."},
+    "node_type": {"in": "path", "required": True, "description": "A node type: `node` if there is one."},
+    "node": {"in": "path", "required": True, "description": "Id of a node."},
     "timeout-ms": {
         "in": "header",
         "description": "Time limit of the answer, milliseconds.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -56,6 +56,30 @@ class Sketch(NumberSketch):
     """As `NumberSketch`, also of values with a text form, in `CategoryBins`."""
 
     bins: Bins  # type: ignore[assignment]
+
+    def update(self, values: Any) -> None:
+        """Count values: numbers or None."""
+        self.counts = [
+            mine + new for mine, new in zip(self.counts, self.bins.count(values).tolist(), strict=True)
+        ]
+
+    def add(self, other: Sketch) -> None:
+        """Add the counts of another sketch with the same bins.
+
+        Raises: ValueError: its bins differ.
+        """
+        if other.bins != self.bins:
+            raise ValueError("sketches of different bins cannot be added")
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+
+    def empty_copy(self) -> Self:
+        """A sketch with the same bins and no counts."""
+        return type(self)(self.bins)
+
+    def shares(self) -> list[float]:
+        """Share of each bin; all 0 if nothing was counted."""
+        total = self.num_values or 1
+        return [count / total for count in self.counts]
 
 
 def category_bins(reference: Any, top: int = 20) -> CategoryBins:

@@ -78,7 +78,6 @@ class TraceRecorder:
         self._background: BackgroundQueue[tuple[Ran, list[int]]] = BackgroundQueue(
             "hopline-traces", self._send, settings.max_pending, lost("queue")
         )
-        self._background.start()
 
     def record(self, ran: Ran) -> None:
         """Record the requests that are traced: 0.1 µs for each one that is not."""
