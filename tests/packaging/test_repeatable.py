@@ -466,6 +466,8 @@ def logs_if_it_is_on(_, h):
 
 
 def counts_in_decimal(_, h):
+    cents = decimal.Decimal("1234567890.123").quantize(decimal.Decimal("0.01"))
+    assert decimal.getcontext().divide(cents, 2)
     decimal.getcontext().prec = 40
     with warnings.catch_warnings(), torch.backends.cudnn.flags(enabled=False):
         warnings.simplefilter("ignore")
@@ -527,6 +529,16 @@ def test_records_of_a_library_s_logging_are_not_the_user_s(tmp_path):
         package(Model(logs), tmp_path)
     finally:
         logging.setLogRecordFactory(before)
+
+
+def test_flags_that_a_library_reads_are_not_the_user_s(tmp_path):
+    """Kernels of attention are chosen so."""
+    code = (
+        "def twice(h):\n    return h * 2 if torch.backends.mkldnn.enabled and CONTEXT.get() == 0 else h + h"
+    )
+    space = {"torch": torch, "CONTEXT": contextvars.ContextVar("calls", default=0)}
+    exec(compile(code, f"{Path(np.__file__).parent}/twice.py", "exec"), space)
+    package(Model(lambda _, h: space["twice"](h)), tmp_path)
 
 
 def test_answers_that_depend_on_requires_grad_are_refused(tmp_path):

@@ -55,7 +55,7 @@ _LOGGER = logging.Logger
 _is_enabled, _level_of = _LOGGER.isEnabledFor, _LOGGER.getEffectiveLevel
 #: What may be read if answers do not change with it: name in code -> in words, and makes it another.
 _MOVED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
-    "getcontext": ("decimal.getcontext()", lambda: decimal.localcontext(prec=7)),
+    "getcontext": ("decimal.getcontext()", lambda: decimal.localcontext(prec=97)),
     **dict.fromkeys(
         ("isEnabledFor", "getEffectiveLevel"),
         ("a logger's level", lambda: patch.multiple(

@@ -58,7 +58,7 @@ _SOURCES: dict[Kind, str] = {
 }
 #: These count where the user's own code names them.
 _ASKED_BY_LIBRARIES = re.compile(
-    r"(builtins|_?contextvars|gc|inspect|sys|_thread\.get\w+|threading|platform|_?locale)\b"
+    r"(builtins|_?contextvars|gc|inspect|sys|_thread\.get\w+|threading|platform|_?locale|torch\.backends)\b"
 )
 #: Modules of the standard library in C whose functions answer the same for the same arguments, are above,
 #: or whose state is compared. Others read the process, another program, a database or the network.
