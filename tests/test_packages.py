@@ -67,7 +67,7 @@ BUDGET = {
     "hopline-tabular": 3313,
     "hopline-tokens": 629,
     "hopline-weights": 577,
-    "hopline-why": 874,
+    "hopline-why": 1186,
     "turnserve": 5479,
 }
 

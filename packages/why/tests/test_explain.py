@@ -5,6 +5,8 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hopline.errors import BadRequest, NodeNotFound
 from hopline.types import ScoreRequest
@@ -63,6 +65,20 @@ def test_every_coalition_is_the_score_request_with_its_edits_to_the_bit(worlds, 
             assert requests[-1].edits == ()
             answered = [outcome.outputs["logits"][0] for outcome in answerer.answer(requests)]
             np.testing.assert_array_equal(logits, np.stack(answered))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@given(data=st.data())
+def test_states_that_coalitions_share_are_those_of_each_alone(worlds, name, data):
+    explainer = Explainer(worlds(name).model(cached=True))
+    user, most = data.draw(st.integers(0, 39)), data.draw(st.sampled_from([3, 8, 20, 40]))
+    game, _ = explainer._game(f"u{user}", Options(players=most))
+    full = int(shapley.full(len(game.players.found)))
+    coalitions = np.array(data.draw(st.lists(st.integers(0, full), min_size=1, max_size=40)), np.uint64)
+    assert game.variants.is_shared == (not name.startswith("gcn"))
+    shared = game.outputs(coalitions, "logits")
+    game.variants.is_shared = False
+    np.testing.assert_array_equal(shared, game.outputs(coalitions, "logits"))
 
 
 def scored_by_module(own, game, coalition, user):

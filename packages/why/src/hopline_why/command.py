@@ -53,6 +53,13 @@ def explain(
     ] = None,
     pairs: Annotated[int, typer.Option(help="Pairs of orders that are drawn.", min=2)] = 4,
     exact: Annotated[bool, typer.Option("--exact", help="All coalitions, of up to 12 players.")] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="A score of at least this is a decision: also find what flips it."),
+    ] = None,
+    changeable: Annotated[
+        list[str] | None, typer.Option(help="Name that a flip may leave out; repeatable. Default: all.")
+    ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
     settings: AnySetting = None,
@@ -86,12 +93,14 @@ def explain(
         background={} if background is None else _read(background, "--background", dict[str, float]),
         pairs=pairs,
         exact=exact,
+        threshold=threshold,
+        changeable=changeable or [],
     )
     found = Explainer(loaded).explain(node if is_text else integer_id(node), options)
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
-        _show(found)
+        _show(found, threshold)
 
 
 def _read(path: Path, option: str, kind: Any) -> Any:
@@ -101,7 +110,7 @@ def _read(path: Path, option: str, kind: Any) -> Any:
         raise BadRequest(f"{option} {path}: {error}") from None
 
 
-def _show(found: Explanation) -> None:
+def _show(found: Explanation, threshold: float | None) -> None:
     from rich.table import Table
 
     from hopline.commands.screen import Screen
@@ -121,3 +130,10 @@ def _show(found: Explanation) -> None:
     screen = Screen(markup=False)
     screen.print(table)
     screen.print(f"Sum: {found.score - found.background:+.6g}. {found.evaluations} scores; {found.absent}.")
+    if found.flip is not None:
+        which = "smallest" if found.flip.is_smallest else "small"
+        screen.print(
+            f"Without {', '.join(found.flip.without)} it is {found.flip.score:.6g}: a {which} flip."
+        )
+    elif threshold is not None:
+        screen.print("No set was found that flips the decision.")

@@ -8,19 +8,24 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from hopline.engine.answer import Answerer
 from hopline.engine.edits import overlays_of
 from hopline.engine.model import Model
-from hopline.errors import BadRequest, NodeNotFound
+from hopline.errors import BadRequest, HoplineError, NodeNotFound
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import ContextId, ContextNode, EdgeEdit, Edit, ExternalId, FloatArray, ScoreRequest
 from hopline_why import shapley
+from hopline_why.flip import Scored, smallest_flip
 from hopline_why.game import Game
 from hopline_why.players import MOST_EDGES, Group, Player, column_names, players_of
+from hopline_why.shapley import Values
 
 #: Players up to which all coalitions are scored: 256 of them.
 EXACT = 8
 #: The same where the caller asks for exact values: 4,096.
 MOST_EXACT = 12
+#: Sets that are scored for a flip: all of up to three of 20 players.
+_MOST_FLIPS = 1_500
 #: Rows of which the medians are taken; of more, every so manieth.
 _ROWS = 65_536
 
@@ -36,6 +41,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         background: column -> its value where it is absent; for columns that it lacks the graph's median.
         pairs: of orders that are drawn, each with its reverse.
         exact: all coalitions, of up to `MOST_EXACT` players.
+        threshold: a score of at least this is one decision, and a smaller one is the other. None: no flip
+            is searched.
+        changeable: names of players that a flip may leave out; empty: all.
     """
 
     output: str = "logits"
@@ -45,6 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     background: dict[str, float] = {}
     pairs: int = 4
     exact: bool = False
+    threshold: float | None = None
+    changeable: list[str] = []
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +79,21 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     absent: float | None = None
 
 
+class Flip(msgspec.Struct, frozen=True, kw_only=True):
+    """A small set of players without which the decision is the other one.
+
+    Attributes:
+        without: their names. score: of the node without them, by a score request with `edits`.
+        edits: "if" of that request.
+        is_smallest: all smaller sets were scored, and none of them flips the decision.
+    """
+
+    without: tuple[str, ...]
+    score: float
+    is_smallest: bool
+    edits: tuple[Edit, ...] = msgspec.field(name="if")
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Reasons of a score.
 
@@ -80,6 +105,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         method: "exact", or "orders": means over drawn orders of the players.
         evaluations: coalitions that were scored.
         reasons: by size of their values, the largest first.
+        flip: None if no threshold was given, or no set was found that flips the decision.
     """
 
     model: str
@@ -95,6 +121,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["exact", "orders"]
     evaluations: int
     reasons: tuple[Reason, ...]
+    flip: Flip | None = None
 
 
 class Explainer:
@@ -146,6 +173,7 @@ class Explainer:
             each = scored(shapley.coalitions_of(drawn))
             values, errors = shapley.sampled(drawn, each)
             ends = each[0, 0], each[0, -1]
+        flip = self._flip(game, node, options, column, scored, values, float(ends[1]))
         order = np.lexsort((np.arange(count), -np.abs(values)))
         return Explanation(
             model=model.spec.name,
@@ -163,6 +191,40 @@ class Explainer:
             reasons=tuple(
                 _reason(game, k, found[k], float(values[k]), float(errors[k])) for k in order.tolist()
             ),
+            flip=flip,
+        )
+
+    def _flip(
+        self, game: Game, node: ExternalId, options: Options, column: int, scored: Scored, values: Values,
+        score: float,
+    ) -> Flip | None:  # fmt: skip
+        """The flip, scored by a request that has its edits."""
+        names = [player.name for player in game.players.found]
+        if lost := {*options.changeable} - {*names}:
+            raise BadRequest(f"changeable: {min(lost)!r} is none of {', '.join(names)}")
+        if options.threshold is None:
+            return None
+        changeable = [
+            k for k, name in enumerate(names) if not options.changeable or name in options.changeable
+        ]
+        found = smallest_flip(scored, values, score, options.threshold, changeable, _MOST_FLIPS)
+        if found is None:
+            return None
+        without, is_smallest = found
+        edits = game.edits(int(shapley.full(len(names))) - sum(1 << player for player in without))
+        model = self._model
+        nodes: Any = [node]
+        request = ScoreRequest(model.spec.name, nodes, outputs=(options.output,), edits=edits)
+        (outcome,) = Answerer(model, (options.output,), MOST_EDGES).answer([request])
+        if isinstance(outcome, HoplineError):
+            raise outcome
+        verified = float(outcome.outputs[options.output].reshape(1, -1)[0, column])
+        assert (verified >= options.threshold) != (score >= options.threshold)
+        return Flip(
+            without=tuple(names[player] for player in without),
+            score=verified,
+            is_smallest=is_smallest,
+            edits=edits,
         )
 
     def _game(self, node: ExternalId, options: Options) -> tuple[Game, str]:
@@ -239,7 +301,9 @@ class Explainer:
         if options.output not in offered:
             known = ", ".join(offered) or "none"
             raise BadRequest(f"output {options.output!r} has no reasons; those that have: {known}")
-        (row,) = game.outputs(np.array([shapley.full(len(game.players.found))]), options.output)
+        name = spec.head.node_type
+        states = model.final_states({name: np.array([game.node])})[name]
+        (row,) = model.outputs((options.output,), states)[options.output]
         width = np.size(row)
         if isinstance(options.klass, str):
             classes: Sequence[str] = spec.classes if spec.task != "several" else ()

@@ -106,8 +106,8 @@ def players_of(
     lists, of_item = {}, np.append(found.of_item, -1)  # the last one: entries without an item
     for place, (neighbors, items, positions) in edges.lists.items():
         lists[place] = neighbors, of_item[items], positions
-        for number in of_item[items][of_item[items] >= 0].tolist():
-            found.players[number].size += 1
+        for number, count in enumerate(np.bincount(of_item[items] + 1).tolist()[1:]):
+            found.players[number].size += count
     return Players(found.players, found.of_column, lists)
 
 
