@@ -265,7 +265,8 @@ def _as_child(words: Sequence[str], files: Collection[int]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as an interpreter does that begins
+        signal.signal(number, signal.SIG_IGN)
     atexit._clear()
     atexit.register(logging.shutdown)
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as the parent's folders
