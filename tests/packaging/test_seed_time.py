@@ -15,13 +15,12 @@ from torch_geometric.utils import softmax
 import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import StateCachePlan, load_model
-from hopline.errors import ArtifactError, BadRequest, NotSplittable, PackagingError, ParityError
+from hopline.errors import BadRequest, NotSplittable, PackagingError, ParityError
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
 from hopline.types import ContextNode, EdgeEdit, Edit, InlineNode, ScoreRequest
 from tests.jobs.batch.conftest import online, score
 from tests.packaged import package
-from tests.packaging.live_graph import live_view
 
 DAY, BEGIN = 86_400, 1_500_000_000
 TIMED = ("user", "event")
@@ -372,12 +371,6 @@ def test_a_graph_without_times_is_refused(tmp_path, edges):
         hopline.package(Ages(), graph, tmp_path, name="m", fanouts=[-1, -1], task="binary")
 
 
-def test_a_live_graph_is_refused(tmp_path, graph_of_edges):
-    report = package(Ages(), graph_of_edges, tmp_path, name="m", fanouts=[-1, -1], task="binary")
-    with pytest.raises(ArtifactError, match="a live graph has none"):
-        load_model(report.path, report.spec, live_view(graph_of_edges))
-
-
 class Optional(Ages):
     def forward(self, x, edge_index, edge_attr, edge_time, batch, seed_time=None):
         assert seed_time is not None
@@ -478,5 +471,3 @@ def test_requests_with_their_own_edges_are_refused_by_a_model_with_windows(tmp_p
         assert "windows of time, and a request cannot change the graph" in str(outcome)
         assert "with or without times of edges" in str(outcome)
         assert "ask a model packaged without windows=" in str(outcome)
-    with pytest.raises(ArtifactError, match="a live graph has none"):
-        load_model(report.path, report.spec, live_view(graph_of_edges))

@@ -132,12 +132,15 @@ def has_changed_at(spec: ModelSpec, graph: LiveView) -> bool:
     plan = graph.memory.plan
     inputs = [each for stages in spec.levels for stage in stages.values() for each in stage.inputs]
     reads_degrees = any(each.reduce in ("gcn", "gcn_noself") for each in inputs)
-    return spec.reach < plan.num_levels and (plan.reads_degrees or not reads_degrees)
+    knows = plan.reads_degrees or not reads_degrees
+    return knows and spec.reach < plan.num_levels and not spec.reads_times
 
 
 def _why(spec: ModelSpec, graph: LiveView) -> str:
     """Why a live graph has no `changed_at` for a model."""
     levels = graph.memory.plan.num_levels
+    if spec.reads_times:
+        return "its answers depend on the latest time of the graph, which changes with it"
     if spec.reach < levels:
         return "it reads degrees of neighbours, which the live graph does not record; set live.degrees"
     return (
@@ -169,12 +172,12 @@ class Model:
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
         is_stored: edges lie in a graph store.
-        clock: the latest time of the graph, which is now for a model that reads times; else 0.
+        clock: the latest time of a snapshot, which is now for a model that reads times; else 0.
         past: node type -> history, of those that it reads.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
-        ArtifactError: a file cannot be loaded, or the model reads times and the graph is live.
+        ArtifactError: a file cannot be loaded, or the model reads times that a feature store lacks.
     """
 
     def __init__(
@@ -187,16 +190,13 @@ class Model:
         sources: Mapping[str, RowSource] | None = None,
     ) -> None:
         self.spec = spec
-        self.clock = 0
         types = graph.schema.node_types
-        timed = [name for name in sources or () if types[name].has_time or types[name].history]
-        if (timed or spec.reads_times) and (timed or isinstance(graph, LiveView)):
-            kind = f"feature store (of {timed[0]!r})" if timed else "live graph"
-            raise ArtifactError(
-                f"{spec.name}/{spec.version} reads times or rows of then, and a {kind} has none"
-            )
-        if spec.reads_times and not isinstance(graph, LiveView):
-            self.clock = graph.clock or 0
+        self._moves = spec.reads_times and isinstance(graph, LiveView)
+        for name in sources or ():
+            if self._moves or types[name].has_time or types[name].history:
+                text = f"reads times or rows of then, and a feature store (of {name!r}) has none"
+                raise ArtifactError(f"{spec.name}/{spec.version} {text}")
+        self.clock = 0 if isinstance(graph, LiveView) or not spec.reads_times else graph.clock or 0
         self.graph = graph = fitted(folder, spec, graph)
         self.state_caches = dict(state_caches or {})
         self.sources = dict(sources or {})
@@ -327,6 +327,7 @@ class Model:
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
         self.guard.rows += overlay.num_rows
+        as_of = self.time_of(as_of) if self._moves else as_of
         rows = self._now if as_of == NO_CUT else self._then
         graph = self.levels, *rows, overlay, as_of
         computed = OverlayStates(*graph, states, self.guard, self.time_of(as_of))
@@ -345,6 +346,8 @@ class Model:
 
     def time_of(self, as_of: int) -> int:
         """The time that stages read with a time cut."""
+        if as_of == NO_CUT and isinstance(self.graph, LiveView):
+            return self.graph.latest_time or 0
         return self.clock if as_of == NO_CUT else as_of
 
     @property
@@ -364,6 +367,7 @@ class Model:
         return make_plan(self.levels, level, wanted, as_of, self.guard, self._fetched_edges, since)
 
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
+        as_of = self.time_of(as_of) if self._moves else as_of
         fused, ids, keep = self._fused_plan, wanted.get(self.spec.head.node_type, _NO_IDS), True
         if fused is None or level < self.num_hops or len(wanted) > 1 or not 0 < len(ids) <= fused.max_seeds:
             plan = self._plan(level, wanted, as_of)

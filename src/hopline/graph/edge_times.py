@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph.columns import read_only, vector
+from hopline.graph.history import History
 from hopline.graph.schema import GraphSchema
 from hopline.types import AnyArray, IdArray
 
@@ -39,7 +40,7 @@ _SAMPLE = 4096
 
 
 def rough_range(graph: Any, keys: Iterable[str]) -> tuple[int, int] | None:
-    """The first and the last time of edges and histories; of edges, perhaps an estimate from some lists.
+    """The first and the last time of edges and histories, perhaps an estimate from some lists.
 
     Args:
         graph: `Graph` or `LiveView`.
@@ -47,22 +48,19 @@ def rough_range(graph: Any, keys: Iterable[str]) -> tuple[int, int] | None:
     Returns: None where there are no times.
     """
     found: list[int] = []
-    for key in keys:
-        part = graph.edges[key]
-        if part.time is None:
+    parts = [(graph.edges[key], graph.nodes[graph.edges[key].dst].num_nodes) for key in keys]
+    parts += [(each.history, each.num_nodes) for each in graph.nodes.values() if each.history is not None]
+    for part, num_nodes in parts:
+        stored = getattr(part, "time_range" if isinstance(part, History) else "stored_time_range", None)
+        if stored is not None or getattr(part, "time", None) is None:
+            found += stored or ()
             continue
-        stored = getattr(part, "stored_time_range", None)
-        if stored is not None:
-            found += stored
-            continue
-        nodes = np.unique(np.linspace(0, graph.nodes[part.dst].num_nodes - 1, _SAMPLE).astype(np.int64))
+        nodes = np.unique(np.linspace(0, num_nodes - 1, _SAMPLE).astype(np.int64))
         starts, degrees = part.starts(nodes), part.degree(nodes)
         starts, degrees = starts[degrees > 0], degrees[degrees > 0]
         if len(starts):  # lists are sorted by time
             ends: NDArray[np.int64] = part.time[starts + degrees - 1]
             found += [int(part.time[starts].min()), int(ends.max())]
-    for nodes in graph.nodes.values():
-        found += () if nodes.history is None else nodes.history.time_range or ()
     return (min(found), max(found)) if found else None
 
 

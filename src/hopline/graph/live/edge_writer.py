@@ -14,7 +14,7 @@ from hopline.graph.live import lists, pool
 from hopline.graph.live.checked import Edge, EdgeRows
 from hopline.graph.live.columns import ColumnWriter
 from hopline.graph.live.ids import LiveIds
-from hopline.graph.live.memory import EdgeMemory
+from hopline.graph.live.memory import NO_TIME, EdgeMemory
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.parts import Adjacency
 from hopline.graph.schema import ColumnSchema
@@ -210,6 +210,14 @@ class EdgeWriter(ColumnWriter):
         counts = listed[:, DEGREE]
         places = np.repeat(listed[:, START] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         return memory.indices[places].astype(np.int64), np.repeat(rows[heads >= 0], counts)
+
+    def latest(self, rows: IdArray | None = None) -> int:
+        """The latest time into destinations int64 [n], or into all; `NO_TIME` for none."""
+        memory = self.memory
+        heads = memory.heads if rows is None else memory.heads[rows]
+        listed = memory.records[heads[heads >= 0]]
+        ends = listed[listed[:, DEGREE] > 0][:, [START, DEGREE]].sum(axis=1) - 1  # lists are sorted by time
+        return int(memory.time[ends].max(initial=NO_TIME)) if len(memory.time) else NO_TIME
 
     @property
     def num_edges(self) -> int:

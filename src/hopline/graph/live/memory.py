@@ -21,17 +21,19 @@ from hopline.errors import GraphError
 from hopline.graph import hash_table
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.plan import ColumnRoom, EdgeRoom, LivePlan, NodeRoom
-from hopline.graph.live.version import NO_OFFSET, StreamOffset
+from hopline.graph.live.version import StreamOffset
 from hopline.kernels.intrinsics import compare_exchange, full_fence
 from hopline.kernels.jit import njit
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
-_MAGIC = b"hopline live 6\n\x00"
+_MAGIC = b"hopline live 7\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
 #: Columns of the ring before the counts of nodes, one for each node type.
-VERSION, THROUGH_MS, PUBLISHED_MS = 0, 1, 2
+VERSION, THROUGH_MS, LATEST = 0, 1, 2
+#: As LATEST, where no edge and no row has a time.
+NO_TIME = -(1 << 62)
 #: Three columns, a `StreamOffset`.
 OFFSET = 3
 _BEFORE_COUNTS = 6
@@ -211,22 +213,22 @@ class LiveMemory:
                 return version, offset_of(row)
 
     def publish(
-        self,
-        version: int,
-        through_ms: int,
-        now_ms: int,
-        counts: dict[str, int],
-        offset: StreamOffset = NO_OFFSET,
+        self, version: int, through_ms: int, latest: int, counts: dict[str, int], offset: StreamOffset
     ) -> None:
         """Make a version the newest one; all its data must have been written."""
         row = self.ring[version % _RING]
-        row[THROUGH_MS], row[PUBLISHED_MS] = through_ms, now_ms
+        row[THROUGH_MS], row[LATEST] = through_ms, latest
         row[OFFSET:_BEFORE_COUNTS] = offset
         for name, count in counts.items():
             row[self._columns[name]] = count
         row[VERSION] = version
         self.latest[1] = 1
         _publish(self.latest, version)
+
+    @staticmethod
+    def latest_time(row: list[int]) -> int | None:
+        """The latest time of an edge or a row in a version, from its row of the ring; None without."""
+        return None if row[LATEST] == NO_TIME else row[LATEST]
 
     def confirm(self, through_ms: int) -> None:
         """Record that the newest version contains everything that happened until then."""

@@ -5,9 +5,7 @@ One reader, one view: models that run at the same time pin their versions separa
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -133,20 +131,6 @@ class LiveLists:
         with self._reader:
             return int(self.degrees().sum())
 
-    @property
-    def time_range(self) -> tuple[int, int] | None:
-        """The smallest and largest time of the reader's version; reads all lists."""
-        if self.time is None:
-            return None
-        with self._reader:
-            every = np.arange(self._nodes.num_nodes)
-            starts, degrees = self.starts(every), self.degree(every)
-            starts, degrees = starts[degrees > 0], degrees[degrees > 0]
-            if not len(starts):
-                return None
-            # Lists are sorted by time.
-            return int(self.time[starts].min()), int(self.time[starts + degrees - 1].max())
-
     def degree(self, global_ids: IdArray) -> IdArray:
         """Lengths of lists, int64 [n]."""
         ids = np.asarray(global_ids, np.int64)
@@ -244,12 +228,6 @@ class LiveAdjacency(LiveLists, LiveColumns):
     def key(self) -> str:
         """ "src__relation__dst"."""
         return edge_key(self.src, self.relation, self.dst)
-
-    @property
-    def max_degree(self) -> int:
-        """Largest in-degree at the reader's version, or the newest if none is pinned; reads all lists."""
-        with self._reader:
-            return int(self.degrees().max(initial=0))
 
     def slots(self, positions: IdArray) -> IdArray:
         """Slots of the rows of edges, int64 [n]."""
@@ -358,6 +336,11 @@ class LiveView:
         return self.clock.ring_row[THROUGH_MS]
 
     @property
+    def latest_time(self) -> int | None:
+        """As `Graph.clock`, of the pinned version."""
+        return self.memory.latest_time(self.clock.ring_row)
+
+    @property
     def num_nodes(self) -> int:
         """Nodes of all types."""
         return sum(part.ids.num_nodes for part in self.nodes.values())
@@ -367,16 +350,6 @@ class LiveView:
         """Edges of all types; counts them."""
         with self:
             return sum(part.num_edges for part in self.edges.values())
-
-    @cached_property
-    def num_bytes(self) -> int:
-        """Bytes of its arrays, if all room is used."""
-        total = 0
-        memory = self.memory
-        parts: list[NodeMemory | EdgeMemory] = [*memory.nodes.values(), *memory.edges.values()]
-        for part in [*parts, *memory.histories.values()]:
-            total += sum(getattr(part, field.name).nbytes for field in dataclasses.fields(part))
-        return total
 
     def snapshot(self) -> Graph:
         """A copy of the pinned version that no longer changes."""

@@ -23,7 +23,7 @@ from hopline.graph.live.checked import Checked, NodeRows
 from hopline.graph.live.columns import ColumnWriter
 from hopline.graph.live.edge_writer import EdgeWriter, HistoryWriter
 from hopline.graph.live.ids import LiveIds
-from hopline.graph.live.memory import THROUGH_MS, LiveMemory, NodeMemory
+from hopline.graph.live.memory import LATEST, NO_TIME, THROUGH_MS, LiveMemory, NodeMemory
 from hopline.graph.live.version import NO_OFFSET, StreamOffset
 from hopline.graph.parts import Nodes
 from hopline.graph.schema import ColumnSchema, GraphSchema, reverse_key
@@ -209,6 +209,7 @@ class LiveWriter:
             name: [np.empty(room.capacity, np.int64) for _ in range(2)] for name, room in plan.nodes.items()
         }
         self._through_ms = 0
+        self._latest = NO_TIME
         self._published = 0
         self.sequence = plan.sequence
         self.offset = NO_OFFSET
@@ -238,12 +239,12 @@ class LiveWriter:
             edges.fill(graph.edges[key], plan.sequence, graph.edges[of] if of not in ("", key) else None)
         self._through_ms = through_ms
         self.offset = offset
-        self.memory.publish(plan.sequence, through_ms, self._now_ms(), self._counts, offset)
+        self._latest = self._latest_of_all()
+        self.memory.publish(plan.sequence, through_ms, self._latest, self._counts, offset)
 
     def attach(self) -> None:
         """Continue after another writer: load the newest version that it published."""
         self.sequence, self.offset = self.memory.newest()
-        self._through_ms = int(self.memory.ring[self.sequence % len(self.memory.ring), THROUGH_MS])
         self._drop()
 
     @property
@@ -300,7 +301,13 @@ class LiveWriter:
             self.sequence = version if moves else self.sequence
             applied = Applied(self.sequence, 0, duplicates, checked.rejected)
             return Prepared(applied, changes, ~checked.accepted, moves)
+        of_rows = [(self._nodes[name].history, each.ids) for name, each in checked.nodes.items()]
+        changed: list[tuple[EdgeWriter, IdArray]]
+        changed = [(lists, ids) for lists, ids in of_rows if lists is not None]
+        changed += [(self._edges[key], np.append(e.add_dst, e.del_dst)) for key, e in checked.edges.items()]
+        before = max((lists.latest(ids) for lists, ids in changed), default=NO_TIME)
         prepared = self._write(changes, checked, duplicates, version, moves)
+        after = max((lists.latest(ids) for lists, ids in changed), default=NO_TIME)
         if prepared is None:
             self.drop()
             reason = "the live graph's memory is used up; restart the server with more (live.spare_*)"
@@ -309,6 +316,8 @@ class LiveWriter:
             return Prepared(
                 Applied(self.sequence, 0, duplicates, rejected), changes, np.ones(changes.num_events, bool)
             )
+        is_less = before == self._latest > after  # only a removal of the latest reads all lists
+        self._latest = self._latest_of_all() if is_less else max(self._latest, after)
         return prepared
 
     def publish(
@@ -323,11 +332,10 @@ class LiveWriter:
         changed = [batch for batch in batches if batch.lists or batch.rows]
         if changed:
             self._mark(changed)
-        now = self._now_ms()
         self.offset = self.offset if offset is None else offset
-        self._through_ms = max(self._through_ms, now if through_ms is None else through_ms)
+        self._through_ms = max(self._through_ms, self._now_ms() if through_ms is None else through_ms)
         if self.sequence != self.memory.version:
-            self.memory.publish(self.sequence, self._through_ms, now, self._counts, self.offset)
+            self.memory.publish(self.sequence, self._through_ms, self._latest, self._counts, self.offset)
         else:
             self.memory.confirm(self._through_ms)
         oldest = self.memory.oldest_pin()
@@ -389,9 +397,14 @@ class LiveWriter:
         applied = Applied(self.sequence, num_applied, duplicates, rejected)
         return Prepared(applied, changes, ~accepted, is_version, lists, rows)
 
+    def _latest_of_all(self) -> int:
+        return max((each.latest() for each in self._lists), default=NO_TIME)
+
     def _drop(self) -> None:
         """Return to the newest published version; room is computed again."""
         version = self.memory.version
+        row = self.memory.ring[version % len(self.memory.ring)]
+        self._through_ms, self._latest = int(row[THROUGH_MS]), int(row[LATEST])
         given_up = time.monotonic() + _PATIENCE_S
         while self.memory.oldest_pin() < version and time.monotonic() < given_up:
             self.memory.release_dead()

@@ -321,7 +321,7 @@ class BatchRun:
         shapes = [rows_of(path) for path in work.below.values()]
         fanout, usual = 1, 1.0
         for sampler in needs.samplers_of(self._goal.spec, self._graph, work.level, work.node_type):
-            most = sampler.adjacency.max_degree
+            most = self._graph.edges[sampler.adjacency.key].max_degree
             mean = sampler.adjacency.num_edges / max(1, work.num_nodes)
             fanout += most if sampler.fanout < 0 else min(most, sampler.fanout)
             usual += mean if sampler.fanout < 0 else min(mean, sampler.fanout)
