@@ -95,7 +95,7 @@ def ask(**kwargs):
 async def test_a_version_that_fails_while_its_store_stalls_serves_when_it_is_back(
     root, soon, monkeypatch, error
 ):
-    store = Store(monkeypatch, graph_version, "_prewarm", error)
+    store = Store(monkeypatch, graph_version, "_made", error)
     service = await rig.started(root, **{"models.required": "none"})
     served = service._lifecycle.loaded
     await until(lambda: served.failed["sage", "3"].attempts >= 3)
@@ -221,7 +221,7 @@ async def test_a_pipeline_serves_when_the_model_of_a_step_does(root, soon, monke
     folder = root / "models" / "doubled" / "1"
     folder.mkdir(parents=True)
     (folder / "pipeline.toml").write_text(PIPELINE)
-    store = Store(monkeypatch, graph_version, "_prewarm", FeatureStoreUnavailable("slow"))
+    store = Store(monkeypatch, graph_version, "_made", FeatureStoreUnavailable("slow"))
     service = await rig.started(root, **{"models.required": "none"})
     assert "step 'a': sage/3 is not ready: feature_store_unavailable" in service.unavailable()["doubled"]
     store.is_up = True
