@@ -110,7 +110,7 @@ BUDGET: dict[str, int] = {
     "answering": 5064,
     "brokers": 362,
     "client": 1074,
-    "commands": 2829,
+    "commands": 2830,
     "config": 1341,
     "engine": 8202,
     "events": 2508,

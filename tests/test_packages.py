@@ -52,10 +52,10 @@ DOORS = {
 BUDGET = {
     "hopline-agents": 178,
     "hopline-brokers": 6781,
-    "hopline-compress": 3406,
+    "hopline-compress": 3398,
     "hopline-demo": 1480,
     "hopline-drift": 5232,
-    "hopline-export": 674,
+    "hopline-export": 670,
     "hopline-generate": 4567,
     "hopline-mesh": 22757,
     "hopline-pipelines": 3734,
@@ -67,7 +67,7 @@ BUDGET = {
     "hopline-tabular": 3313,
     "hopline-tokens": 629,
     "hopline-weights": 577,
-    "hopline-why": 1186,
+    "hopline-why": 1182,
     "turnserve": 5479,
 }
 

@@ -19,11 +19,10 @@ from hopline.commands.options import (
     ConfigFile,
     GraphVersion,
     Repository,
-    refuse_feature_store,
+    folder_config,
 )
 from hopline.commands.progress import RowRate, progress_bars
 from hopline.commands.screen import Screen
-from hopline.commands.serve_flags import resolve_config
 from hopline.config.schema import Config
 from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ModelNotFound
@@ -101,10 +100,7 @@ def batch(
     from hopline.jobs.batch.run import BatchOptions, BatchRun
     from hopline.live.snapshots import needed_graph, open_graph
 
-    resolved = resolve_config(
-        config, {"graph.path": graph, "models.repository": repository}, settings or []
-    )
-    refuse_feature_store(resolved, "a batch run reads")
+    resolved = folder_config(config, graph, repository, settings, "a batch run reads")
     graph_folder = needed_graph(resolved)
     scheme = scheme_of(to)
     folder, version = model_folder(resolved, model, version)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hopline.commands.serve_flags import resolve_config
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError, HoplineError
 
@@ -35,16 +36,20 @@ def pair(text: str, option: str, form: str, error: type[HoplineError] = BadReque
     return name, value
 
 
-def refuse_feature_store(config: Config, reader: str) -> None:
-    """Refuse settings that name a feature store, for a command that reads features of the graph folder.
+def folder_config(
+    file: Path | None, graph: Path | None, repository: str | None, settings: list[str] | None, reader: str
+) -> Config:
+    """The config of a command that reads a graph folder and a repository.
 
     Args:
-        reader: what reads them, such as "a batch run reads".
+        reader: what reads features, such as "a batch run reads".
 
-    Raises: ConfigError: `features.store` is set.
+    Raises: ConfigError: as `resolve_config`; `features.store` is set, whose rows are not in the folder.
     """
+    config = resolve_config(file, {"graph.path": graph, "models.repository": repository}, settings or [])
     if config.features.store:
         raise ConfigError(
             f"features.store: {reader} features from the graph folder; build the graph "
             'with them and run with --set features.store=""'
         )
+    return config

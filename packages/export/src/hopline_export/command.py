@@ -14,10 +14,9 @@ from hopline.commands.options import (
     ConfigFile,
     GraphVersion,
     Repository,
-    refuse_feature_store,
+    folder_config,
 )
 from hopline.commands.progress import progress_bars
-from hopline.commands.serve_flags import resolve_config
 
 
 def export(
@@ -50,10 +49,7 @@ def export(
     from hopline_export.run import export as written
     from hopline_export.seeds import SeedColumns
 
-    resolved = resolve_config(
-        config, {"graph.path": graph, "models.repository": repository}, settings or []
-    )
-    refuse_feature_store(resolved, "an export reads")
+    resolved = folder_config(config, graph, repository, settings, "an export reads")
     opened = open_graph(needed_graph(resolved), fresh=False)
     folder, _ = model_folder(resolved, model, version)
     with progress_bars(quiet=as_json) as advance:

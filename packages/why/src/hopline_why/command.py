@@ -14,9 +14,8 @@ from hopline.commands.options import (
     ConfigFile,
     GraphVersion,
     Repository,
-    refuse_feature_store,
+    folder_config,
 )
-from hopline.commands.serve_flags import resolve_config
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -73,10 +72,7 @@ def explain(
     from hopline_why.explain import Explainer, Options
     from hopline_why.players import Group
 
-    resolved = resolve_config(
-        config, {"graph.path": graph, "models.repository": repository}, settings or []
-    )
-    refuse_feature_store(resolved, "an explanation reads")
+    resolved = folder_config(config, graph, repository, settings, "an explanation reads")
     opened = open_graph(needed_graph(resolved), fresh=False)
     folder, _ = model_folder(resolved, model, version)
     by_type = load_model(folder, read_spec(folder), opened).by_type

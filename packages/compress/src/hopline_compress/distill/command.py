@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hopline.commands.batch import model_folder
-from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphVersion, refuse_feature_store
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, GraphVersion, folder_config
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen
-from hopline.commands.serve_flags import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest, PackagingError
 
@@ -73,10 +72,7 @@ def distill(
     for name, path in (("--report", report), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadRequest(f"{name} {path}: {path.parent} is not a folder")
-    resolved = resolve_config(
-        config, {"graph.path": graph, "models.repository": repository}, settings or []
-    )
-    refuse_feature_store(resolved, "a student learns from")
+    resolved = folder_config(config, graph, repository, settings, "a student learns from")
     from hopline.live.snapshots import needed_graph
 
     graph_folder = needed_graph(resolved)

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hopline.commands.batch import id_kind, model_folder
-from hopline.commands.options import AnySetting, AsJson, ConfigFile, refuse_feature_store
+from hopline.commands.options import AnySetting, AsJson, ConfigFile, folder_config
 from hopline.commands.progress import progress_bars
 from hopline.commands.screen import Screen, whole
-from hopline.commands.serve_flags import resolve_config
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError
 
@@ -81,11 +80,8 @@ def quantize(
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.live.snapshots import needed_graph, open_graph
 
-    resolved = resolve_config(
-        config, {"graph.path": graph, "models.repository": repository}, settings or []
-    )
+    resolved = folder_config(config, graph, repository, settings, "calibration reads")
     _check_words(to, fallback_dtype, weight_bits)
-    refuse_feature_store(resolved, "calibration reads")
     folder = _model_folder(resolved, model, version)
     opened = open_graph(needed_graph(resolved), fresh=False)
     from hopline_compress.quantize.run import QuantizeOptions
